@@ -19,7 +19,6 @@ _NAME_STREAMS = {
     "view/cli/following.py": "gives it to the progress display",
     "view/cli/logs.py": "gives it to write_line",
     "events/output.py": "flushes it",
-    "prediction/worker_process.py": "flushes it",
     "view/progress/display.py": "gives it to write_line, and to the lines at the bottom",
     "output/worker_output.py": "gives it to write_line",
     "workers/processes/forked.py": "makes those of a worker process",

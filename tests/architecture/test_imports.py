@@ -91,7 +91,7 @@ NOT_NEEDED = (
     "polytrain.view.cli",
     "polytrain.data.checks",
     "polytrain.data.plan",
-    "polytrain.data.sources",
+    "polytrain.data.read",
     "polytrain.view.doctor",
     "polytrain.view.page.rendering",
     "polytrain.prediction",

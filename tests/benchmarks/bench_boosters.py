@@ -37,7 +37,7 @@ from typing import Any
 
 import booster_parties
 import booster_resume
-from booster_parties import PARAMS, WORKERS, Task, Told
+from booster_parties import PARAMS, WORKERS, Task, Training
 from booster_resume import PART, Resumed
 from harness import (
     OURS,
@@ -117,14 +117,14 @@ def measure(backend: str, party: Party, data: Higgs, rounds: int, *, watched: bo
             watched=watched,
         )
         begun = time.time()
-        told = Told(**_run(booster_parties.__file__, asdict(task), party.environment))
+        found = Training(**_run(booster_parties.__file__, asdict(task), party.environment))
         return Measured(
-            with_start=told.done - begun,
-            without_start=told.done - told.up,
-            peak=told.peak,
-            over_the_cluster=told.peak - told.before,
-            auc=_auc(backend, Path(told.model), data, rounds),
-            accounts=told.accounts,
+            with_start=found.done - begun,
+            without_start=found.done - found.up,
+            peak=found.peak,
+            over_the_cluster=found.peak - found.before,
+            auc=_auc(backend, Path(found.model), data, rounds),
+            accounts=found.accounts,
         )
 
 
@@ -183,8 +183,8 @@ def _parties(backend: str, data: Higgs, rounds: int, options: Options) -> Found:
     notes = []
     for name in names:
         if accounts := taken[name][-1].accounts:
-            told = ", ".join(f"{what} {durations(took)}" for what, took in accounts.items())
-            notes.append(f"{backend}, {name}, last run: {told}")
+            found = ", ".join(f"{what} {durations(took)}" for what, took in accounts.items())
+            notes.append(f"{backend}, {name}, last run: {found}")
     aucs = _of(taken, "auc")
     unbelieved = sorted({*_unbelieved(aucs), *_unbelieved(_of(watched, "auc"))})
     return Found(
@@ -287,8 +287,8 @@ def _run(script: str, task: Mapping[str, Any], environment: Mapping[str, str]) -
     if code != 0:
         tail = log.read_text(errors="replace")[-4000:]
         raise SystemExit(f"{Path(script).name} of {json.dumps(task)} ended with {code}:\n{tail}")
-    told: dict[str, Any] = json.loads((directory / "told.json").read_text())
-    return told
+    found: dict[str, Any] = json.loads((directory / "result.json").read_text())
+    return found
 
 
 def _require_dask() -> None:

@@ -44,7 +44,7 @@ _STALL = [Bound(factor=0.03, of=RAY_TRAIN), Bound(factor=1.0, of=_COPY)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Pause:
     """Seconds that one run took: medians over its checkpoints, and its loop."""
 
     stall: float
@@ -52,7 +52,7 @@ class Told:
     save: float
 
 
-def measure_ours(megabytes: float, products: int, directory: Path) -> Told:
+def measure_ours(megabytes: float, products: int, directory: Path) -> Pause:
     """Run ours. Ray must be up."""
     result = _fit_ours(_reporting_ours(), megabytes, products, directory)
     # A checkpoint that is cheap because it gets lost would be no achievement.
@@ -62,13 +62,13 @@ def measure_ours(megabytes: float, products: int, directory: Path) -> Told:
     return _reported(directory)
 
 
-def measure_copy(megabytes: float, products: int, directory: Path) -> Told:
+def measure_copy(megabytes: float, products: int, directory: Path) -> Pause:
     """Run ours with a training function that copies its files itself."""
     _fit_ours(_copying(), megabytes, products, directory)
     return _reported(directory)
 
 
-def measure_ray_train(mode: str, megabytes: float, products: int, directory: Path) -> Told:
+def measure_ray_train(mode: str, megabytes: float, products: int, directory: Path) -> Pause:
     """Run Ray Train.
 
     Args:
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
     figures = []
     with running_ray(num_cpus=2 * _WORKERS):
         for megabytes in (1,) if options.quick else (1, 500):
-            parties: dict[str, Callable[..., Told]] = {OURS: measure_ours, _COPY: measure_copy}
+            parties: dict[str, Callable[..., Pause]] = {OURS: measure_ours, _COPY: measure_copy}
             if not options.quick:
                 require_ray_train()
                 parties[RAY_TRAIN] = partial(measure_ray_train, "SYNC")
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     return conclude(f"checkpoints, {_WORKERS} workers", figures)
 
 
-def _figures(megabytes: float, taken: dict[str, list[Told]], *, judged: bool) -> list[Figure]:
+def _figures(megabytes: float, taken: dict[str, list[Pause]], *, judged: bool) -> list[Figure]:
     size = sizes(megabytes * 1e6)
     stalls = {name: [run.stall for run in runs] for name, runs in taken.items()}
     stalls[_SAVE] = [run.save for run in taken[OURS]]
@@ -129,7 +129,7 @@ def _add_own_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _in_directory(measure: Callable[..., Told], megabytes: float, products: int) -> Told:
+def _in_directory(measure: Callable[..., Pause], megabytes: float, products: int) -> Pause:
     with tempfile.TemporaryDirectory() as directory:
         return measure(megabytes, products, Path(directory))
 
@@ -150,12 +150,12 @@ def _fit_ours(report: Report, megabytes: float, products: int, directory: Path) 
     return trainer.fit()
 
 
-def _reported(directory: Path) -> Told:
-    told = json.loads((directory / "told.json").read_text())
-    return Told(
-        stall=statistics.median(told["stalls"]),
-        loop=told["loop"],
-        save=statistics.median(told["saves"]),
+def _reported(directory: Path) -> Pause:
+    reported = json.loads((directory / "result.json").read_text())
+    return Pause(
+        stall=statistics.median(reported["stalls"]),
+        loop=reported["loop"],
+        save=statistics.median(reported["saves"]),
     )
 
 

@@ -59,8 +59,8 @@ class Measured(NamedTuple):
 def measured(part: str, directory: str, count: int) -> Measured:
     """Measure a part."""
     command = [sys.executable, __file__, part, directory, str(count)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    return Measured(*map(float, told))
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return Measured(*map(float, printed))
 
 
 def of(count: int, *, is_bound: bool, repetitions: int) -> list[Figure]:
@@ -72,31 +72,31 @@ def of(count: int, *, is_bound: bool, repetitions: int) -> list[Figure]:
             reading.append(measured("read", directory, count))
             size = float(Path(directory, "journal.jsonl").stat().st_size)
     memory = [_MOST_MEMORY] if is_bound else []
-    told = f"{count:,} reports"
+    reported = f"{count:,} reports"
     return [
-        Figure(what=f"{told}: one", samples={OURS: [it.cpu_seconds / count for it in writing]}),
+        Figure(what=f"{reported}: one", samples={OURS: [it.cpu_seconds / count for it in writing]}),
         Figure(
-            what=f"{told}: memory",
+            what=f"{reported}: memory",
             samples={OURS: [it.memory for it in writing]},
             bounds=memory,
             show=sizes,
         ),
         Figure(
-            what=f"{told}: resume",
+            what=f"{reported}: resume",
             samples={OURS: [it.seconds for it in reading]},
             bounds=[_THREE_SECONDS] if is_bound else [],
         ),
         Figure(
-            what=f"{told}: CPU time of a resume",
+            what=f"{reported}: CPU time of a resume",
             samples={OURS: [it.cpu_seconds for it in reading]},
         ),
         Figure(
-            what=f"{told}: memory of a resume",
+            what=f"{reported}: memory of a resume",
             samples={OURS: [it.memory for it in reading]},
             bounds=memory,
             show=sizes,
         ),
-        Figure(what=f"{told}: journal", samples={OURS: [size]}, show=sizes),
+        Figure(what=f"{reported}: journal", samples={OURS: [size]}, show=sizes),
     ]
 
 

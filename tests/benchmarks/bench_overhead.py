@@ -97,8 +97,8 @@ def measure(framework: str, rounds: int, steps: int, cluster: Literal["ray", "lo
             result = trainer.fit()
             taken = refereed.result()
         # To be quick because reports get lost would be no achievement.
-        told = sum(steps // every for every in _EVERY.values() if every)
-        assert len(result.history) == rounds * told
+        found = sum(steps // every for every in _EVERY.values() if every)
+        assert len(result.history) == rounds * found
         return taken
 
 

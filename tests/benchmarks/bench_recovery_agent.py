@@ -38,16 +38,16 @@ _TELLS_OF_THE_LOSS = ("AgentLost", "NodeLost")
 class Replacement:
     """Seconds since an agent or a node was killed."""
 
-    told: float
-    """Until Ray has told the driver."""
+    noticed: float
+    """Until Ray has noticed the driver."""
 
     first_line: float
     first_step: float
 
     @property
-    def step_after_told(self) -> float:
+    def step_after_notice(self) -> float:
         """Seconds from there to the first step on all ranks."""
-        return self.first_step - self.told
+        return self.first_step - self.noticed
 
 
 def measure(backend: str, victim: Callable[[], Callable[[], int]], *, standby: int) -> Replacement:
@@ -70,7 +70,7 @@ def measure(backend: str, victim: Callable[[], Callable[[], int]], *, standby: i
         assert result.restarts == 1
         recovered = recovery(directory, _WORKERS)
         return Replacement(
-            told=_told_at(directory / "run" / "journal.jsonl") - killed_at(directory),
+            noticed=_noticed_at(directory / "run" / "journal.jsonl") - killed_at(directory),
             first_line=recovered.first_line,
             first_step=recovered.first_step,
         )
@@ -94,12 +94,14 @@ def main(argv: list[str] | None = None) -> int:
         taken = take_turns(losses, repetitions=options.repetitions, what=backend)
         for what, runs in taken.items():
             parts = {
-                f"{backend}, {what} lost: told": [run.told for run in runs],
+                f"{backend}, {what} lost: noticed": [run.noticed for run in runs],
                 f"{backend}, {what} lost: first line": [run.first_line for run in runs],
                 f"{backend}, {what} lost: first step": [run.first_step for run in runs],
-                f"{backend}, {what} lost: step since told": [run.step_after_told for run in runs],
+                f"{backend}, {what} lost: step since notice": [
+                    run.step_after_notice for run in runs
+                ],
             }
-            judged = "first step" if what == "agent" else "step since told"
+            judged = "first step" if what == "agent" else "step since notice"
             figures += [
                 Figure(
                     what=part,
@@ -143,11 +145,11 @@ def _nodes(count: int) -> Iterator[None]:
         cluster.shutdown()
 
 
-def _told_at(journal: Path) -> float:
+def _noticed_at(journal: Path) -> float:
     """When the journal says that the loss became known, in seconds since the epoch."""
     entries = map(json.loads, journal.read_text().splitlines())
-    told: float = next(e["time"] for e in entries if e["event"] in _TELLS_OF_THE_LOSS)
-    return told
+    found: float = next(e["time"] for e in entries if e["event"] in _TELLS_OF_THE_LOSS)
+    return found
 
 
 def _add_own_options(parser: argparse.ArgumentParser) -> None:

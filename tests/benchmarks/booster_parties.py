@@ -68,7 +68,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Training:
     """What a process has done. Times are seconds since 1970."""
 
     up: float
@@ -286,13 +286,13 @@ PARTIES = {
 }
 
 
-def _carried_out(task: Task) -> Told:
+def _carried_out(task: Task) -> Training:
     party = PARTIES[task.party]
     with party.cluster() as cluster:
         if not task.watched:
             up = time.time()
             model, accounts = party.train(task, cluster)
-            return Told(up=up, done=time.time(), model=str(model), accounts=accounts)
+            return Training(up=up, done=time.time(), model=str(model), accounts=accounts)
 
         from harness import start_workers
         from memory import Watch
@@ -303,7 +303,7 @@ def _carried_out(task: Task) -> Told:
             up = time.time()
             model, accounts = party.train(task, cluster)
             done = time.time()
-        return Told(
+        return Training(
             up=up,
             done=done,
             model=str(model),
@@ -314,12 +314,12 @@ def _carried_out(task: Task) -> Told:
 
 
 def main() -> None:
-    """Do what the command line says, and tell it in `told.json` of the task's directory."""
+    """Do what the command line says, and tell it in `result.json` of the task's directory."""
     task = Task(**json.loads(sys.argv[1]))
     # As many cores as threads, for all processes that come of this one.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:WORKERS])
-    told = _carried_out(task)
-    Path(task.directory, "told.json").write_text(json.dumps(asdict(told)))
+    found = _carried_out(task)
+    Path(task.directory, "result.json").write_text(json.dumps(asdict(found)))
 
 
 if __name__ == "__main__":

@@ -107,13 +107,13 @@ def _fit(task: dict[str, Any], rounds: int, *, start: Any = None) -> _Fit:
 
 
 def main() -> None:
-    """Do what the command line says, and tell it in `told.json` of the task's directory."""
+    """Do what the command line says, and tell it in `result.json` of the task's directory."""
     from harness import running_ray
 
     task = json.loads(sys.argv[1])
     with running_ray(num_cpus=LOGICAL_CPUS):
-        told = measure(task)
-    Path(task["directory"], "told.json").write_text(json.dumps(asdict(told)))
+        found = measure(task)
+    Path(task["directory"], "result.json").write_text(json.dumps(asdict(found)))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ ROUNDS = 60
 _PARAMETERS = b"\nparameters:"
 
 
-def told(result: Result, table: pa.Table) -> str:
+def digest(result: Result, table: pa.Table) -> str:
     """The model's hash, and its log loss on the data that it was trained on."""
     label = table.column("y").to_numpy()
     chance = np.clip(result.predict(table), 1e-15, 1 - 1e-15)
@@ -108,7 +108,7 @@ def main() -> None:
         config = RunConfig(storage_path=Path(directory), progress=False)
         for name, run in runs(config):
             cells = [
-                told(run(backend=backend, params=params), a_table())
+                digest(run(backend=backend, params=params), a_table())
                 for _, backend, params in columns
             ]
             print(f"| {name} | {' | '.join(cells)} |", flush=True)

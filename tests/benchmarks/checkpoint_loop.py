@@ -46,7 +46,7 @@ def training_function(report: Report) -> Callable[[dict[str, Any]], None]:
             if directory is not None:
                 stalls.append(time.perf_counter() - before)
         if rank == 0:
-            told = {"saves": saves, "stalls": stalls, "loop": time.perf_counter() - begun}
-            Path(config["directory"], "told.json").write_text(json.dumps(told))
+            found = {"saves": saves, "stalls": stalls, "loop": time.perf_counter() - begun}
+            Path(config["directory"], "result.json").write_text(json.dumps(found))
 
     return train

@@ -91,7 +91,7 @@ class Bound:
         limit = self.limit(peers)
         return limit is not None and (ours < limit if self.at_least else ours > limit)
 
-    def told(self, show: Callable[..., str]) -> str:
+    def shown(self, show: Callable[..., str]) -> str:
         """The bound in words.
 
         Args:
@@ -315,7 +315,7 @@ def positive(text: str) -> int:
 def _judgement(figure: Figure, name: str) -> str:
     """The bound and whether it was kept, for the row of whom ours is bound to."""
     return ", ".join(
-        f"{bound.told(figure.show)} "
+        f"{bound.shown(figure.show)} "
         + ("[bold red]MISSED[/]" if bound in figure.missed else "[green]ok[/]")
         for bound in figure.bounds
         if name == (bound.of or OURS)

@@ -46,7 +46,7 @@ class Team:
             yield step
 
 
-def told_steps(address: str) -> Iterator[int]:
+def reported_steps(address: str) -> Iterator[int]:
     """A worker's steps, which wait between turns, until nobody asks for more.
 
     Args:

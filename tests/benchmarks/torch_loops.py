@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from teams import told_steps
+from teams import reported_steps
 
 Config = dict[str, Any]
 """network, and directory (to save in); steps, and every (steps between two checkpoints), of a whole
@@ -56,7 +56,7 @@ def optimizer_of(model: Any) -> Any:
 def steps_of(config: Config) -> Iterator[int]:
     """The numbers of the steps to take, from 1."""
     if "address" in config:
-        return told_steps(config["address"])
+        return reported_steps(config["address"])
     return iter(range(1, config["steps"] + 1))
 
 
@@ -80,7 +80,7 @@ def take_steps(
         model: as the party has prepared it.
         optimizer: of its parameters.
         backward: of a loss.
-        save: told of a step, and its loss.
+        save: found of a step, and its loss.
     """
     import torch
 
@@ -90,9 +90,9 @@ def take_steps(
         optimizer.zero_grad()
         backward(loss)
         optimizer.step()
-        told = loss.item()
+        found = loss.item()
         if is_saved(config, step):
-            save(step, told)
+            save(step, found)
 
 
 def by_polytrain(config: Config) -> None:

@@ -36,7 +36,7 @@ class FakeCluster:
 
         self.dismissed: list[AgentHandle] = []
         self._numbers = itertools.count()
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         """What the pool has said."""
 
         self.says: Outlook | None = None
@@ -55,7 +55,7 @@ class FakeCluster:
             launcher=self,
             cluster=self,
             first_node="a",
-            tell=self.told.append,
+            tell=self.events.append,
             clock=lambda: self.now,
         )
 
@@ -123,18 +123,18 @@ class FakeCluster:
         """A node is gone, with all agents on it."""
         del self.nodes[name]
         there = [agent_handle for agent_handle in self.placed if agent_handle.place.node_id == name]
-        told = [self.lose(pool, agent_handle, FailureKind.NODE_LOST) for agent_handle in there]
-        return [event for event in told if event is not None]
+        messages = [self.lose(pool, agent_handle, FailureKind.NODE_LOST) for agent_handle in there]
+        return [event for event in messages if event is not None]
 
     def sizes(self) -> list[int]:
         """How many ranks each pool had that was told to be complete."""
-        return [len(event.nodes) for event in self.told if isinstance(event, AgentsPlaced)]
+        return [len(event.nodes) for event in self.events if isinstance(event, AgentsPlaced)]
 
     def failures(self) -> list[str]:
-        return [event.reason for event in self.told if isinstance(event, PlacementFailed)]
+        return [event.reason for event in self.events if isinstance(event, PlacementFailed)]
 
     def growths(self) -> list[str]:
-        return [event.reason for event in self.told if isinstance(event, DrainWanted)]
+        return [event.reason for event in self.events if isinstance(event, DrainWanted)]
 
     def _hold_room(self) -> None:
         """Find nodes for all bundles that have none, or for none of them."""

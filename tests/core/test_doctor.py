@@ -127,7 +127,7 @@ class Faulty:
 
 
 @pytest.mark.parametrize(
-    ("check", "instead", "told"),
+    ("check", "instead", "message"),
     [
         (stored.exclusive_create, {"create": lambda path, _: path}, "can be created twice"),
         (stored.write_read_delete, {"read": lambda _: b"other"}, "isn't read back"),
@@ -135,14 +135,14 @@ class Faulty:
     ],
 )
 def test_a_storage_that_does_something_else(
-    tmp_path: Path, check: Callable[[Storage], str], instead: dict[str, Any], told: str
+    tmp_path: Path, check: Callable[[Storage], str], instead: dict[str, Any], message: str
 ) -> None:
     storage: Any = Faulty(Location.of(tmp_path).open(), **instead)
     if "create" in instead:
         storage.write("lease", b"2")
     finding = checked("storage", lambda: check(storage))
     assert finding.verdict is Verdict.FAILED
-    assert told in finding.what
+    assert message in finding.what
 
 
 def test_a_clock_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

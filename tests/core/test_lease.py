@@ -134,7 +134,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def messages(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What the user has been told."""
     caplog.set_level(logging.WARNING)
     return lambda: [record.getMessage() for record in caplog.records]
@@ -150,14 +150,14 @@ def test_of_many_drivers_one_gets_the_run(location: Location, start: Start) -> N
     for driver, answer in answers.items():
         if driver is not owner:
             assert answer.startswith(f"refused: The run in {location.address} is being worked on")
-            told = re.search(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\dT[\d:]+)", answer)
-            assert told is not None
-            assert told[1] in pids - {str(driver.process.pid)}
-            assert told[2] == socket.gethostname()
+            found = re.search(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\dT[\d:]+)", answer)
+            assert found is not None
+            assert found[1] in pids - {str(driver.process.pid)}
+            assert found[2] == socket.gethostname()
     assert owner.ask("check") == "still owner"
 
 
-def test_a_driver_that_comes_later_is_told_who_works_on_the_run(
+def test_a_driver_that_comes_later_is_reported_who_works_on_the_run(
     location: Location, start: Start, storage: Storage
 ) -> None:
     owner = start(location)
@@ -170,7 +170,7 @@ def test_a_driver_that_comes_later_is_told_who_works_on_the_run(
 
 
 def test_a_run_is_free_when_its_driver_has_ended(
-    location: Location, start: Start, storage: Storage, told: Callable[[], list[str]]
+    location: Location, start: Start, storage: Storage, messages: Callable[[], list[str]]
 ) -> None:
     for number in range(1, 4):
         owner = start(location)
@@ -178,7 +178,7 @@ def test_a_run_is_free_when_its_driver_has_ended(
         owner.end()
     with leased(storage, storage) as lease:
         assert lease.token == 4
-    assert told() == []
+    assert messages() == []
 
 
 @pytest.mark.parametrize("by_s", [86_400, -86_400])
@@ -208,7 +208,7 @@ def test_a_driver_that_was_killed_here_is_followed_at_once(
     location: Location,
     start: Start,
     storage: Storage,
-    told: Callable[[], list[str]],
+    messages: Callable[[], list[str]],
     is_reaped: bool,
 ) -> None:
     """In a container, nobody may ever ask for a dead driver's exit code."""
@@ -220,7 +220,7 @@ def test_a_driver_that_was_killed_here_is_followed_at_once(
         owner.process.wait()
     with leased(storage, storage) as lease:
         assert lease.token == 2
-    assert told() == [], "nobody was waited for"
+    assert messages() == [], "nobody was waited for"
 
 
 def test_a_driver_on_another_machine_that_works_is_left_alone(
@@ -238,7 +238,7 @@ def test_a_driver_that_was_killed_on_another_machine_is_waited_for(
     location: Location,
     start: Start,
     storage: Storage,
-    told: Callable[[], list[str]],
+    messages: Callable[[], list[str]],
     soon: None,
 ) -> None:
     owner = start(location, machine="another")
@@ -247,7 +247,7 @@ def test_a_driver_that_was_killed_on_another_machine_is_waited_for(
     owner.process.wait()
     with leased(storage, storage) as lease:
         assert lease.token == 2
-    [warning] = told()
+    [warning] = messages()
     assert location.address in warning
     assert f"process {owner.process.pid} on {socket.gethostname()}" in warning
     assert "up to 0.5 s" in warning
@@ -286,7 +286,7 @@ def leases(storage: Storage) -> dict[str, Any]:
 
 
 def test_a_process_that_has_got_the_number_of_a_dead_one_is_another(
-    location: Location, storage: Storage, start: Start, told: Callable[[], list[str]]
+    location: Location, storage: Storage, start: Start, messages: Callable[[], list[str]]
 ) -> None:
     with leased(storage, storage):
         [(path, lease)] = leases(storage).items()
@@ -294,19 +294,19 @@ def test_a_process_that_has_got_the_number_of_a_dead_one_is_another(
     storage.write(path, json.dumps({**lease, "released": False, "pid": other.pid}).encode())
     with leased(storage, storage) as next_lease:
         assert next_lease.token == 2
-    assert told() == []
+    assert messages() == []
 
 
 @pytest.mark.parametrize("content", [b"", b'{"host": "a', b"{}", b"[]", b"null", b"\xff\x00"])
 def test_a_torn_lease_is_waited_for(
-    storage: Storage, told: Callable[[], list[str]], soon: None, content: bytes
+    storage: Storage, messages: Callable[[], list[str]], soon: None, content: bytes
 ) -> None:
     """Whoever wrote it may be alive."""
     storage.write("leases/000001", content)
     with leased(storage, storage) as lease:
         assert lease.token == 2
         lease.check()
-    assert len(told()) == 1
+    assert len(messages()) == 1
 
 
 def test_what_a_file_system_leaves_among_the_leases_is_none(storage: Storage) -> None:
@@ -318,7 +318,7 @@ def test_what_a_file_system_leaves_among_the_leases_is_none(storage: Storage) ->
 
 
 def test_a_lease_that_could_not_be_given_up_is_over_for_its_own_process(
-    tmp_path: Path, told: Callable[[], list[str]]
+    tmp_path: Path, messages: Callable[[], list[str]]
 ) -> None:
     """In a notebook, the run is resumed once the storage is back."""
     filesystem = FaultyFileSystem(tmp_path)
@@ -330,8 +330,8 @@ def test_a_lease_that_could_not_be_given_up_is_over_for_its_own_process(
     filesystem.faults.fault = never
     with leased(storage, storage) as lease:
         assert lease.token == 2
-    assert len(told()) == 1
-    assert ERROR in told()[0]
+    assert len(messages()) == 1
+    assert ERROR in messages()[0]
 
 
 class Slow:
@@ -371,7 +371,7 @@ class Stumbling:
 
 
 def test_a_lease_is_renewed_after_an_error_that_nobody_has_expected(
-    tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, messages: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise its run would be taken for dead, and be taken over."""
     monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", 0.01)
@@ -379,7 +379,7 @@ def test_a_lease_is_renewed_after_an_error_that_nobody_has_expected(
     stumbling: Any = Stumbling(storage)
     with leased(storage, stumbling):
         assert stumbling.has_worked_again.wait(timeout=30)
-    assert "of the client's own" in told()[0]
+    assert "of the client's own" in messages()[0]
 
 
 def test_nobody_passes_by_who_came_first(bucket: Bucket) -> None:

@@ -19,6 +19,7 @@ from polytrain.ray_api.state import free_resources
 from polytrain.testing.processes import eventually, title
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.calls import Kill, SendRoster
 
 if TYPE_CHECKING:
     from polytrain.workers.ray.launcher import RayAgentLauncher
@@ -66,7 +67,7 @@ def launcher_of(
     from polytrain.workers.ray.launcher import RayAgentLauncher
 
     return RayAgentLauncher(
-        spec=spec, resources=resources, spread=False, shares_hosts=True, mailbox=mailbox
+        spec=spec, job=b"job", resources=resources, spread=False, shares_hosts=True, mailbox=mailbox
     )
 
 
@@ -79,7 +80,8 @@ def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(tmp_path: Path) -> No
     agent_handle = launcher.ask()
     try:
         next_of(mailbox, Arrived)
-        launcher.call({agent_handle: ()}, "send_roster", 0, Unreadable())
+        unreadable: Any = Unreadable()
+        launcher.call({agent_handle: SendRoster(attempt=0, offers=unreadable)})
         gone = next_of(mailbox, Gone)
         assert isinstance(gone, Gone)
         assert gone.agent_handle is agent_handle
@@ -100,7 +102,7 @@ def test_an_agent_whose_process_is_stopped_is_not_waited_for(tmp_path: Path) -> 
     [agent] = hosts()
     agent.suspend()
     try:
-        launcher.call({stopped: ()}, "kill", 0)
+        launcher.call({stopped: Kill(attempt=0)})
         gone = next_of(mailbox, Gone)
         assert isinstance(gone, Gone)
         assert gone.agent_handle is stopped

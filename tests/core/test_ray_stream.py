@@ -19,10 +19,9 @@ import ray
 import ray.data
 
 from polytrain.data.plan.stream_partitioner import Segment
-from polytrain.data.shards.formats import column_to_numpy
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.ray_data import from_ray_data
-from polytrain.data.streams.ray_pipeline import cpu_shortage, stream_schema
+from polytrain.data.read.describe import describe
+from polytrain.data.read.ray_data import from_ray_data
+from polytrain.data.read.ray_pipeline import cpu_shortage, stream_schema
 from polytrain.data.streams.ray_stream import (
     End,
     StreamError,
@@ -30,6 +29,7 @@ from polytrain.data.streams.ray_stream import (
     read_part,
     start_stream,
 )
+from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import ReadError, SourceError
 
 ROWS = 103
@@ -332,7 +332,7 @@ def test_tensors_of_different_shapes_are_nested_lists() -> None:
     assert [np.shape(row) for row in table["x"].to_pylist()] == [(2, n + 1) for n in range(6)]
 
 
-def test_another_shape_than_the_first_rows_is_told_with_the_remedy() -> None:
+def test_another_shape_than_the_first_rows_is_reported_with_the_remedy() -> None:
     dataset = ray.data.range(10, override_num_blocks=2).map_batches(ragged, batch_size=5)
     stream = Ranks(dataset)
     stream.begin(world_size=1)
@@ -414,7 +414,7 @@ def test_a_pipeline_without_rows_or_with_a_failure_has_no_schema() -> None:
         stream_schema(ray.data.range(8).map_batches(fail))
 
 
-def test_no_spare_cpu_is_told() -> None:
+def test_no_spare_cpu_is_reported() -> None:
     assert cpu_shortage(numbers(), {"CPU": 3}, 4) is None
     shortage = cpu_shortage(numbers(), {"CPU": 4}, 4)
     assert shortage is not None
@@ -422,7 +422,7 @@ def test_no_spare_cpu_is_told() -> None:
     assert cpu_shortage(items(), {"CPU": 4}, 4) is None
 
 
-def test_waiting_for_a_cpu_is_told_and_ends_when_there_is_one() -> None:
+def test_waiting_for_a_cpu_is_reported_and_ends_when_there_is_one() -> None:
     @ray.remote(num_cpus=CPUS)
     class Greedy:
         def ready(self) -> None: ...

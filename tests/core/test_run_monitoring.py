@@ -166,7 +166,7 @@ def test_an_endpoint_that_is_away_fails_nothing(tmp_path: Path) -> None:
         (lambda: OpenTelemetry(TracerProvider(), endpoint="http://a"), "not both"),
     ],
 )
-def test_wrong_arguments_are_told(make: Any, wrong: str) -> None:
+def test_wrong_arguments_are_reported(make: Any, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         make()
 

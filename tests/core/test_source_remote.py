@@ -17,8 +17,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.object_storage import Bucket
 
-from polytrain.data.sources.describe import Source, describe
-from polytrain.data.sources.parquet_files import RowGroupPiece
+from polytrain.data.read.describe import Source, describe
+from polytrain.data.read.parquet_files import RowGroupPiece
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.storage.filesystems import find
 

@@ -24,12 +24,12 @@ import pytest
 from polytrain import DataConfig
 from polytrain.boosting.categories import codes_of
 from polytrain.data.checks import described
-from polytrain.data.shards.formats import column_to_numpy
+from polytrain.data.read.describe import describe
+from polytrain.data.read.parquet_files import RowGroupPiece
+from polytrain.data.read.pieces import TablePiece
 from polytrain.data.shards.groups import group_starts
-from polytrain.data.sources.arrays import tensors_of
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.parquet_files import RowGroupPiece
-from polytrain.data.sources.pieces import TablePiece
+from polytrain.data.types.arrays import tensors_of
+from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of
 from polytrain_plugins import is_category
@@ -680,7 +680,7 @@ def test_one_file_with_notes_is_enough(tmp_path: Path) -> None:
     assert describe("train", tmp_path).info.columns == ("x", "y")
 
 
-def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_out_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     configs = {"train": DataConfig(), "valid": DataConfig()}
     data = {"train": NAMED, "valid": pd.DataFrame({"Unnamed: 0": [0], "x": [1]})}
     described(data, configs, needs_train=True, num_workers=1)
@@ -697,7 +697,7 @@ def test_the_home_of_nobody() -> None:
 @pytest.mark.parametrize(
     "column", [pa.array([[1], [1]]), pa.array([{"a": 1}] * 2), tensors_of(np.ones((2, 2)))]
 )
-def test_groups_are_not_told_by_lists(column: pa.Array) -> None:
+def test_groups_are_not_reported_by_lists(column: pa.Array) -> None:
     source = describe("train", pa.table({"q": column}))
     with pytest.raises(SourceError, match=r"column 'q' to group by is of type"):
         group_starts(source, "q")

@@ -18,7 +18,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.sources.describe import Source, describe
+from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import SourceError
 
 ROWS = 23

@@ -72,11 +72,11 @@ def test_a_bucket_that_is_not_there_is_named(problems: Any, bucket: Bucket, addr
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [("AWS_ACCESS_KEY_ID", "Access Key Id"), ("AWS_SECRET_ACCESS_KEY", "signature")],
 )
-def test_wrong_credentials_are_told_and_can_be_corrected(
-    problems: Any, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, wrong: str, told: str
+def test_wrong_credentials_are_reported_and_can_be_corrected(
+    problems: Any, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, wrong: str, message: str
 ) -> None:
     """In a notebook, say."""
     config = RunConfig(storage_path="s3://bucket/runs", progress=False)
@@ -85,7 +85,7 @@ def test_wrong_credentials_are_told_and_can_be_corrected(
             monkeypatch.setenv(name, value)
         problem = problems(run_config=config).only("RunConfig.storage_path")
         assert "s3://bucket/runs" in problem.what
-        assert told in problem.what
+        assert message in problem.what
         assert "credentials" in problem.remedy
         for secret in (SECRET, right["AWS_SECRET_ACCESS_KEY"]):
             assert secret not in f"{problem} {problem!r}"
@@ -156,7 +156,9 @@ def test_a_file_system_without_a_path_is_refused(problems: Any, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_storage_that_is_out_is_told_with_its_own_words(problems: Any, tmp_path: Path) -> None:
+def test_a_storage_that_is_out_is_reported_with_its_own_words(
+    problems: Any, tmp_path: Path
+) -> None:
     filesystem = FaultyFileSystem(tmp_path, Faults(FromThenOn(0)))
     config = RunConfig(storage_filesystem=filesystem, storage_path="runs")
     problem = problems(run_config=config).only("RunConfig.storage_path")
@@ -190,7 +192,7 @@ def inline_run(path: str) -> Trainer:
     )
 
 
-def test_a_bucket_that_is_not_there_is_told(problems: Any, bucket: Bucket) -> None:
+def test_a_bucket_that_is_not_there_is_reported(problems: Any, bucket: Bucket) -> None:
     found = problems.of(lambda: inline_run("s3://another-bucket/runs").fit())
     assert "'s3://another-bucket/runs' can't be written to" in (
         found.only("RunConfig.storage_path").what

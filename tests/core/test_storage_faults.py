@@ -295,10 +295,10 @@ def test_a_disk_that_is_full_is_named_and_keeps_what_it_has(
         [*inside, sys.executable, script, disk, temporary], stdout=subprocess.PIPE, text=True
     )
     assert ended.returncode == 0
-    why, told, kept, history = ended.stdout.splitlines()
+    why, printed, kept, history = ended.stdout.splitlines()
     assert "No space left on device" in why
     assert str(disk) in why
     # Two of 600 kB fit in beside 2.4 MB; of the third, which may be there twice, nothing is kept.
     assert int(kept) in (1, 2)
-    assert int(kept) <= int(told)
+    assert int(kept) <= int(printed)
     assert history == "[0, 1, 2, 3]"

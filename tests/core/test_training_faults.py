@@ -129,13 +129,13 @@ def is_looked_at_first(call: Call) -> bool:
     return call.path == "runs" or "probe" in call.path
 
 
-def fitted_or_told(run: Run, fault: Fault, cause: str) -> Result | None:
+def fitted_or_reported(run: Run, fault: Fault, cause: str) -> Result | None:
     """What came of it; None if it failed with that cause."""
     try:
         return run.fit(fault)
     except (TrainingFailedError, InvalidJobError) as error:
-        told = str(error)
-    assert cause in told
+        message = str(error)
+    assert cause in message
     return None
 
 
@@ -175,13 +175,13 @@ def full_from_then_on(at: int) -> Fault:
     ],
     ids=["once", "for ever", "half", "of the client", "full"],
 )
-def test_whatever_fails_for_good_is_told_and_nothing_is_lost(
+def test_whatever_fails_for_good_is_reported_and_nothing_is_lost(
     runs: Runs, expected: object, make: Callable[[int], Fault], cause: str, kinds: list[Kind]
 ) -> None:
     for at, call, run in runs(one_in=4):
         if call.kind not in kinds:
             continue
-        result = fitted_or_told(run, make(at), cause)
+        result = fitted_or_reported(run, make(at), cause)
         assert result is None or outcome(result) == expected, call
         run.assert_nothing_is_lost()
         assert outcome(run.fit()) == expected, call
@@ -221,7 +221,9 @@ def test_nobody_trains_on_what_was_cut_off_on_its_way(
     fetched = [at for at in reads if calls_of_resuming[at].kind == "read"]
     for at in fetched:
         run = resumed(interrupted, tmp_path / str(at))
-        result = fitted_or_told(run, Once(at, Short.silently), "differs from what was committed")
+        result = fitted_or_reported(
+            run, Once(at, Short.silently), "differs from what was committed"
+        )
         assert result is None or outcome(result) == expected
         assert outcome(run.fit()) == expected
 

@@ -155,8 +155,8 @@ def test_patience_is_a_number_of_rounds(problems: Any, backend: str, rounds: Any
 
 
 def test_a_backends_name_is_no_backend(problems: Any) -> None:
-    told = problems.of(lambda: Trainer("reference", lambda: None))
-    assert "make_trainer" in told.only("backend").remedy
+    message = problems.of(lambda: Trainer("reference", lambda: None))
+    assert "make_trainer" in message.only("backend").remedy
 
 
 @pytest.mark.parametrize("backend", ["reference", *TREES])
@@ -182,7 +182,7 @@ def test_data_without_rows_is_refused_by_its_name(problems: Any, tmp_path: Path)
     assert "no rows" in found.only("datasets['valid']").what
 
 
-def test_a_path_that_matches_nothing_is_told(problems: Any, tmp_path: Path) -> None:
+def test_a_path_that_matches_nothing_is_reported(problems: Any, tmp_path: Path) -> None:
     found = problems(datasets={"train": f"{tmp_path}/*.parquet"})
     assert f"{tmp_path}/*.parquet" in found.only("datasets['train']").what
 
@@ -205,7 +205,7 @@ class NotInstalled(Reference):
     requires: ClassVar[dict[str, str]] = {"framework_of_nobody": "pip install framework"}
 
 
-def test_a_missing_framework_is_told_with_its_install_line(problems: Any) -> None:
+def test_a_missing_framework_is_reported_with_its_install_line(problems: Any) -> None:
     backend = NotInstalled(label="label")
     problem = problems.of(lambda: Trainer(backend, datasets={"train": DATA})).only("backend")
     assert "framework_of_nobody" in problem.what
@@ -217,7 +217,7 @@ def test_a_gpu_that_the_backend_does_not_use_is_refused(problems: Any) -> None:
     assert "'gpu'" in found.only("ScalingConfig.use_gpu").what
 
 
-def test_everything_is_told_at_once(problems: Any, tmp_path: Path) -> None:
+def test_everything_is_reported_at_once(problems: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     found = problems(
         "xgboost",
@@ -249,6 +249,6 @@ def test_everything_is_told_at_once(problems: Any, tmp_path: Path) -> None:
 
 
 def test_both_doors_tell_the_same(problems: Any) -> None:
-    told = problems(label="target")
+    message = problems(label="target")
     backend = Reference(label="target")
-    assert told == problems.of(lambda: Trainer(backend, datasets={"train": DATA}))
+    assert message == problems.of(lambda: Trainer(backend, datasets={"train": DATA}))

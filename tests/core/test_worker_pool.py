@@ -31,7 +31,7 @@ def test_ranks_are_numbered_node_by_node_from_the_drivers_on() -> None:
     cluster = FakeCluster(b=2, a=2)
     pool = cluster.pool(4)
     begin(pool, cluster)
-    assert cluster.told == [AgentsPlaced(nodes=("a", "a", "b", "b"))]
+    assert cluster.events == [AgentsPlaced(nodes=("a", "a", "b", "b"))]
     assert nodes(pool) == ["a", "a", "b", "b"]
     assert cluster.waiting == {}
 
@@ -40,7 +40,7 @@ def test_a_fixed_number_is_waited_for() -> None:
     cluster = FakeCluster(a=2)
     pool = cluster.pool(3)
     begin(pool, cluster)
-    assert cluster.told == []
+    assert cluster.events == []
     cluster.nodes["b"] = 1
     cluster.settle(pool)
     assert cluster.sizes() == [3]
@@ -74,7 +74,7 @@ def test_a_run_grows_to_all_that_came_at_its_next_checkpoint() -> None:
     begin(pool, cluster)
     cluster.nodes["b"] = 2
     cluster.settle(pool)
-    drains = [event for event in cluster.told if isinstance(event, DrainWanted)]
+    drains = [event for event in cluster.events if isinstance(event, DrainWanted)]
     assert {drain.purpose for drain in drains} == {Purpose.RESIZE}
     assert "4 workers" in drains[-1].reason
     # It is the same run until then.
@@ -263,7 +263,7 @@ def test_a_node_that_does_not_see_the_storage_ends_the_run_before_it_begins() ->
     first, second = list(cluster.waiting)
     cluster.arrive(pool, first, "a")
     cluster.arrive(pool, second, "b", unusable="b doesn't see it")
-    assert cluster.told == [PlacementFailed(reason="b doesn't see it")]
+    assert cluster.events == [PlacementFailed(reason="b doesn't see it")]
 
 
 def test_a_running_run_does_not_grow_onto_a_node_that_does_not_see_the_storage(
@@ -407,7 +407,7 @@ def test_a_rank_that_nobody_can_replace_stays() -> None:
     assert cluster.dismissed == []
 
 
-def test_it_is_told_who_is_waited_for_and_in_the_end_given_up(
+def test_it_is_reported_who_is_waited_for_and_in_the_end_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = FakeCluster(a=1)
@@ -424,7 +424,7 @@ def test_it_is_told_who_is_waited_for_and_in_the_end_given_up(
     caplog.clear()
     cluster.now = 59.9
     pool.look_at_the_clock()
-    assert (caplog.text, cluster.told) == ("", [])
+    assert (caplog.text, cluster.events) == ("", [])
     cluster.now = 60.0
     pool.look_at_the_clock()
     [reason] = cluster.failures()
@@ -433,7 +433,7 @@ def test_it_is_told_who_is_waited_for_and_in_the_end_given_up(
     assert pool.deadline is None
     cluster.now = 1000.0
     pool.look_at_the_clock()
-    assert len(cluster.told) == 1
+    assert len(cluster.events) == 1
 
 
 def test_an_elastic_run_begins_with_less_than_there_seemed_to_be_room_for_after_a_while() -> None:
@@ -459,7 +459,7 @@ def test_a_crew_that_is_complete_waits_for_nothing() -> None:
     assert cluster.sizes() == [2]
 
 
-def test_a_slow_setup_is_told_instead_of_missing_resources(
+def test_a_slow_setup_is_reported_instead_of_missing_resources(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = FakeCluster(a=1)

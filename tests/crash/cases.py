@@ -35,8 +35,8 @@ class Case:
     """What happens to the newest checkpoint after the last kill."""
 
     def __str__(self) -> str:
-        told = [str(point) for point in self.points] + ([self.damage] if self.damage else [])
-        return f"{self.scenario.name}: {', then '.join(told)}"
+        messages = [str(point) for point in self.points] + ([self.damage] if self.damage else [])
+        return f"{self.scenario.name}: {', then '.join(messages)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +205,9 @@ class _Judge:
     def _look_for_losses(self, after: Evidence) -> None:
         """Whether everything that was committed, and not deleted since, is there."""
         there = {checkpoint.directory for checkpoint in after.checkpoints}
-        told = {entry["directory"] for entry in self._diary.entries("committed")}
+        found = {entry["directory"] for entry in self._diary.entries("committed")}
         for checkpoint in after.checkpoints:
-            if checkpoint.directory not in told:
+            if checkpoint.directory not in found:
                 # Its driver died before it could tell.
                 score = checkpoint.metrics["score"]
                 self._diary.write("committed", directory=checkpoint.directory, score=score)
@@ -217,10 +217,10 @@ class _Judge:
 
     def _look_at_end(self, after: Evidence) -> None:
         by_name = {checkpoint.directory: checkpoint for checkpoint in after.checkpoints}
-        told = self._diary.entries("ended")[-1]
+        found = self._diary.entries("ended")[-1]
         endings = []
         for source in ("result", "read"):
-            entry = told[source]
+            entry = found[source]
             torn = [name for name in (entry["checkpoint"], *entry["best"]) if name not in by_name]
             if torn:
                 self._complain(f"returned, but not intact: {torn}")
@@ -232,8 +232,8 @@ class _Judge:
             self._complain(f"Result.from_path reads {read}, fit returned {result}")
         if self._expected is not None and result != self._expected:
             self._complain(f"the end is {result}, undisturbed it is {self._expected}")
-        if set(told["result"]["best"]) != by_name.keys():
-            self._complain(f"there are {sorted(by_name)}, told was {told['result']['best']}")
+        if set(found["result"]["best"]) != by_name.keys():
+            self._complain(f"there are {sorted(by_name)}, the result has {found['result']['best']}")
         if after.litter:
             self._complain(f"left behind: {after.litter}")
 
@@ -244,13 +244,13 @@ class _Judge:
             self._complain(f"left behind: {left}")
 
 
-def _ending(told: dict[str, Any], checkpoints: dict[str, Committed]) -> Ending:
-    final = checkpoints[told["checkpoint"]]
+def _ending(message: dict[str, Any], checkpoints: dict[str, Committed]) -> Ending:
+    final = checkpoints[message["checkpoint"]]
     return Ending(
-        history=told["history"],
-        metrics=told["metrics"],
+        history=message["history"],
+        metrics=message["metrics"],
         step=final.step,
         files=final.files,
         positions=final.positions,
-        kept=[checkpoints[name].step for name in told["best"]],
+        kept=[checkpoints[name].step for name in message["best"]],
     )

@@ -108,9 +108,9 @@ def ray_around(directory: Path) -> Iterator[AvailableClusters]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
 
-    def tell(told: Plan) -> None:
+    def tell(expected: Plan) -> None:
         unfinished = plan.with_suffix(".unfinished")
-        unfinished.write_text(told.to_json())
+        unfinished.write_text(expected.to_json())
         unfinished.replace(plan)
 
     with cluster(environment) as address:

@@ -81,8 +81,8 @@ class Diary:
         """The entries of these kinds."""
         if not self.path.exists():
             return []
-        told = [json.loads(line) for line in self.path.read_text().splitlines()]
-        return [entry for entry in told if entry["what"] in kinds]
+        messages = [json.loads(line) for line in self.path.read_text().splitlines()]
+        return [entry for entry in messages if entry["what"] in kinds]
 
     @classmethod
     def of(cls, directory: Path) -> Diary:
@@ -201,16 +201,16 @@ def train(config: Mapping[str, Any]) -> None:
 
 def _save(directory: Path, rank: int, state: np.ndarray[Any, Any], step: int) -> None:
     np.save(directory / f"state-{rank}.npy", state)
-    told = {"step": step, "sha256": hashlib.sha256(state.tobytes()).hexdigest()}
-    (directory / "told").mkdir()
-    (directory / "told" / f"rank-{rank}.json").write_text(json.dumps(told))
+    found = {"step": step, "sha256": hashlib.sha256(state.tobytes()).hexdigest()}
+    (directory / "reported").mkdir()
+    (directory / "reported" / f"rank-{rank}.json").write_text(json.dumps(found))
 
 
 def _loaded(directory: Path, rank: int) -> tuple[np.ndarray[Any, Any], int]:
     # Where one rank writes, it is everybody's.
     writer = rank if (directory / f"state-{rank}.npy").exists() else 0
     state = np.load(directory / f"state-{writer}.npy")
-    told = json.loads((directory / "told" / f"rank-{writer}.json").read_text())
-    if hashlib.sha256(state.tobytes()).hexdigest() != told["sha256"]:
+    reported = json.loads((directory / "reported" / f"rank-{writer}.json").read_text())
+    if hashlib.sha256(state.tobytes()).hexdigest() != reported["sha256"]:
         raise ValueError(f"training was given a torn checkpoint: {directory}")
-    return state, told["step"]
+    return state, reported["step"]

@@ -198,8 +198,8 @@ def node_is_lost_and_a_standby_is_there(nodes: Nodes) -> dict[str, Any]:
         nodes.kill(node_of("standby", rank=1))
 
     observers = At(1, lose), At(2, lambda: after.extend(agents()), aside=False)
-    told = fit("standby", {"attempts": 1}, *observers, max_failures=1, standby=1)
-    return {**told, "before": before, "after": after}
+    found = fit("standby", {"attempts": 1}, *observers, max_failures=1, standby=1)
+    return {**found, "before": before, "after": after}
 
 
 def node_is_lost_and_nobody_stands_by(nodes: Nodes) -> dict[str, Any]:
@@ -217,9 +217,9 @@ def node_is_announced_to_go(nodes: Nodes) -> dict[str, Any]:
         gone.append(node_of("move", rank=1))
         nodes.announce(gone[0])
 
-    told = fit("move", {"attempts": 1, "reports": True}, At(1, announce))
+    reported = fit("move", {"attempts": 1, "reports": True}, At(1, announce))
     nodes.lose(gone[0])
-    return told
+    return reported
 
 
 def node_goes_before_there_is_a_checkpoint(nodes: Nodes) -> dict[str, Any]:
@@ -264,13 +264,13 @@ def main() -> None:
         for scenario in SCENARIOS:
             began = time.monotonic()
             try:
-                told = scenario(nodes)
+                found = scenario(nodes)
             except Exception:
-                told = {"error": traceback.format_exc()}
-            told["took_s"] = time.monotonic() - began
+                found = {"error": traceback.format_exc()}
+            found["took_s"] = time.monotonic() - began
             # Not on the standard output: the ranks' lines are printed there by another thread.
             with Path(RESULTS).open("a") as results:
-                results.write(json.dumps({"scenario": scenario.__name__, **told}) + "\n")
+                results.write(json.dumps({"scenario": scenario.__name__, **found}) + "\n")
     finally:
         nodes.close()
 

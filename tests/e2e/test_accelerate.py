@@ -153,7 +153,7 @@ def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "message"),
     [
         ("model", r"(?s)Tied: .*can't be loaded.*old_first"),
         ("optimizer", "Optimizer: .*raised KeyError: 'moments'"),
@@ -162,13 +162,13 @@ def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
     ],
 )
 def test_what_can_be_saved_and_not_loaded_fails_at_the_first_report(
-    quiet: RunConfig, part: str | None, told: str | None
+    quiet: RunConfig, part: str | None, message: str | None
 ) -> None:
-    if told is None:
+    if message is None:
         result = fit_with_library(quiet, saves_what_it_cannot_load, {"part": part})
         assert result.metrics == {"saved": True}
         return
-    with pytest.raises(TrainingFailedError, match=told):
+    with pytest.raises(TrainingFailedError, match=message):
         fit_with_library(quiet, saves_what_it_cannot_load, {"part": part})
 
 

@@ -38,7 +38,7 @@ ROWS = {
     ],
     "recovery_agent": [
         f"torch, agent lost: {what}"
-        for what in ("told", "first line", "first step", "step since told")
+        for what in ("noticed", "first line", "first step", "step since notice")
     ],
     "overhead": [
         f"xgboost, {reporting}: {what}"

@@ -77,9 +77,9 @@ def refusal(quiet: RunConfig, table: Any, num_workers: int = 0, **options: Any) 
     assert isinstance(error.__cause__, BadDataError)
     assert error.result is not None
     assert error.result.restarts == 0
-    told = str(error)
-    assert told.count(str(error.__cause__)) == 1, "told more than once"
-    assert "Traceback" not in told
+    message = str(error)
+    assert message.count(str(error.__cause__)) == 1, "told more than once"
+    assert "Traceback" not in message
     return str(error.__cause__)
 
 
@@ -93,9 +93,11 @@ def refusal_at_once(quiet: RunConfig, table: Any, **options: Any) -> str:
 
 @both
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_rows_of_one_rank_are_told_by_all(quiet: RunConfig, backend: str, num_workers: int) -> None:
-    told = refusal(quiet, with_value("y", NAN), num_workers, backend=backend)
-    assert told == (
+def test_rows_of_one_rank_are_reported_by_all(
+    quiet: RunConfig, backend: str, num_workers: int
+) -> None:
+    found = refusal(quiet, with_value("y", NAN), num_workers, backend=backend)
+    assert found == (
         "label: in 1 of 90 row(s) of 'train' the column 'y' has no value (null or NaN). "
         "Leave such rows out, or give them a value"
     )
@@ -107,8 +109,8 @@ def test_labels_without_a_value(quiet: RunConfig, backend: str, missing: Any) ->
     bad = with_value("y", missing)
     assert "in 1 of 90 row(s) of 'train'" in refusal(quiet, bad, backend=backend)
     valid = {"valid": bad}
-    told = refusal(quiet, with_value("y", 1.0), backend=backend, datasets=valid)
-    assert "in 1 of 90 row(s) of 'valid'" in told
+    found = refusal(quiet, with_value("y", 1.0), backend=backend, datasets=valid)
+    assert "in 1 of 90 row(s) of 'valid'" in found
 
 
 @both
@@ -121,13 +123,13 @@ def test_labels_that_the_objective_does_not_take(
     options: dict[str, Any] = {"backend": backend, "objective": objective}
     if objective == "classes":
         options["params"] = {"num_class": 3}
-    told = refusal(quiet, with_value("y", label), **options)
-    assert f"'{OBJECTIVES[objective][backend]}'" in told
-    assert f"(such as {label:g})" in told
-    told = refusal(
+    found = refusal(quiet, with_value("y", label), **options)
+    assert f"'{OBJECTIVES[objective][backend]}'" in found
+    assert f"(such as {label:g})" in found
+    found = refusal(
         quiet, a_table(w=np.ones(ROWS)), datasets={"v": with_value("y", label)}, **options
     )
-    assert "of 'v'" in told
+    assert "of 'v'" in found
 
 
 @both
@@ -136,8 +138,8 @@ def test_one_label_for_all_rows_is_worth_a_warning(
 ) -> None:
     table = a_table().set_column(3, "y", pa.array([1.0] * ROWS))
     trained(quiet, table, backend=backend)
-    told = [record for record in caplog.records if "the same label" in record.message]
-    assert len(told) == 1
+    messages = [record for record in caplog.records if "the same label" in record.message]
+    assert len(messages) == 1
 
 
 @both
@@ -148,13 +150,13 @@ def test_a_question_mark_that_makes_numbers_categories_is_worth_a_warning(
     rows = [f"{n}.5,{'?' if n == 7 else n},{n % 2}" for n in range(ROWS)]
     path.write_text("\n".join(["a,b,y", *rows]))
     trained(quiet, path, backend=backend)
-    [told] = [record.getMessage() for record in caplog.records if "is text" in record.message]
-    assert told.startswith("The column 'b' of 'train' is text")
-    assert "89 of 90 are numbers; the others are '?'" in told
+    [messages] = [record.getMessage() for record in caplog.records if "is text" in record.message]
+    assert messages.startswith("The column 'b' of 'train' is text")
+    assert "89 of 90 are numbers; the others are '?'" in messages
 
 
 @both
-def test_text_where_the_model_knows_numbers_is_told_when_it_predicts(
+def test_text_where_the_model_knows_numbers_is_reported_when_it_predicts(
     quiet: RunConfig, backend: str
 ) -> None:
     table = a_table()
@@ -191,22 +193,22 @@ def test_categories_of_pandas_are_labels_weights_and_queries(
     ("weight", "what"), [(-1.0, "is negative (such as -1)"), (NAN, "no value"), (INF, "infinite")]
 )
 def test_weights(quiet: RunConfig, backend: str, weight: float, what: str) -> None:
-    told = refusal(quiet, with_value("w", weight), backend=backend, weight="w")
-    assert told.startswith("weight: in 1 of 90 row(s)")
-    assert what in told
+    found = refusal(quiet, with_value("w", weight), backend=backend, weight="w")
+    assert found.startswith("weight: in 1 of 90 row(s)")
+    assert what in found
 
 
 @both
 def test_weights_of_which_none_is_above_0(quiet: RunConfig, backend: str) -> None:
-    told = refusal(quiet, a_table(w=np.zeros(ROWS)), backend=backend, weight="w")
-    assert "in 90 of 90 row(s) of 'train' the column 'w' is 0" in told
+    found = refusal(quiet, a_table(w=np.zeros(ROWS)), backend=backend, weight="w")
+    assert "in 90 of 90 row(s) of 'train' the column 'w' is 0" in found
 
 
 @both
 @pytest.mark.parametrize("score", [NAN, None])
 def test_scores_to_begin_with(quiet: RunConfig, backend: str, score: Any) -> None:
-    told = refusal(quiet, with_value("w", score), backend=backend, **{MARGIN[backend]: "w"})
-    assert told.startswith(f"{MARGIN[backend]}: in 1 of 90 row(s)")
+    found = refusal(quiet, with_value("w", score), backend=backend, **{MARGIN[backend]: "w"})
+    assert found.startswith(f"{MARGIN[backend]}: in 1 of 90 row(s)")
 
 
 @both
@@ -223,7 +225,7 @@ def test_scores_to_begin_with(quiet: RunConfig, backend: str, score: Any) -> Non
 def test_queries(quiet: RunConfig, backend: str, dataset: str, queries: Any, what: str) -> None:
     datasets = {"train": a_table(q=np.arange(ROWS) // 9), "valid": a_table(q=np.arange(ROWS) // 9)}
     datasets[dataset] = a_table(q=queries)
-    told = refusal_at_once(
+    found = refusal_at_once(
         quiet,
         datasets.pop("train"),
         datasets=datasets,
@@ -231,11 +233,13 @@ def test_queries(quiet: RunConfig, backend: str, dataset: str, queries: Any, wha
         objective="ranking",
         **{QUERY[backend]: "q"},
     )
-    assert told.startswith(f"datasets['{dataset}']: {what}")
+    assert found.startswith(f"datasets['{dataset}']: {what}")
 
 
 @both
-def test_columns_are_told_by_their_names(quiet: RunConfig, backend: str, tmp_path: Path) -> None:
+def test_columns_are_reported_by_their_names(
+    quiet: RunConfig, backend: str, tmp_path: Path
+) -> None:
     table = a_table()
     turned = table.select(["y", "x2", "x0", "x1"])
     for number, each in enumerate([table, turned]):
@@ -257,9 +261,9 @@ def test_a_column_too_few_or_too_many(
     for number, each in enumerate([table, other]):
         pq.write_table(each, tmp_path / f"{number}.parquet")
     assert what in refusal_at_once(quiet, str(tmp_path), backend=backend)
-    told = refusal_at_once(quiet, table, backend=backend, datasets={"valid": other})
-    assert told.startswith("datasets['valid']: it ")
-    assert what in told
+    found = refusal_at_once(quiet, table, backend=backend, datasets={"valid": other})
+    assert found.startswith("datasets['valid']: it ")
+    assert what in found
 
 
 UNUSUAL = {
@@ -314,9 +318,9 @@ def test_numbers_can_be_categories(quiet: RunConfig, backend: str, numbers: Any)
 )
 def test_columns_that_are_no_features(quiet: RunConfig, backend: str, value: Any) -> None:
     column = pa.array([value] * ROWS)
-    told = refusal_at_once(quiet, a_table(z=column), backend=backend)
-    assert f"'z' ({column.type})" in told
-    assert "DataConfig(columns=[…])" in told
+    found = refusal_at_once(quiet, a_table(z=column), backend=backend)
+    assert f"'z' ({column.type})" in found
+    assert "DataConfig(columns=[…])" in found
 
 
 @pytest.mark.parametrize("dataset", ["train", "valid"])
@@ -324,9 +328,9 @@ def test_infinite_features_of_xgboosts(quiet: RunConfig, dataset: str) -> None:
     datasets = {"train": with_value("x0", 1.0), "valid": with_value("x0", 1.0)}
     datasets[dataset] = with_value("x1", -INF)
     train = datasets.pop("train")
-    told = refusal(quiet, train, datasets=datasets, backend="xgboost")
-    assert told.startswith(f"datasets['{dataset}']: in 1 of 90 row(s)")
-    assert "'x1' is infinite" in told
+    found = refusal(quiet, train, datasets=datasets, backend="xgboost")
+    assert found.startswith(f"datasets['{dataset}']: in 1 of 90 row(s)")
+    assert "'x1' is infinite" in found
 
 
 @both
@@ -356,25 +360,25 @@ def test_infinite_features_of_lightgbms(quiet: RunConfig) -> None:
 @both
 def test_too_few_rows(quiet: RunConfig, backend: str) -> None:
     few = a_table().slice(0, 2)
-    told = refusal_at_once(quiet, few, num_workers=3, backend=backend)
-    assert "its 2 row(s) can't be divided among 3 workers" in told
+    found = refusal_at_once(quiet, few, num_workers=3, backend=backend)
+    assert "its 2 row(s) can't be divided among 3 workers" in found
     assert "it has no rows" in refusal_at_once(quiet, few.slice(0, 0), backend=backend)
     empty = {"valid": few.slice(0, 0)}
-    told = refusal_at_once(quiet, few, backend=backend, datasets=empty)
-    assert told.startswith("datasets['valid']: it has no rows")
+    found = refusal_at_once(quiet, few, backend=backend, datasets=empty)
+    assert found.startswith("datasets['valid']: it has no rows")
 
 
 @both
 def test_too_few_queries(quiet: RunConfig, backend: str) -> None:
     table = a_table(q=np.arange(ROWS) // 45)
     options = {"backend": backend, "objective": "ranking", QUERY[backend]: "q"}
-    told = refusal_at_once(quiet, table, num_workers=3, **options)
-    assert "its 2 group(s) can't be divided among 3 workers" in told
+    found = refusal_at_once(quiet, table, num_workers=3, **options)
+    assert "its 2 group(s) can't be divided among 3 workers" in found
 
 
 def test_lightgbm_learns_nothing_from_one_row(quiet: RunConfig) -> None:
-    told = refusal(quiet, a_table().slice(0, 1), backend="lightgbm")
-    assert told.startswith("datasets['train']: it has one row")
+    found = refusal(quiet, a_table().slice(0, 1), backend="lightgbm")
+    assert found.startswith("datasets['train']: it has one row")
 
 
 def test_names_with_spaces_are_lightgbms_with_underscores(quiet: RunConfig) -> None:

@@ -252,7 +252,7 @@ def test_leaves_that_the_workers_average_are_worth_a_warning(
 
 
 @pytest.mark.parametrize("backend", ["xgboost", "lightgbm"])
-def test_a_metric_that_is_nan_is_told_once(
+def test_a_metric_that_is_nan_is_reported_once(
     quiet: RunConfig, capfd: pytest.CaptureFixture[str], backend: str
 ) -> None:
     metric: Any = {

@@ -77,8 +77,8 @@ def lightgbm_by_itself(table: pa.Table, params: dict[str, Any], rounds: int = RO
     params = {**params, "verbosity": -1, "num_threads": 1}
     booster = lightgbm.train(params, dataset, num_boost_round=rounds)
     text = booster.model_to_string(num_iteration=-1)
-    told = {"[verbosity: -1]": "[verbosity: 1]", "[num_threads: 1]": "[num_threads: 0]"}
-    for ours, default in told.items():
+    found = {"[verbosity: -1]": "[verbosity: 1]", "[num_threads: 1]": "[num_threads: 0]"}
+    for ours, default in found.items():
         text = text.replace(ours, default)
     sample = f"[bin_construct_sample_cnt: {ROWS}]"
     return text.replace(sample, "[bin_construct_sample_cnt: 200000]").encode()
@@ -115,8 +115,8 @@ def test_several_of_lightgbms_machines_estimate_how_many_rows_a_leaf_has(
     assert lightgbm_by_itself(table, params) != ours
 
 
-def losses(backend: str, **told: dict[str, Any]) -> list[Any]:
-    return [pytest.param(backend, params, id=f"{backend} {name}") for name, params in told.items()]
+def losses(backend: str, **cases: dict[str, Any]) -> list[Any]:
+    return [pytest.param(backend, params, id=f"{backend} {name}") for name, params in cases.items()]
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_every_ranks_part_is_in_one_directory(quiet: RunConfig) -> None:
         assert Path(directory, "part-0").read_text() == "0 2"
         assert Path(directory, "part-1").read_text() == "1 2"
         assert Path(directory, "shared").read_text() == "the same"
-        told = json.loads(Path(directory, "polytrain-manifest.json").read_text())["manifest"]
-    assert told["written_by"] == "every_rank"
-    assert {file["name"]: file["rank"] for file in told["files"]} == {
+        reported = json.loads(Path(directory, "polytrain-manifest.json").read_text())["manifest"]
+    assert reported["written_by"] == "every_rank"
+    assert {file["name"]: file["rank"] for file in reported["files"]} == {
         "part-0": 0,
         "part-1": 1,
         "shared": 0,

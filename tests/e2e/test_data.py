@@ -182,7 +182,7 @@ def test_columns_and_transform(quiet: RunConfig, tmp_path: Path) -> None:
     assert sorted(row for rank in rows_of(tmp_path) for row in rank) == list(range(ROWS))
 
 
-def test_a_transform_that_fails_is_told_with_its_rows(quiet: RunConfig, tmp_path: Path) -> None:
+def test_a_transform_that_fails_is_reported_with_its_rows(quiet: RunConfig, tmp_path: Path) -> None:
     def picky(batch: dict[str, Any]) -> dict[str, Any]:
         if 65 in batch["id"]:
             raise ValueError("no 65 here")
@@ -197,8 +197,8 @@ def test_a_transform_that_fails_is_told_with_its_rows(quiet: RunConfig, tmp_path
     )
     line = picky.__code__.co_firstlineno + 2
     place = rf"{re.escape(__file__)}, line {line}, in picky"
-    told = rf"^rank \d( on \S+)?: ValueError: no 65 here \({place}\)"
-    with pytest.raises(TrainingFailedError, match=told) as caught:
+    found = rf"^rank \d( on \S+)?: ValueError: no 65 here \({place}\)"
+    with pytest.raises(TrainingFailedError, match=found) as caught:
         trainer.fit()
     assert "of 'train'" in str(caught.value)
     assert "b.parquet" in str(caught.value)
@@ -340,9 +340,9 @@ def test_a_stream_that_fails_says_why(quiet: RunConfig, tmp_path: Path) -> None:
         run_config=quiet,
     )
     line = explode.__code__.co_firstlineno + 2
-    told = rf"ValueError: row 50 is bad \({re.escape(__file__)}, line {line}, in explode\): the "
+    found = rf"ValueError: row 50 is bad \({re.escape(__file__)}, line {line}, in explode\): the "
     with pytest.raises(
-        TrainingFailedError, match=rf"^rank \d( on \S+)?: {told}pipeline of .* 'train'"
+        TrainingFailedError, match=rf"^rank \d( on \S+)?: {found}pipeline of .* 'train'"
     ):
         trainer.fit()
 

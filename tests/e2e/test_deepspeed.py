@@ -146,7 +146,7 @@ def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("stage", "part", "told"),
+    ("stage", "part", "message"),
     [
         only_in_sweep(0, "optimizer", "Optimizer: .*raised KeyError: 'moments'"),
         only_in_sweep(0, None, None),
@@ -158,14 +158,14 @@ def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
     ],
 )
 def test_what_can_be_saved_and_not_loaded_fails_at_the_first_report(
-    quiet: RunConfig, stage: int, part: str | None, told: str | None
+    quiet: RunConfig, stage: int, part: str | None, message: str | None
 ) -> None:
     config = {"stage": stage, "part": part}
-    if told is None:
+    if message is None:
         result = fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
         assert result.metrics == {"steps": 2}
         return
-    with pytest.raises(TrainingFailedError, match=told):
+    with pytest.raises(TrainingFailedError, match=message):
         fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
 
 

@@ -86,8 +86,8 @@ def test_the_second_signal_releases_everything_at_once(
     _wait_until_training(driver)
     assert driver.stderr is not None
     driver.send_signal(number)
-    told = next(line for line in driver.stderr if "ends after its next checkpoint" in line)
-    assert f"stopped by a signal: {number.name}" in told
+    printed = next(line for line in driver.stderr if "ends after its next checkpoint" in line)
+    assert f"stopped by a signal: {number.name}" in printed
     driver.send_signal(number)
     output, errors = driver.communicate(timeout=60)
     assert "interrupted []" in output, errors

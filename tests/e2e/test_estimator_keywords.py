@@ -312,9 +312,9 @@ def test_lightgbms_ranker_takes_queries_in_every_form() -> None:
 
 @pytest.mark.parametrize("cls", [PolytrainXGBRanker, PolytrainLGBMRanker])
 def test_a_ranker_without_queries_says_how_to_pass_them(cls: Any) -> None:
-    with pytest.raises(ValueError, match="group=") as told:
+    with pytest.raises(ValueError, match="group=") as raised:
         cls(scaling_config=HERE).fit(X, RELEVANCE)
-    assert "qid=" in str(told.value)
+    assert "qid=" in str(raised.value)
     with pytest.raises(ValueError, match="no queries"):
         cls(scaling_config=HERE).fit(X, RELEVANCE, qid=QUERIES, eval_set=[(X, RELEVANCE)])
 

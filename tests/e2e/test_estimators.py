@@ -66,9 +66,9 @@ def test_an_estimator_that_lacks_what_its_framework_has_to_say_is_not_made() -> 
         BackendRanker: ("ranking_params",),
     }
     for cls, names in lacking.items():
-        with pytest.raises(TypeError) as told:
+        with pytest.raises(TypeError) as raised:
             cls()
-        assert all(name in str(told.value) for name in names)
+        assert all(name in str(raised.value) for name in names)
 
 
 @pytest.mark.parametrize("cls", CLASSIFIERS)

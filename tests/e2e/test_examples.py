@@ -33,10 +33,10 @@ def test_an_example_learns_although_a_worker_is_killed(
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     output = capsys.readouterr().out
     assert "2 workers, 1 restart\n" in output
-    told = re.search(r"^([\d.]+)% of 357 digits are recognised$", output, re.MULTILINE)
-    assert told, output
+    found = re.search(r"^([\d.]+)% of 357 digits are recognised$", output, re.MULTILINE)
+    assert found, output
     # Somebody who guesses recognises 10 %.
-    assert float(told[1]) > 85
+    assert float(found[1]) > 85
 
 
 def masked(output: str) -> str:

@@ -208,10 +208,10 @@ def test_a_rank_that_works_without_progress_is_warned_about_once(
     result = fit(rank_1_works_until_it_is_noticed, quiet)
     assert result.metrics == {"step": 1}
     assert result.restarts == 0
-    [told] = warnings(caplog)
-    assert re.match(r"Rank 1 has made no progress for [\d.]+ s \(it works: ", told)
-    assert "polytrain.heartbeat()" in told
-    assert "works (" in told
+    [message] = warnings(caplog)
+    assert re.match(r"Rank 1 has made no progress for [\d.]+ s \(it works: ", message)
+    assert "polytrain.heartbeat()" in message
+    assert "works (" in message
     [found] = stacks_dumped(quiet)
     assert "rank_1_works_until_it_is_noticed" in found["stacks"]["1"]
 
@@ -356,5 +356,5 @@ def test_a_rank_that_doesnt_leave_is_killed_and_the_run_has_succeeded(
     assert result.metrics == {"step": 1}
     assert result.restarts == 0
     # On a busy machine the other one may take as long, though nothing holds it.
-    told = [record.message for record in caplog.records if "has not ended" in record.message]
-    assert ["waits_for_the_others" in each for each in told if "Rank 1 has" in each] == [True]
+    messages = [record.message for record in caplog.records if "has not ended" in record.message]
+    assert ["waits_for_the_others" in each for each in messages if "Rank 1 has" in each] == [True]

@@ -267,7 +267,7 @@ def test_callbacks_decide_by_what_all_ranks_have_seen(quiet: RunConfig) -> None:
     assert 30 < result.metrics["loss"] < 90
 
 
-def test_ranks_with_unequal_batches_are_told(quiet: RunConfig) -> None:
+def test_ranks_with_unequal_batches_are_reported(quiet: RunConfig) -> None:
     with pytest.raises(TrainingFailedError, match=r"have 2, 3 batches.*at most 2 \* batch_size"):
         torch_runs.fit(quiet, train_unlike_ranks_on_torch, {**DATA, "more": 1})
 

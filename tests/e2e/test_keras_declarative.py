@@ -211,12 +211,14 @@ def test_one_worker_is_enough(quiet: RunConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"model": dict}, "model: the function returned a dict, not a keras.Model"),
         ({"compile": {}}, "model: it isn't compiled. Pass compile="),
     ],
 )
-def test_what_only_the_workers_can_know(quiet: RunConfig, wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(TrainingFailedError, match=told):
+def test_what_only_the_workers_can_know(
+    quiet: RunConfig, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TrainingFailedError, match=message):
         fit(quiet, **wrong)

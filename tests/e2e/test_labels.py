@@ -123,7 +123,9 @@ def test_workers_of_elastic_runs_are_on_nodes_with_the_labels(
         ("TPU 3", "ScalingConfig.resources_per_worker: Ray refuses it: The number of requested"),
     ],
 )
-def test_what_no_node_offers_is_told_at_once(found: dict[str, Any], case: str, said: str) -> None:
+def test_what_no_node_offers_is_reported_at_once(
+    found: dict[str, Any], case: str, said: str
+) -> None:
     assert found[case].startswith("InvalidJobError: 1 problem")
     assert said in found[case]
 

@@ -212,7 +212,7 @@ def test_arrays_for_a_model_outside_are_refused_too(quiet: RunConfig) -> None:
         fit_keras(quiet, fits_arrays_outside)
 
 
-def test_a_shard_that_would_be_split_again_is_told_of(
+def test_a_shard_that_would_be_split_again_is_reported_of(
     quiet: RunConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fit_keras(quiet, fits_a_shard_as_arrays)

@@ -236,7 +236,7 @@ def fit_unusually(quiet: RunConfig, tmp_path: Path, what: str) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "message"),
     [
         ("two fits", r"fit\(\) number 1.*number 2 saved .*own run"),
         ("an optimizer", r"Forgetful: .*can't be loaded.*raised KeyError: 'moments'"),
@@ -244,9 +244,9 @@ def fit_unusually(quiet: RunConfig, tmp_path: Path, what: str) -> Result:
     ],
 )
 def test_what_no_restart_could_go_on_with_is_refused(
-    quiet: RunConfig, tmp_path: Path, what: str, told: str
+    quiet: RunConfig, tmp_path: Path, what: str, message: str
 ) -> None:
-    with pytest.raises(TrainingFailedError, match=told):
+    with pytest.raises(TrainingFailedError, match=message):
         fit_unusually(quiet, tmp_path, what)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-Told = dict[str, dict[str, Any]]
+Runs = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """What became of each run, by the name of what befell it."""
     script = Path(__file__).with_name("node_losses.py")
     directory = tmp_path_factory.mktemp("losses")
@@ -36,8 +36,8 @@ def kinds(run: dict[str, Any]) -> list[str | None]:
     return [failure and failure["kind"] for failure in run["ends"]]
 
 
-def test_a_standby_on_another_node_takes_the_rank_of_a_lost_node_and_no_other(told: Told) -> None:
-    run = told["node_is_lost_and_a_standby_is_there"]
+def test_a_standby_on_another_node_takes_the_rank_of_a_lost_node_and_no_other(runs: Runs) -> None:
+    run = runs["node_is_lost_and_a_standby_is_there"]
     assert run["finished"], run
     assert run["sizes"] == [2, 2]
     assert kinds(run) == ["NODE_LOST"]
@@ -51,16 +51,16 @@ def test_a_standby_on_another_node_takes_the_rank_of_a_lost_node_and_no_other(to
     assert len(run["after"]) == 2
 
 
-def test_an_elastic_run_without_standbys_goes_on_with_those_that_are_left(told: Told) -> None:
-    run = told["node_is_lost_and_nobody_stands_by"]
+def test_an_elastic_run_without_standbys_goes_on_with_those_that_are_left(runs: Runs) -> None:
+    run = runs["node_is_lost_and_nobody_stands_by"]
     assert run["finished"], run
     assert run["sizes"] == [2, 1]
     assert kinds(run) == ["NODE_LOST"]
     assert run["nodes"]["1.0"] == run["nodes"]["0.0"]
 
 
-def test_a_run_leaves_a_node_that_is_announced_to_go_after_a_checkpoint(told: Told) -> None:
-    run = told["node_is_announced_to_go"]
+def test_a_run_leaves_a_node_that_is_announced_to_go_after_a_checkpoint(runs: Runs) -> None:
+    run = runs["node_is_announced_to_go"]
     # No failure was allowed: nothing was charged.
     assert run["finished"], run
     assert run["sizes"] == [2, 2]
@@ -70,16 +70,16 @@ def test_a_run_leaves_a_node_that_is_announced_to_go_after_a_checkpoint(told: To
     assert run["nodes"]["1.1"] != run["nodes"]["0.1"]
 
 
-def test_a_node_that_goes_as_it_had_announced_is_charged_to_nobody(told: Told) -> None:
-    run = told["node_goes_before_there_is_a_checkpoint"]
+def test_a_node_that_goes_as_it_had_announced_is_charged_to_nobody(runs: Runs) -> None:
+    run = runs["node_goes_before_there_is_a_checkpoint"]
     assert run["finished"], run
     assert kinds(run) == ["PREEMPTED"]
     assert run["sizes"] == [2, 2]
     assert run["nodes"]["1.1"] != run["nodes"]["0.1"]
 
 
-def test_a_node_that_loses_two_workers_is_left_if_another_can_hold_them(told: Told) -> None:
-    run = told["node_loses_two_workers"]
+def test_a_node_that_loses_two_workers_is_left_if_another_can_hold_them(runs: Runs) -> None:
+    run = runs["node_loses_two_workers"]
     assert run["finished"], run
     assert kinds(run) == ["WORKER_LOST", "WORKER_LOST"]
     first, second, third = (
@@ -89,7 +89,7 @@ def test_a_node_that_loses_two_workers_is_left_if_another_can_hold_them(told: To
     assert run["nodes"]["1.1"] not in third
 
 
-def test_a_node_that_loses_two_workers_is_kept_if_no_other_can_hold_them(told: Told) -> None:
-    run = told["node_loses_two_workers_and_there_is_no_other"]
+def test_a_node_that_loses_two_workers_is_kept_if_no_other_can_hold_them(runs: Runs) -> None:
+    run = runs["node_loses_two_workers_and_there_is_no_other"]
     assert run["finished"], run
     assert run["nodes"]["2.1"] == run["nodes"]["1.1"] == run["nodes"]["0.1"]

@@ -148,7 +148,9 @@ finally:
 """
 
 
-def test_a_storage_that_only_the_drivers_node_has_is_told_before_training(tmp_path: Path) -> None:
+def test_a_storage_that_only_the_drivers_node_has_is_reported_before_training(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "script.py"
     path.write_text(PREAMBLE + "import ray\n" + ELSEWHERE)
     run = subprocess.run(

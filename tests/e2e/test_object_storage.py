@@ -53,7 +53,7 @@ def stored(bucket: Bucket) -> dict[str, bytes]:
 
 
 def test_a_run_goes_on_after_a_kill_and_at_another_size(bucket: Bucket, tmp_path: Path) -> None:
-    code, told, errors = run_driver(
+    code, printed, errors = run_driver(
         tmp_path,
         """
         import json
@@ -84,7 +84,7 @@ def test_a_run_goes_on_after_a_kill_and_at_another_size(bucket: Bucket, tmp_path
         """,
     )
     assert code == 0, errors
-    failed, ended = [json.loads(line) for line in told.splitlines()]
+    failed, ended = [json.loads(line) for line in printed.splitlines()]
     metrics, why = failed
     assert metrics["step"] == 2
     assert "SIGKILL" in why
@@ -208,8 +208,8 @@ def test_a_storage_that_is_out_for_a_while_is_waited_for(bucket: Bucket, tmp_pat
         pipe.write_text("go on")
         # More than the client makes of one call by itself.
         outage.wait_for_requests(10, about="/checkpoints/checkpoint_000002-")
-    told, errors = driver.communicate(timeout=120)
-    assert told == "[1, 2, 3, 4] 0\n", errors
+    found, errors = driver.communicate(timeout=120)
+    assert found == "[1, 2, 3, 4] 0\n", errors
     result = Result.from_path("s3://bucket/runs/one")
     assert len(result.best_checkpoints) == 4
     for checkpoint, metrics in result.best_checkpoints:
@@ -254,15 +254,15 @@ def test_nobody_sees_the_credentials(bucket: Bucket, tmp_path: Path) -> None:
     assert driver.stdout.readline() == "(rank 0) two steps are safe\n"
     with bucket.server.out_of_order():
         pipe.write_text("go on")
-        told, errors = driver.communicate(timeout=120)
-    assert "TrainingFailedError" in told
-    assert "(HTTP status 503)" in told
+        found, errors = driver.communicate(timeout=120)
+    assert "TrainingFailedError" in found
+    assert "(HTTP status 503)" in found
 
     secret = bucket.server.environment["AWS_SECRET_ACCESS_KEY"].encode()
     files = [path for path in (*logs.rglob("*"), *tmp_path.rglob("*")) if path.is_file()]
     left = [path.read_bytes() for path in files]
     assert len(left) > 5
-    everything = [shown.encode(), told.encode(), errors.encode(), *left, *stored(bucket).values()]
+    everything = [shown.encode(), found.encode(), errors.encode(), *left, *stored(bucket).values()]
     assert not any(secret in text for text in everything)
 
     result = Result.from_path("s3://bucket/runs/one")

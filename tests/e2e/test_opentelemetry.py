@@ -175,13 +175,13 @@ def test_a_receiver_gets_the_spans_of_each_driver_and_attempt(tmp_path: Path) ->
     assert {span.parent_span_id for span in (first, recovery, second)} == {run.span_id}
     # The first driver's own span died with it.
     assert orphan.trace_id != run.trace_id
-    told = attributes(run)
-    assert (told["run"], told["backend"], told["num_workers"]) == ("watched", "reference", 1)
-    assert told["restarts"] == 2
+    found = attributes(run)
+    assert (found["run"], found["backend"], found["num_workers"]) == ("watched", "reference", 1)
+    assert found["restarts"] == 2
     assert [attributes(each)["first_step"] for each in (first, second)] == [SAVED + 1] * 2
     for span in (first, recovery):
-        told = attributes(span)
-        assert (told["cause"], told["rank"], told["step"]) == ("worker_lost", 0, DIES_AT - 1)
+        found = attributes(span)
+        assert (found["cause"], found["rank"], found["step"]) == ("worker_lost", 0, DIES_AT - 1)
     assert attributes(recovery)["resumed_at_step"] == SAVED + 1
     assert first.status.code == Status.STATUS_CODE_ERROR
     assert second.status.code == run.status.code == Status.STATUS_CODE_UNSET

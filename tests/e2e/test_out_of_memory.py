@@ -39,7 +39,7 @@ def little_memory() -> Iterator[Path]:
     pytest.skip("no control group with a limit of memory can be made here: that takes root")
 
 
-def test_a_trainer_that_the_kernel_ends_for_want_of_memory_is_told_as_such(
+def test_a_trainer_that_the_kernel_ends_for_want_of_memory_is_reported_as_such(
     quiet: RunConfig, little_memory: Path
 ) -> None:
     result = make_trainer(

@@ -23,7 +23,7 @@ from tests.object_storage import S3Server, s3_server
 import polytrain
 from polytrain import InvalidJobError, PredictionFailedError, Result, RunConfig, make_trainer
 from polytrain.backends.reference import Reference, ReferenceEngine
-from polytrain.data.sources.pieces import SCAN_ROWS
+from polytrain.data.read.pieces import SCAN_ROWS
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.run.lease import leased
 from polytrain.storage.filesystems import find
@@ -162,9 +162,9 @@ def test_a_kill_costs_no_more_than_what_was_not_finished(
     assert before == {f"part-{number:05}.parquet" for number in range(4)}
     (tmp_path / "read").unlink()
 
-    code, told, errors = run_driver(tmp_path, RESUMED)
+    code, printed, errors = run_driver(tmp_path, RESUMED)
     assert code == 0, errors
-    assert told.split() == [str(ROWS)]
+    assert printed.split() == [str(ROWS)]
     rows_read = {int(line) for line in (tmp_path / "read").read_text().split()}
     left = set(range(1000, ROWS))
     assert left <= rows_read

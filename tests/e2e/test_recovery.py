@@ -156,7 +156,7 @@ def test_a_restart_without_a_checkpoint_is_warned_of_once(
     assert caplog.text.count("did you mean 'loss'?") == (1 if makes_checkpoint else 0)
 
 
-def test_user_error_is_told_with_the_cause(quiet: RunConfig) -> None:
+def test_user_error_is_reported_with_the_cause(quiet: RunConfig) -> None:
     with pytest.raises(TrainingFailedError) as caught:
         make_trainer(
             "reference",

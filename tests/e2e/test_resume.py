@@ -278,8 +278,8 @@ def test_a_result_is_read_without_ray(quiet: RunConfig, tmp_path: Path) -> None:
         "assert 'ray' not in sys.modules\n"
         "print(json.dumps([list(result.history), result.checkpoint.path, result.ledger.wall_s]))\n"
     )
-    told = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
-    history, checkpoint, wall_s = json.loads(told.stdout)
+    process = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    history, checkpoint, wall_s = json.loads(process.stdout)
     assert history == list(result.history)
     assert checkpoint == result.checkpoint.path
     assert wall_s == pytest.approx(result.ledger.wall_s)

@@ -76,10 +76,10 @@ def exiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     return thing
 
 
-def assert_died_at_each_start(trainer: Trainer, told: str) -> None:
+def assert_died_at_each_start(trainer: Trainer, message: str) -> None:
     error, attempts = failed(trainer)
     assert error.reason == AGAIN
-    assert told in str(error)
+    assert message in str(error)
     assert str(error).count("the last words") == 1
     assert len(attempts) == 2
     for attempt in attempts:
@@ -159,7 +159,7 @@ def test_data_that_can_not_be_read_any_more_is_named(quiet: RunConfig, tmp_path:
     assert len(attempts) == 5
 
 
-def test_memory_that_does_not_suffice_is_told_as_that(quiet: RunConfig) -> None:
+def test_memory_that_does_not_suffice_is_reported_as_that(quiet: RunConfig) -> None:
     trainer = make_trainer(
         "reference",
         ask_for_too_much,
@@ -201,16 +201,16 @@ ray.shutdown()
 """
 
 
-def test_why_a_jobs_runtime_environment_can_not_be_set_up_is_told(tmp_path: Path) -> None:
+def test_why_a_jobs_runtime_environment_can_not_be_set_up_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(PREAMBLE + "import ray\n" + RUNTIME_ENVIRONMENT)
     run = subprocess.run(
         [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
     )
-    [told] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
-    assert "the runtime_env of the Ray job can't be set up" in told
+    [printed] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
+    assert "the runtime_env of the Ray job can't be set up" in printed
     # In the words of whoever tried, beyond Ray's own first line.
-    assert "conda" in told.partition("can't be set up")[2]
+    assert "conda" in printed.partition("can't be set up")[2]
 
 
 def test_ray_client_is_refused_with_the_way_that_works(

@@ -197,8 +197,8 @@ def test_every_backend_ends_at_the_step_also_after_a_kill(case: str, quiet: RunC
     assert result.restarts == 1
     assert result.finished
     assert result.stopped is not None
-    told = (result.stopped.by, result.stopped.condition, result.stopped.step)
-    assert told == ("condition", "dies_and_ends", ENDS_AT)
+    found = (result.stopped.by, result.stopped.condition, result.stopped.step)
+    assert found == ("condition", "dies_and_ends", ENDS_AT)
     assert (len(result.history), trained_steps(result)) == (ENDS_AT, ENDS_AT)
 
     journal = Path(result.path, "journal.jsonl")
@@ -322,7 +322,7 @@ def test_the_first_of_several_limits_ends_the_run(
     assert (stopped.condition, stopped.step) == (condition, step)
 
 
-def test_a_metric_that_never_comes_is_told_at_the_end(
+def test_a_metric_that_never_comes_is_reported_at_the_end(
     quiet: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_reference(quiet, workers=0, stop={"los": "<= 0.5"})

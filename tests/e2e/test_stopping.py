@@ -102,8 +102,8 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     assert stopped.checkpoint is not None
     steps = len(stopped.history)
     assert 5 <= steps < ROUNDS
-    told = Result.from_path(stopped.path)
-    assert (told.finished, told.error) == (False, None)
+    found = Result.from_path(stopped.path)
+    assert (found.finished, found.error) == (False, None)
 
     (tmp_path / "is stopped").unlink()
     result = fit(tmp_path / "stopped", workers=workers)
@@ -113,7 +113,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     assert (result.load_model() == straight.load_model()).all()
 
 
-def test_a_function_is_told_and_its_next_checkpoint_is_its_last(tmp_path: Path) -> None:
+def test_a_function_is_reported_and_its_next_checkpoint_is_its_last(tmp_path: Path) -> None:
     script = """
     import tempfile
     import polytrain_plugins

@@ -51,7 +51,7 @@ def any_of(flag: bool) -> bool:
     return total.item() > 0
 
 
-def until_told(config: dict[str, Any]) -> None:
+def until_known(config: dict[str, Any]) -> None:
     """Take steps until a file is there; who works in a step is up to `workers`."""
     step, rank = 0, polytrain.get_context().get_world_rank()
     while not any_of(Path(config["enough"]).exists()):
@@ -89,8 +89,8 @@ def moves(config: dict[str, Any]) -> None:
             if rank == 1:
                 work()
             polytrain.heartbeat()
-            told_of = (directory / f"told-{attempt}").exists()
-            if any_of(polytrain.checkpoint_requested() or told_of):
+            is_known = (directory / f"known-{attempt}").exists()
+            if any_of(polytrain.checkpoint_requested() or is_known):
                 break
         any_of(False)
         with tempfile.TemporaryDirectory() as place:
@@ -129,7 +129,7 @@ def fit(
     ).fit()
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "holds the others up" in r.getMessage()]
 
 
@@ -153,8 +153,8 @@ def test_the_rank_that_the_other_waits_for_is_named_once(
     tmp_path: Path, enough: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        fit(until_told, tmp_path, {"enough": str(enough), "workers": [1]})
-    [warning] = told(caplog)
+        fit(until_known, tmp_path, {"enough": str(enough), "workers": [1]})
+    [warning] = warnings_of(caplog)
     assert warning.startswith("Rank 1 on host ")
     assert "of the last 0.5 s" in warning
     assert "FailureConfig(stragglers='replace')" in warning
@@ -174,8 +174,8 @@ def test_ranks_that_wait_for_each_other_in_turn_are_not_accused(
     tmp_path: Path, enough: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        fit(until_told, tmp_path, {"enough": str(enough), "workers": [0, 1]})
-    assert told(caplog) == []
+        fit(until_known, tmp_path, {"enough": str(enough), "workers": [0, 1]})
+    assert warnings_of(caplog) == []
     assert "Straggler" not in {line["event"] for line in journal(tmp_path / "run")}
 
 
@@ -184,7 +184,7 @@ def test_whoever_ignores_stragglers_hears_nothing_of_them(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         fit(a_fixed_amount, tmp_path, {}, stragglers="ignore")
-    assert told(caplog) == []
+    assert warnings_of(caplog) == []
     assert "Straggler" not in {line["event"] for line in journal(tmp_path / "run")}
 
 
@@ -214,7 +214,7 @@ def test_a_straggler_is_moved_and_nobody_else(
     before, after = seen
     assert before[0] == before[1] == after[0]
     assert after[1] != before[1]
-    [warning] = told(caplog)
+    [warning] = warnings_of(caplog)
     assert warning.startswith("Rank 1 ")
     assert "A standby replaces it" in warning
     assert (result.error, result.metrics) == (None, {"step": STEPS, "total": sum(range(STEPS))})
@@ -233,7 +233,7 @@ def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
     def taken(pace: StragglerDetector, load: Load) -> list[Straggler]:
         found = take(pace, load)
         if found and pace.attempt == 1:
-            (tmp_path / "told-1").touch()
+            (tmp_path / "known-1").touch()
         return found
 
     monkeypatch.setattr(StragglerDetector, "take", taken)
@@ -249,7 +249,7 @@ def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
         0,
         1,
     ]
-    assert "It has been moved before" in told(caplog)[1]
+    assert "It has been moved before" in warnings_of(caplog)[1]
     launched = [line["step"] for line in journal(tmp_path / "run", "Launched")]
     assert launched == [0, HELD_UP]
 

@@ -127,16 +127,16 @@ def has_unused_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (initialises_again, "initialize the default process group twice"),
         (has_unused_parameters, "find_unused_parameters=True"),
     ],
 )
-def test_what_torch_refuses_is_told(
-    quiet: RunConfig, function: Callable[[], None], told: str
+def test_what_torch_refuses_is_reported(
+    quiet: RunConfig, function: Callable[[], None], message: str
 ) -> None:
-    with pytest.raises(TrainingFailedError, match=told):
+    with pytest.raises(TrainingFailedError, match=message):
         fit(quiet, function)
 
 

@@ -262,7 +262,7 @@ def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "message"),
     [
         ("model", "Regression: .*raised KeyError: 'kernel'"),
         ("optimizer", "Optimizer: .*raised KeyError: 'moments'"),
@@ -270,13 +270,13 @@ def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
     ],
 )
 def test_what_can_be_saved_and_not_loaded_fails_at_the_first_save(
-    quiet: RunConfig, tmp_path: Path, part: str | None, told: str | None
+    quiet: RunConfig, tmp_path: Path, part: str | None, message: str | None
 ) -> None:
     config = {"output": str(tmp_path), "part": part}
-    if told is None:
+    if message is None:
         assert fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1).checkpoint
         return
-    with pytest.raises(TrainingFailedError, match=told):
+    with pytest.raises(TrainingFailedError, match=message):
         fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
 
 

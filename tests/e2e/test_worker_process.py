@@ -26,8 +26,8 @@ def run(
         backend, function, scaling_config=ScalingConfig(num_workers=2), run_config=quiet
     ).fit()
     lines = capfd.readouterr().out.splitlines()
-    told = {line[: len("(rank 0)")]: json.loads(line[len("(rank 0) ") :]) for line in lines}
-    return [told["(rank 0)"], told["(rank 1)"]]
+    found = {line[: len("(rank 0)")]: json.loads(line[len("(rank 0) ") :]) for line in lines}
+    return [found["(rank 0)"], found["(rank 1)"]]
 
 
 def draw() -> None:

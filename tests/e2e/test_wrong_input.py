@@ -340,7 +340,7 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_wrong_is_told_with_its_remedy(
+def test_what_is_wrong_is_reported_with_its_remedy(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, given, field, what, remedy = CASES[case]
@@ -356,7 +356,7 @@ def test_what_is_wrong_is_told_with_its_remedy(
     assert remedy in problem.remedy
 
 
-def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidJobError) as caught:
         make_trainer(
             "torch",
@@ -409,7 +409,7 @@ def train():
 """
 
 
-def test_a_script_that_a_spawned_process_imports_is_told_of_the_guard(tmp_path: Path) -> None:
+def test_a_script_that_a_spawned_process_imports_is_reported_of_the_guard(tmp_path: Path) -> None:
     """Inline, a training function that starts a process by spawn is the script's own process."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(function="abs", guard="", workers=0))
@@ -417,10 +417,10 @@ def test_a_script_that_a_spawned_process_imports_is_told_of_the_guard(tmp_path: 
         [sys.executable, script], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        told = next((line for line in process.stderr if "__main__': a process" in line), "")
+        printed = next((line for line in process.stderr if "__main__': a process" in line), "")
         # Its pool starts processes that fail until it is ended.
         process.kill()
-    assert "Write `if __name__ == '__main__':` above the lines that make the trainer" in told
+    assert "Write `if __name__ == '__main__':` above the lines that make the trainer" in printed
     shutil.rmtree(tmp_path / "runs")
     script.unlink()
 
@@ -438,7 +438,7 @@ def test_a_script_whose_spawned_processes_start_no_run_trains(
     script.unlink()
 
 
-def test_a_function_of_the_script_for_other_processes_is_told_with_the_way_out(
+def test_a_function_of_the_script_for_other_processes_is_reported_with_the_way_out(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "script.py"

@@ -55,8 +55,8 @@ def test_constructors_know_every_keyword_of_lightgbms_own(ours: Any, theirs: Any
 def test_other_names_are_refused(ours: Any, theirs: Any, name: str, remedy: str) -> None:
     rows = [[0.0], [1.0]]
     beside = {"qid": [0, 1]} if ours is PolytrainLGBMRanker else {}
-    with pytest.raises(InvalidJobError) as told:
+    with pytest.raises(InvalidJobError) as raised:
         ours(**{name: 1}).fit(rows, [0, 1], **beside)
-    [problem] = told.value.problems
+    [problem] = raised.value.problems
     assert problem.field == name
     assert remedy in problem.remedy

@@ -19,19 +19,19 @@ BESIDES = ("custom", "na", "none", "null")
 def booster(**params: Any) -> lightgbm.Booster:
     classes = {"num_class": 2} if objective_of(params) in MULTICLASS else {}
     common = {"verbosity": -1, "num_leaves": 2, "min_data_in_leaf": 1, "min_data_in_bin": 1}
-    told = {objective_of(params), params.get("metric")}
+    found = {objective_of(params), params.get("metric")}
     data = lightgbm.Dataset(
         np.arange(8.0).reshape(8, 1),
-        label=[1, 2] * 4 if told & {"gamma", "gamma_deviance"} else [0, 1] * 4,
-        group=[8] if told & {*RANKING, "ndcg"} else None,
+        label=[1, 2] * 4 if found & {"gamma", "gamma_deviance"} else [0, 1] * 4,
+        group=[8] if found & {*RANKING, "ndcg"} else None,
     )
     return lightgbm.Booster({**common, **classes, **params}, data)
 
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_every_objective_exists(name: str) -> None:
-    told = booster(objective=name).model_to_string()
-    assert f"\n[objective: {_NAMES[name]}]" in told
+    found = booster(objective=name).model_to_string()
+    assert f"\n[objective: {_NAMES[name]}]" in found
 
 
 @pytest.mark.parametrize("name", sorted({*_METRICS, *_NAMES} - set(BESIDES)))

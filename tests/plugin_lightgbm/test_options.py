@@ -150,7 +150,7 @@ def test_a_callback_that_a_restart_would_break_is_refused() -> None:
     assert "early_stopping_rounds" in found["callbacks"].remedy
 
 
-def test_every_refused_parameter_is_told() -> None:
+def test_every_refused_parameter_is_reported() -> None:
     found = problems(params={"num_machines": 2, "machines": "a:1", "n_estimators": 9})
     assert sorted(found) == [
         "params['machines']",
@@ -198,8 +198,8 @@ def test_columns_are_looked_for_in_every_data_set() -> None:
 
 def test_with_a_function_the_options_stay_unset() -> None:
     mixed = LightGBM(label="y", params={"num_leaves": 3}, early_stopping_rounds=2)
-    told = [problem.field for problem in mixed.problems(WITH_FUNCTION)]
-    assert sorted(told) == ["early_stopping_rounds", "label", "params"]
+    messages = [problem.field for problem in mixed.problems(WITH_FUNCTION)]
+    assert sorted(messages) == ["early_stopping_rounds", "label", "params"]
     assert list(LightGBM().problems(WITH_FUNCTION)) == []
 
 
@@ -267,7 +267,7 @@ def test_no_name_of_lightgbms_passes_for_a_misspelt_one() -> None:
     ("name", "meant"),
     [("num_leavs", "num_leaves"), ("max_dept", "max_depth"), ("learnin_rate", "learning_rate")],
 )
-def test_a_misspelt_parameter_is_told_with_the_nearest_name(name: str, meant: str) -> None:
+def test_a_misspelt_parameter_is_reported_with_the_nearest_name(name: str, meant: str) -> None:
     assert problems(params={name: 7})[f"params[{name!r}]"].remedy == f"Did you mean {meant!r}?"
 
 
@@ -289,7 +289,7 @@ def test_what_only_its_command_line_reads_is_refused_in_every_spelling(parameter
 
 
 @pytest.mark.parametrize("name", ["tree_learner", "tree", "tree_type"])
-def test_an_unknown_learner_is_told_with_those_that_there_are(name: str) -> None:
+def test_an_unknown_learner_is_reported_with_those_that_there_are(name: str) -> None:
     problem = problems(params={name: "nonsense"})[f"params[{name!r}]"]
     assert "There are: data, feature, serial, voting" in problem.remedy
 

@@ -46,7 +46,7 @@ def test_the_model_tells_the_users_parameters_and_none_of_the_runs(tmp_path: Pat
         run_config=RunConfig(storage_path=tmp_path, progress=False),
     )
     text = trainer.fit().load_model().model_to_string()
-    told = dict(re.findall(r"^\[(\w+): (.*)\]$", text, flags=re.MULTILINE))
+    found = dict(re.findall(r"^\[(\w+): (.*)\]$", text, flags=re.MULTILINE))
     users = {
         "objective": "binary",
         "verbosity": "0",
@@ -63,5 +63,5 @@ def test_the_model_tells_the_users_parameters_and_none_of_the_runs(tmp_path: Pat
         "boost_from_average": "1",
         "bin_construct_sample_cnt": "200000",
     }
-    assert {name: told[name] for name in users} == users
-    assert {name: told[name] for name in one_process} == one_process
+    assert {name: found[name] for name in users} == users
+    assert {name: found[name] for name in one_process} == one_process

@@ -97,9 +97,9 @@ def masks() -> list[float]:
 
 
 def train(config: Any) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("polytrain_tf").addHandler(handler)
     is_last = polytrain.get_context().get_world_rank() == 1
 
@@ -118,8 +118,8 @@ def train(config: Any) -> None:
         model, history = fitted(loss=mean_error)
         found |= {"loss": history.history["loss"], "weights": weights(model)}
         for kind in (OwnStep, DividedStep, Doubled):
-            told.clear()
-            found[kind.__name__] = weights(fitted(kind=kind)[0]), [*told]
+            messages.clear()
+            found[kind.__name__] = weights(fitted(kind=kind)[0]), [*messages]
         found["mask"] = masks()
     shard = polytrain.get_dataset_shard("train")
     data = shard.to_tf(feature_columns="x", label_columns="y", batch_size=1)
@@ -157,17 +157,17 @@ def test_a_loss_that_is_a_mean_already_is_averaged(found: list[Any]) -> None:
         np.testing.assert_allclose(rank["loss"], history.history["loss"], rtol=1e-5)
 
 
-def test_a_step_that_adds_up_is_told(found: list[Any]) -> None:
+def test_a_step_that_adds_up_is_reported(found: list[Any]) -> None:
     for rank in found:
-        _, told = rank["OwnStep"]
-        assert len(told) == 1
-        assert "OwnStep: gradients of a loss that train_step" in told[0]
-        assert "num_replicas_in_sync" in told[0]
+        _, message = rank["OwnStep"]
+        assert len(message) == 1
+        assert "OwnStep: gradients of a loss that train_step" in message[0]
+        assert "num_replicas_in_sync" in message[0]
         divided, _ = rank["DividedStep"]
         np.testing.assert_allclose(divided, weights(fitted(kind=OwnStep)[0]), rtol=1e-5)
-        ours, told = rank["Doubled"]
+        ours, message = rank["Doubled"]
         np.testing.assert_allclose(ours, weights(fitted(kind=Doubled)[0]), rtol=1e-5)
-        assert told == []
+        assert message == []
 
 
 def test_statistics_are_those_of_all_workers(found: list[Any]) -> None:

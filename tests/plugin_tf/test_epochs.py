@@ -18,10 +18,10 @@ from polytrain_tf.watched_fit import fit_watched
 class Tells(EpochCallback):
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[int, Mapping[str, Any], bool]] = []
+        self.calls: list[tuple[int, Mapping[str, Any], bool]] = []
 
     def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
-        self.told.append((epochs, metrics, is_last))
+        self.calls.append((epochs, metrics, is_last))
 
 
 def test_metrics_of_several_numbers_are_lists() -> None:
@@ -29,7 +29,7 @@ def test_metrics_of_several_numbers_are_lists() -> None:
     model.compile(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score()])
     tells = Tells()
     model.fit(np.ones((4, 2)), np.eye(3)[[0, 1, 2, 0]], verbose=0, callbacks=[tells])
-    [(epochs, metrics, is_last)] = tells.told
+    [(epochs, metrics, is_last)] = tells.calls
     assert (epochs, is_last) == (1, True)
     assert isinstance(metrics["loss"], float)
     assert len(metrics["f1_score"]) == 3
@@ -41,13 +41,13 @@ class Watches(Tells):
 
     def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         rate = float(self.model.optimizer.learning_rate)
-        self.told.append(
+        self.calls.append(
             (epochs, {"rate": rate, "weight": self.model.get_weights()[1][0]}, is_last)
         )
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_an_epoch_is_told_before_the_next_begins(is_first: bool) -> None:
+def test_an_epoch_is_reported_before_the_next_begins(is_first: bool) -> None:
     """And the last when all others have ended: wherever the callback is in the list."""
     watches = Watches()
     others = [
@@ -66,6 +66,6 @@ def test_an_epoch_is_told_before_the_next_begins(is_first: bool) -> None:
             verbose=0,
             callbacks=[watches, *others] if is_first else [*others, watches],
         )
-    assert [is_last for _, _, is_last in watches.told] == [False, False, True]
-    assert [found["rate"] for _, found, _ in watches.told] == [0.0625, 0.03125, 0.015625]
-    assert watches.told[-1][1]["weight"] == watches.told[0][1]["weight"]
+    assert [is_last for _, _, is_last in watches.calls] == [False, False, True]
+    assert [found["rate"] for _, found, _ in watches.calls] == [0.0625, 0.03125, 0.015625]
+    assert watches.calls[-1][1]["weight"] == watches.calls[0][1]["weight"]

@@ -57,9 +57,9 @@ def run(path: Path, model: Any, loss: Any, loads: Any, **options: Any) -> Result
 
 
 def test_a_loss_that_keras_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(TrainingFailedError, match=r"(?s)own_loss.*custom_objects=") as told:
+    with pytest.raises(TrainingFailedError, match=r"(?s)own_loss.*custom_objects=") as raised:
         run(tmp_path, keras.Sequential, own_loss, checkpointed_model)
-    assert "register_keras_serializable" in str(told.value)
+    assert "register_keras_serializable" in str(raised.value)
 
 
 def test_a_model_that_would_not_be_compiled(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_model_that_would_not_be_compiled(tmp_path: Path) -> None:
         run(tmp_path, OwnCompile, "mse", loads)
 
 
-def test_a_loss_that_it_is_told(tmp_path: Path) -> None:
+def test_a_loss_that_it_is_reported(tmp_path: Path) -> None:
     def loads() -> Any:
         return checkpointed_model(custom_objects={"own_loss": own_loss})
 

@@ -161,8 +161,8 @@ def test_the_table_tells_what_the_sweep_shows() -> None:
 
 
 def test_nothing_is_left_out() -> None:
-    told = {word for name in ARGUMENTS for word in re.findall(r"`(\w+)`", name.split(":")[0])}
-    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= told
+    found = {word for name in ARGUMENTS for word in re.findall(r"`(\w+)`", name.split(":")[0])}
+    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= found
     kinds = {name for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)} - {
         "CallbackList"
     }

@@ -42,10 +42,10 @@ def test_usual_options_have_no_problem() -> None:
 def problems(**options: Any) -> list[str]:
     """What is said of them by `make_trainer`, where the rest is right."""
     right = {"model": build, "compile": {"loss": "mse"}, "label": "y"}
-    return told({**right, **options}, {"train": DATA})
+    return messages_of({**right, **options}, {"train": DATA})
 
 
-def told(options: dict[str, Any], datasets: dict[str, Any]) -> list[str]:
+def messages_of(options: dict[str, Any], datasets: dict[str, Any]) -> list[str]:
     try:
         make_trainer(
             "tensorflow", **options, datasets=datasets, scaling_config=ScalingConfig(num_workers=2)
@@ -60,7 +60,7 @@ def test_options_for_fit_without_a_problem() -> None:
     assert problems(features=["x"], weight="w", batch_size=2) == []
     assert problems(compile=lambda: {"optimizer": keras.optimizers.SGD(0.1)}) == []
     assert problems(callbacks=[keras.callbacks.TerminateOnNaN()]) == []
-    assert told({"model": build, "label": "y"}, {"train": DATA, "valid": DATA}) == []
+    assert messages_of({"model": build, "label": "y"}, {"train": DATA, "valid": DATA}) == []
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_bad_options_for_fit(options: dict[str, Any], field: str, words: str) ->
 
 def test_features_are_numbers() -> None:
     named = {**DATA, "name": np.array(["a"] * 8)}
-    [problem] = told({"model": build, "label": "y"}, {"train": named})
+    [problem] = messages_of({"model": build, "label": "y"}, {"train": named})
     assert "'name'" in problem
     assert "neither a number nor a tensor" in problem
-    assert told({"model": build, "label": "y", "features": ["x"]}, {"train": named}) == []
+    assert messages_of({"model": build, "label": "y", "features": ["x"]}, {"train": named}) == []
 
 
 def test_features_are_those_of_train_everywhere() -> None:
@@ -122,20 +122,20 @@ def test_features_are_those_of_train_everywhere() -> None:
     more = {**two, "name": np.array(["a"] * 8)}
     lacking = {name: values for name, values in two.items() if name != "b"}
     options = {"model": build, "label": "y"}
-    assert told(options, {"train": two, "valid": reordered}) == []
-    assert told(options, {"train": two, "valid": more}) == []
-    [problem] = told(options, {"train": two, "valid": lacking})
+    assert messages_of(options, {"train": two, "valid": reordered}) == []
+    assert messages_of(options, {"train": two, "valid": more}) == []
+    [problem] = messages_of(options, {"train": two, "valid": lacking})
     assert problem.startswith("features: the data set 'valid' has no column 'b'")
 
 
 def test_fit_validates_on_one_data_set() -> None:
     datasets = {"train": DATA, "valid": DATA, "test": DATA}
-    [problem] = told({"model": build, "label": "y", "features": ["x"]}, datasets)
+    [problem] = messages_of({"model": build, "label": "y", "features": ["x"]}, datasets)
     assert "test, valid" in problem
 
 
 def test_no_training_function_and_no_model() -> None:
-    [problem] = told({"label": "y", "features": ["x"]}, {"train": DATA})
+    [problem] = messages_of({"label": "y", "features": ["x"]}, {"train": DATA})
     assert "model" in problem
     assert "make_trainer('tensorflow', train_func)" in problem
 

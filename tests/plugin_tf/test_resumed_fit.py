@@ -66,8 +66,10 @@ def test_later_epochs_are_whole(
                 )
             except InterruptedError:
                 return
-        told = [str(each.message) for each in warned if "ran out of data" in str(each.message)]
-        polytrain.report({"rows": seen, "epochs": np.diff([0, *ends]).tolist(), "told": len(told)})
+        messages = [str(each.message) for each in warned if "ran out of data" in str(each.message)]
+        polytrain.report(
+            {"rows": seen, "epochs": np.diff([0, *ends]).tolist(), "warnings": len(messages)}
+        )
 
     def run(**options: Any) -> Any:
         return make_trainer(
@@ -84,7 +86,7 @@ def test_later_epochs_are_whole(
     rows = [*range(DONE, BATCHES), *range(BATCHES), *range(BATCHES)]
     assert resumed["rows"] == rows[: sum(epochs)]
     # Keras says so where an epoch of so many steps has no more of them, restart or not.
-    assert resumed["told"] == epochs.count(2)
+    assert resumed["warnings"] == epochs.count(2)
 
 
 @pytest.mark.parametrize("killed_in", [1, 2])

@@ -60,8 +60,8 @@ def test_layers_go_on_with_their_random_numbers(tmp_path: Path) -> None:
     load_into(into, tmp_path)
     for other in (load(tmp_path), into):
         assert other.optimizer.iterations == 2
-        for expected, told in zip(model.get_weights(), other.get_weights(), strict=True):
-            np.testing.assert_array_equal(told, expected)
+        for expected, message in zip(model.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_array_equal(message, expected)
     drawn = model(X, training=True)
     np.testing.assert_array_equal(load(tmp_path)(X, training=True), drawn)
     np.testing.assert_array_equal(into(X, training=True), drawn)

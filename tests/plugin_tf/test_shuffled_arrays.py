@@ -112,6 +112,6 @@ class Batches(keras.utils.PyDataset):  # type: ignore[misc]  # keras has no type
     "data", [Batches(), (np.ones(4) for _ in range(3))], ids=["PyDataset", "generator"]
 )
 def test_batches_that_each_process_makes_for_itself_are_refused(data: Any) -> None:
-    told = r"^validation_data: .*random numbers of its own.*from_generator.*shard\.to_tf"
-    with pytest.raises(ValueError, match=told):
+    found = r"^validation_data: .*random numbers of its own.*from_generator.*shard\.to_tf"
+    with pytest.raises(ValueError, match=found):
         check_order("validation_data", data)

@@ -158,7 +158,7 @@ def training_function() -> Callable[[Any], None]:
             seen[name] = {
                 "epochs": two_epochs(prepared),
                 "batches": len([*prepared]),
-                "told batches": None if "stream" in name else len(prepared),
+                "length": None if "stream" in name else len(prepared),
             }
         # As in a script without workers, which has nothing to call.
         uncalled = prepare_data_loader(data.DataLoader(odd, sampler=distributed(items=odd)))
@@ -361,11 +361,9 @@ def test_samplers_that_know_the_rank_are_not_split_again(ranks: Any, number: int
 
 def test_the_length_is_the_number_of_batches(ranks: Any) -> None:
     for rank in ranks:
-        told = {
-            name: (r["told batches"], r["batches"]) for name, r in rank.items() if "batches" in r
-        }
-        assert len(told) > 10
-        known = {name: each for name, each in told.items() if "stream" not in name}
+        found = {name: (r["length"], r["batches"]) for name, r in rank.items() if "batches" in r}
+        assert len(found) > 10
+        known = {name: each for name, each in found.items() if "stream" not in name}
         assert all(said == given for said, given in known.values()), known
 
 
@@ -626,7 +624,7 @@ def test_a_checkpoint_before_a_stream_goes_on_keeps_its_place(run: Run) -> None:
     assert rest.metrics["rows"] == [[4, 5], [6, 7], [8, 9], [10, 11]]
 
 
-def test_a_stream_that_loses_its_place_is_told_once(
+def test_a_stream_that_loses_its_place_is_reported_once(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     def train() -> None:
@@ -650,12 +648,12 @@ def test_a_stream_that_loses_its_place_is_told_once(
         prepare_data_loader(DataLoader(Remembers(), num_workers=1))
 
     run(train)
-    told = [each.getMessage() for each in caplog.records if "its place" in each.getMessage()]
-    assert len(told) == 2
-    assert "Forgets loses its place" in told[0]
-    assert "state_dict and load_state_dict" in told[0]
-    assert "Remembers loses its place" in told[1]
-    assert "num_workers=0" in told[1]
+    messages = [each.getMessage() for each in caplog.records if "its place" in each.getMessage()]
+    assert len(messages) == 2
+    assert "Forgets loses its place" in messages[0]
+    assert "state_dict and load_state_dict" in messages[0]
+    assert "Remembers loses its place" in messages[1]
+    assert "num_workers=0" in messages[1]
 
 
 @pytest.mark.parametrize("own_batches", [False, True])
@@ -742,8 +740,8 @@ def test_a_loop_over_a_loader_does_not_go_on_after_one_within_it(
             for _ in loader:
                 inner += sum(1 for _ in loader)
         except RuntimeError as error:
-            polytrain.report({"inner": inner, "told": str(error)})
+            polytrain.report({"inner": inner, "message": str(error)})
 
     metrics = run(train).metrics
     assert metrics["inner"] == 6
-    assert "within a loop over the same one" in metrics["told"]
+    assert "within a loop over the same one" in metrics["message"]

@@ -197,7 +197,7 @@ def test_layers_that_only_some_ranks_use(tmp_path: Path) -> None:
         np.testing.assert_allclose(metrics["ours"], metrics["plain"], atol=1e-6)
 
 
-def test_ranks_with_different_models_are_told(tmp_path: Path) -> None:
+def test_ranks_with_different_models_are_reported(tmp_path: Path) -> None:
     def train(config: Any) -> None:
         import os
 
@@ -211,9 +211,9 @@ def test_ranks_with_different_models_are_told(tmp_path: Path) -> None:
         prepare_model(keras.Sequential([keras.Input((3,)), keras.layers.Dense(units)]))
 
     record = world(train, tmp_path)
-    told = " ".join(str(rank.failure) for rank in record.ranks)
-    assert "rank 0 has" in told
-    assert "dense/kernel of shape (3, 5). Build the same model on every rank" in told
+    found = " ".join(str(rank.failure) for rank in record.ranks)
+    assert "rank 0 has" in found
+    assert "dense/kernel of shape (3, 5). Build the same model on every rank" in found
 
 
 def test_statistics_are_those_of_all_ranks(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def test_nothing_is_left_out() -> None:
     import inspect
 
     keras = pytest.importorskip("keras")
-    told = {word for name in ARGUMENTS for word in re.findall(r"`(\w+)`", name.split(":")[0])}
-    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= told
+    found = {word for name in ARGUMENTS for word in re.findall(r"`(\w+)`", name.split(":")[0])}
+    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= found
     kinds = {name for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)} - {
         "CallbackList"
     }

@@ -26,7 +26,7 @@ for library in {LIBRARIES!r}:
 """
 
 
-def test_each_is_told_with_its_command_and_the_plugin_needs_none() -> None:
+def test_each_is_reported_with_its_command_and_the_plugin_needs_none() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_THEM], capture_output=True, text=True, check=True
     )

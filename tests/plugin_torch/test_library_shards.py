@@ -95,8 +95,8 @@ def test_what_lightning_shards_is_read_back(
     if part is None:
         assert run(train).metrics["epoch"] == 1
         return
-    told = PARTS.get(part, "PosixPath, which isn't plain data")
-    with pytest.raises(TrainingFailedError, match=told):
+    found = PARTS.get(part, "PosixPath, which isn't plain data")
+    with pytest.raises(TrainingFailedError, match=found):
         run(train)
 
 

@@ -46,7 +46,7 @@ def does(rank_0: str, rank_1: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("rank_0", "rank_1", "told"),
+    ("rank_0", "rank_1", "message"),
     [
         only_in_sweep("prepares", "prepares a model", "prepare_model"),
         ("prepares", "iterates", "the loop over a prepared data loader"),
@@ -59,8 +59,8 @@ def does(rank_0: str, rank_1: str) -> Callable[[], None]:
         only_in_sweep("trains", "prepares", "averages gradients"),
     ],
 )
-def test_a_call_of_one_rank_alone_is_told(
-    tmp_path: Path, rank_0: str, rank_1: str, told: str
+def test_a_call_of_one_rank_alone_is_reported(
+    tmp_path: Path, rank_0: str, rank_1: str, message: str
 ) -> None:
     world = run_world(
         Torch(timeout_s=60),
@@ -72,7 +72,7 @@ def test_a_call_of_one_rank_alone_is_told(
     [failure, *_] = [rank.failure.failure.message for rank in world.ranks if rank.failure]
     assert re.search(r"rank \d is in .* \(test_meetings.py, line \d+\)", failure)
     assert "prepare_data_loader (test_meetings.py" in failure
-    assert told in failure
+    assert message in failure
     assert "every rank" in failure
 
 

@@ -292,7 +292,7 @@ def takes_another_number_of_steps() -> None:
         model(torch.ones(1, 1)).sum().backward()
 
 
-def test_a_step_that_only_one_rank_takes_is_told(tmp_path: Path) -> None:
+def test_a_step_that_only_one_rank_takes_is_reported(tmp_path: Path) -> None:
     world = run_world(
         Torch(timeout_s=2),
         data=DATA,
@@ -379,7 +379,7 @@ def lacks_a_step_after_a_late_one() -> None:
         dist.all_reduce(torch.ones(1), group=group)
 
 
-def test_late_sums_are_made_in_order_and_one_that_fails_is_told(tmp_path: Path) -> None:
+def test_late_sums_are_made_in_order_and_one_that_fails_is_reported(tmp_path: Path) -> None:
     world = run_world(
         Torch(timeout_s=2),
         data=DATA,

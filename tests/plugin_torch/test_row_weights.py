@@ -94,7 +94,7 @@ def test_a_model_s_gradients_are_weighted_in_any_output(packed: Any, unpacked: A
     assert torch.equal(gradient_of(model, weight=0.5, unpacked=unpacked), plain)
 
 
-def test_an_output_without_tensors_that_are_found_is_told(
+def test_an_output_without_tensors_that_are_found_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Own:
@@ -106,9 +106,9 @@ def test_an_output_without_tensors_that_are_found_is_told(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             gradient_of(model, weight=0.5, unpacked=lambda own: own.value)
-    [told] = [record.getMessage() for record in caplog.records]
-    assert "returns a " in told
-    assert "Own" in told
+    [messages] = [record.getMessage() for record in caplog.records]
+    assert "returns a " in messages
+    assert "Own" in messages
 
 
 @pytest.mark.parametrize("weight", [0.5, 0.0])

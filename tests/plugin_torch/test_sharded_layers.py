@@ -57,7 +57,7 @@ def test_layers_get_rank_0s_weights(tmp_path: Path) -> None:
     assert run(tmp_path, shards_before=False) == [expected] * 2
 
 
-def test_that_layers_sharded_before_do_not_is_told(
+def test_that_layers_sharded_before_do_not_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     expected = {"are_of_rank_0": False, "are_layers_sharded": True}

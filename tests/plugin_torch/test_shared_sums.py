@@ -105,7 +105,7 @@ def test_whoever_waits_rests() -> None:
     assert waited < 0.02
 
 
-def test_ranks_that_give_other_sizes_are_told() -> None:
+def test_ranks_that_give_other_sizes_are_reported() -> None:
     def take_part(sums: SharedSums, rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
             run(sums.add_up(torch.ones(1 + rank)))
@@ -140,7 +140,7 @@ def test_all_ranks_learn_whether_any_votes_for_it(
     assert play(len(rounds[0]), take_part) == [expected] * len(rounds[0])
 
 
-def test_a_rank_that_votes_where_another_adds_up_is_told() -> None:
+def test_a_rank_that_votes_where_another_adds_up_is_reported() -> None:
     def take_part(sums: SharedSums, rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
             run(sums.add_up(torch.ones(1)) if rank else sums.vote(True, []))

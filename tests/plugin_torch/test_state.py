@@ -311,7 +311,7 @@ def test_a_custom_optimizer_that_looks_at_values_is_saved(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "message"),
     [
         (lambda: forgetful(loads=False), "optimizer: .*raised KeyError: 'count'"),
         (lambda: {"model": Extra(2, 1)}, "(?s)model: .*_extra_state.*needs set_extra_state"),
@@ -320,12 +320,12 @@ def test_a_custom_optimizer_that_looks_at_values_is_saved(run: Run) -> None:
     ],
 )
 def test_what_can_be_saved_and_not_loaded_fails_at_the_first_save(
-    run: Run, part: Any, told: str
+    run: Run, part: Any, message: str
 ) -> None:
     def train() -> None:
         TrainingState(**part()).report({})
 
-    with pytest.raises(TrainingFailedError, match=told):
+    with pytest.raises(TrainingFailedError, match=message):
         run(train)
 
 
@@ -362,7 +362,7 @@ def test_reading_back_touches_nothing(run: Run) -> None:
 
 @pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
 @pytest.mark.parametrize(
-    ("kind", "loads", "told"),
+    ("kind", "loads", "message"),
     [
         (torch.nn.Linear, True, None),
         (Extra, True, "(?s)model: .*_extra_state.*needs set_extra_state"),
@@ -370,7 +370,7 @@ def test_reading_back_touches_nothing(run: Run) -> None:
     ],
 )
 def test_sharded_parts_are_read_back_too(
-    tmp_path: Path, written_by: Any, kind: Any, loads: bool, told: str | None
+    tmp_path: Path, written_by: Any, kind: Any, loads: bool, message: str | None
 ) -> None:
     """Neither values nor the optimizer's groups are touched, and training continues."""
 
@@ -401,10 +401,10 @@ def test_sharded_parts_are_read_back_too(
         scaling_config=ScalingConfig(num_workers=0),
         run_config=RunConfig(storage_path=tmp_path, progress=False, checkpoint_config=config),
     )
-    if told is None:
+    if message is None:
         assert trainer.fit().metrics == {"done": True}
         return
-    with pytest.raises(TrainingFailedError, match=told):
+    with pytest.raises(TrainingFailedError, match=message):
         trainer.fit()
 
 

@@ -95,14 +95,16 @@ def with_accelerate(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
         (with_lightning, r"frozen when Lightning wrapped .*on_train_start.*find_unused"),
         (with_transformers, r"frozen when train\(\) wrapped .*two calls of train"),
         (with_accelerate, r"frozen when prepare wrapped .*after accelerator\.prepare"),
     ],
 )
-def test_what_ddp_does_not_average_is_not_trained(tmp_path: Path, function: Any, told: str) -> None:
+def test_what_ddp_does_not_average_is_not_trained(
+    tmp_path: Path, function: Any, message: str
+) -> None:
     import re
 
     def train(config: Any) -> None:
@@ -117,4 +119,4 @@ def test_what_ddp_does_not_average_is_not_trained(tmp_path: Path, function: Any,
     )
     failures = [rank.failure.failure.message for rank in world.ranks if rank.failure]
     assert failures
-    assert re.search(told, failures[0]), failures
+    assert re.search(message, failures[0]), failures

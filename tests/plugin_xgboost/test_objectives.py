@@ -22,9 +22,9 @@ def matrix() -> xgboost.DMatrix:
 
 
 def test_all_objectives_are_known() -> None:
-    with pytest.raises(xgboost.core.XGBoostError) as told:
+    with pytest.raises(xgboost.core.XGBoostError) as raised:
         xgboost.train({"objective": "nosuch"}, matrix(), 1)
-    candidates = set(re.findall(r"Objective candidate: (\S+)", str(told.value)))
+    candidates = set(re.findall(r"Objective candidate: (\S+)", str(raised.value)))
     assert candidates == set(_OBJECTIVES)
 
 

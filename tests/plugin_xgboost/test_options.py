@@ -294,7 +294,7 @@ def test_every_name_in_a_boosters_configuration_is_known(params: dict[str, Any])
     ("name", "meant"),
     [("max_dept", "max_depth"), ("min_child_wieght", "min_child_weight"), ("etaa", "eta")],
 )
-def test_a_misspelt_parameter_is_told_with_the_nearest_name(name: str, meant: str) -> None:
+def test_a_misspelt_parameter_is_reported_with_the_nearest_name(name: str, meant: str) -> None:
     found = problems(label="y", params={name: 1})
     assert found[f"params[{name!r}]"].remedy == f"Did you mean {meant!r}?"
 

@@ -202,10 +202,10 @@ def test_ray_sets_up_the_files_of_workers(tmp_path: Path) -> None:
     validated = {"validation": list(value), "own": "of the validation"}
     assert f"VALIDATED {validated}" in run.stdout, run.stdout + run.stderr
     # The failure of the setup ends the run at once, in Ray's own words.
-    [told] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
+    [printed] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
     which = "RunConfig.worker_runtime_env ('working_dir')"
-    assert told.startswith(f"TOLD startup {which} can't be set up: "), told
-    assert "x.zip" in told
+    assert printed.startswith(f"TOLD startup {which} can't be set up: "), printed
+    assert "x.zip" in printed
 
 
 NO_SUCH_PACKAGE = """
@@ -229,7 +229,7 @@ ray.shutdown()
 """
 
 
-def test_a_package_that_pip_does_not_find_is_told_with_the_argument(tmp_path: Path) -> None:
+def test_a_package_that_pip_does_not_find_is_reported_with_the_argument(tmp_path: Path) -> None:
     """Ray copies the driver's virtual environment before it calls pip, so this one is small."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "small"], check=True)
     [packages] = (tmp_path / "small").glob("lib/python*/site-packages")
@@ -245,9 +245,9 @@ def test_a_package_that_pip_does_not_find_is_told_with_the_argument(tmp_path: Pa
         text=True,
         timeout=200,
     )
-    told = run.stdout.partition("TOLD ")[2]
-    assert told.startswith("RunConfig.worker_runtime_env ('pip') can't be set up: "), run.stderr
-    assert "ERROR: No matching distribution found for no-such-package==9" in told
+    printed = run.stdout.partition("TOLD ")[2]
+    assert printed.startswith("RunConfig.worker_runtime_env ('pip') can't be set up: "), run.stderr
+    assert "ERROR: No matching distribution found for no-such-package==9" in printed
     # Once: neither a restart nor another worker repeats it.
-    assert "ATTEMPTS 1" in told
+    assert "ATTEMPTS 1" in printed
     assert run.stderr.count("No matching distribution") <= 1, run.stderr

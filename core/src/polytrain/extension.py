@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor, Epoch
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
-    from polytrain.data.shards.formats import empty_table, to_format
     from polytrain.data.shards.groups import group_sizes
     from polytrain.data.shards.tensor_shapes import TensorShapes, check_named, check_range
+    from polytrain.data.types.columns import empty_table, to_format
     from polytrain.errors import BadDataError
     from polytrain.workers.call_counter import Calls
     from polytrain.workers.context import Context
@@ -56,7 +56,7 @@ _NAMES = LazyNames(
         ),
         "polytrain.data.plan.position": ("DataPosition",),
         "polytrain.data.plan.row_plan": ("Plan",),
-        "polytrain.data.shards.formats": (
+        "polytrain.data.types.columns": (
             "empty_table",
             "to_format",
         ),

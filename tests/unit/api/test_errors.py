@@ -121,25 +121,25 @@ def test_a_failed_training_says_where_what_was_printed_and_what_to_type() -> Non
 LOST = Failure(kind=FailureKind.WORKER_LOST, rank=1, message="killed by SIGKILL", output="b\n")
 
 
-def test_a_lost_process_is_told_once() -> None:
+def test_a_lost_process_is_reported_once() -> None:
     assert str(TrainingFailedError("no restart is left", (LOST,), last_lines=("a", "b"))) == (
         "rank 1: killed by SIGKILL (no restart is left)\n\nThe last lines of rank 1:\n    a\n    b"
     )
 
 
-def test_what_is_not_among_the_last_lines_is_told_too() -> None:
+def test_what_is_not_among_the_last_lines_is_reported_too() -> None:
     text = str(TrainingFailedError("no restart is left", (LOST,), last_lines=("a",)))
     assert "Last on rank 1's standard error:\nb\n" in text
     assert text.endswith("The last lines of rank 1:\n    a")
 
 
-def test_last_lines_that_are_the_end_of_what_is_told_are_not_told_again() -> None:
+def test_last_lines_that_are_the_end_of_what_is_reported_are_not_reported_again() -> None:
     crashed = replace(LOST, output="Fatal Python error\n  a\n  b\n")
     text = str(TrainingFailedError("no restart is left", (crashed,), last_lines=("  a", "  b")))
     assert text.endswith("standard error:\nFatal Python error\n  a\n  b")
 
 
-def test_peers_that_were_lost_in_the_same_way_are_told() -> None:
+def test_peers_that_were_lost_in_the_same_way_are_reported() -> None:
     text = str(TrainingFailedError("no restart is left", (LOST, replace(LOST, rank=0, output=""))))
     assert text.count("Also on rank") == 1
     assert "Also on rank 0: killed by SIGKILL" in text
@@ -152,7 +152,7 @@ def test_a_failure_that_nobody_has_printed_anything_about_names_the_run() -> Non
     assert text.endswith("To see more: polytrain show /r")
 
 
-def test_what_ranks_have_raised_alike_is_told_once() -> None:
+def test_what_ranks_have_raised_alike_is_reported_once() -> None:
     bug = Failure(kind=FailureKind.USER_ERROR, rank=0, message="KeyError: 1", traceback="Tr\n a\n")
     refused = Failure(kind=FailureKind.USER_ERROR, rank=0, message="BadDataError: label")
     for failure in (bug, refused):
@@ -161,12 +161,12 @@ def test_what_ranks_have_raised_alike_is_told_once() -> None:
         assert text == str(TrainingFailedError("no restart is left", failures[:1]))
 
 
-def test_bad_data_are_told_by_their_problems() -> None:
+def test_bad_data_are_reported_by_their_problems() -> None:
     assert str(BadDataError(PROBLEMS[:1])) == str(PROBLEMS[0])
     assert str(BadDataError(PROBLEMS)).startswith("2 problems:\n  - label: it is required")
 
 
-def test_a_hang_is_told_with_what_the_first_ranks_did() -> None:
+def test_a_hang_is_reported_with_what_the_first_ranks_did() -> None:
     stacks = {rank: f"frame of {rank}\n" for rank in reversed(range(20))}
     hang = Failure(kind=FailureKind.HANG, rank=None, message="no progress", stacks=stacks)
     text = str(TrainingFailedError("no restart is left", (hang,)))
@@ -177,19 +177,19 @@ def test_a_hang_is_told_with_what_the_first_ranks_did() -> None:
     assert "12 more are in the run's journal" in text
 
 
-def test_a_failure_of_no_rank_is_told_without_one() -> None:
+def test_a_failure_of_no_rank_is_reported_without_one() -> None:
     failure = Failure(kind=FailureKind.STARTUP, rank=None, message="no room for 4 workers")
     error = TrainingFailedError("workers can't be placed", (failure,))
     assert str(error) == "no room for 4 workers (workers can't be placed)"
 
 
-def test_the_last_words_of_a_process_that_could_not_say_more_are_told() -> None:
+def test_the_last_words_of_a_process_that_could_not_say_more_are_reported() -> None:
     lost = Failure(
         kind=FailureKind.WORKER_LOST,
         rank=1,
         message="killed by SIGSEGV before its training was done",
         output="Fatal Python error: Segmentation fault\n\n",
     )
-    told = str(TrainingFailedError("max_failures=0 allows no restart", (lost,)))
-    assert told.startswith("rank 1: killed by SIGSEGV")
-    assert told.endswith("on rank 1's standard error:\nFatal Python error: Segmentation fault")
+    message = str(TrainingFailedError("max_failures=0 allows no restart", (lost,)))
+    assert message.startswith("rank 1: killed by SIGSEGV")
+    assert message.endswith("on rank 1's standard error:\nFatal Python error: Segmentation fault")

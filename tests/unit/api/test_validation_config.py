@@ -250,7 +250,7 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(problems: Any) -> 
     assert "very-secret" not in f"{problem}"
 
 
-def test_an_address_of_no_known_kind_is_told(
+def test_an_address_of_no_known_kind_is_reported(
     problems: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -300,7 +300,7 @@ def test_a_strategy_that_the_nodes_make_impossible_is_refused(strategy: str, rem
     assert list(cluster_problems(scaling, [{"CPU": 3.0}, {"CPU": 1.0}, {"CPU": 1.0}])) == []
 
 
-def test_a_worker_that_no_node_can_hold_is_told_to_ask_for_less() -> None:
+def test_a_worker_that_no_node_can_hold_is_reported_to_ask_for_less() -> None:
     scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 8})
     [problem] = cluster_problems(scaling, [{"CPU": 4.0}])
     assert problem.remedy == "Ask for less per worker"

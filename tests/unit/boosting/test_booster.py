@@ -44,7 +44,7 @@ def fields(job: Job = JOB, **options: Any) -> list[str]:
     ],
     ids=str,
 )
-def test_options_are_told_by_the_names_that_the_booster_has_for_them(
+def test_options_are_reported_by_the_names_that_the_booster_has_for_them(
     options: dict[str, Any], wrong: list[str]
 ) -> None:
     assert fields(**options) == wrong

@@ -37,36 +37,36 @@ def refusal(rules: list[Rule], *ranks: Any, valid: Any = None) -> str:
     for table in tables:
         with contextlib.suppress(BadDataError):
             refuse(table, rules, gather=noted)
-    told = set()
+    found = set()
     for table in tables:
         try:
             refuse(table, rules, gather=lambda _: pieces)
         except BadDataError as error:
-            told.add(str(error))
+            found.add(str(error))
         else:
-            told.add("")
-    [text] = told
+            found.add("")
+    [text] = found
     return text
 
 
 def test_the_rows_of_all_ranks_are_counted() -> None:
-    told = refusal(required("label", "c"), [1.0, NAN], [1.0, 2.0], [None, 3.0, NAN])
-    assert told == (
+    found = refusal(required("label", "c"), [1.0, NAN], [1.0, 2.0], [None, 3.0, NAN])
+    assert found == (
         "label: in 3 of 7 row(s) of 'train' the column 'c' has no value (null or NaN). "
         "Leave such rows out, or give them a value"
     )
 
 
-def test_a_data_set_that_one_rank_has_is_told_by_all() -> None:
-    told = refusal(required("label", "c"), [1.0], [2.0], valid=[NAN, 1.0])
-    assert "in 1 of 2 row(s) of 'valid'" in told
+def test_a_data_set_that_one_rank_has_is_reported_by_all() -> None:
+    found = refusal(required("label", "c"), [1.0], [2.0], valid=[NAN, 1.0])
+    assert "in 1 of 2 row(s) of 'valid'" in found
 
 
-def test_all_problems_are_told_at_once() -> None:
-    told = refusal(weights("weight", "c"), [-1.0, NAN], [INF, 1e39], valid=[-2.0])
-    assert told.startswith("4 problems:\n")
-    assert "2 of 4 row(s) of 'train' the column 'c' is infinite" in told
-    assert "is negative (such as -2)" in told
+def test_all_problems_are_reported_at_once() -> None:
+    found = refusal(weights("weight", "c"), [-1.0, NAN], [INF, 1e39], valid=[-2.0])
+    assert found.startswith("4 problems:\n")
+    assert "2 of 4 row(s) of 'train' the column 'c' is infinite" in found
+    assert "is negative (such as -2)" in found
 
 
 def test_weights_of_0_are_fine_where_others_are_above() -> None:
@@ -92,16 +92,16 @@ def test_labels_are_what_the_objective_takes(
     labels: Labels, good: list[float], bad: float, taken: str
 ) -> None:
     assert refusal([labels.rule("label", "c")], np.array(good, float)) == ""
-    told = refusal([labels.rule("label", "c")], np.array([*good, bad], float))
-    assert f"the objective 'o', which takes {taken} (such as {bad:g})" in told
+    found = refusal([labels.rule("label", "c")], np.array([*good, bad], float))
+    assert f"the objective 'o', which takes {taken} (such as {bad:g})" in found
 
 
-def test_a_label_that_is_missing_is_told_as_such_alone() -> None:
+def test_a_label_that_is_missing_is_reported_as_such_alone() -> None:
     labels = Labels(objective="o", low=0, high=1, whole=True)
     rules = [*required("label", "c"), labels.rule("label", "c")]
-    told = refusal(rules, [0.0, NAN])
-    assert "no value" in told
-    assert "objective" not in told
+    found = refusal(rules, [0.0, NAN])
+    assert "no value" in found
+    assert "objective" not in found
 
 
 @pytest.mark.parametrize("bad", [INF, -INF, 1e300])
@@ -111,8 +111,8 @@ def test_infinite_features_are_named(bad: float) -> None:
     assert [rule.column for rule in finite(table.schema, "XGBoost")] == ["c", "n"]
     rules = finite(table.select(["c"]).schema, "XGBoost")
     assert refusal(rules, [1.0, NAN], [NAN, NAN], pa.nulls(2, pa.float32())) == ""
-    told = refusal(rules, [1.0, NAN], [bad, 2.0])
-    assert told.startswith("datasets['train']: in 1 of 4 row(s) of 'train' the column 'c' is inf")
+    found = refusal(rules, [1.0, NAN], [bad, 2.0])
+    assert found.startswith("datasets['train']: in 1 of 4 row(s) of 'train' the column 'c' is inf")
 
 
 def test_a_constant_is_one_over_all_ranks() -> None:
@@ -155,10 +155,10 @@ def test_tables_have_the_columns_of_train_in_types_that_frameworks_know() -> Non
     ],
 )
 def test_every_column_has_its_rules(column: str, values: list[Any], field: str) -> None:
-    with pytest.raises(BadDataError) as told:
+    with pytest.raises(BadDataError) as raised:
         checked({**GOOD, column: values})
-    assert told.value.problems[0].field == field
-    assert f"column '{column}'" in str(told.value)
+    assert raised.value.problems[0].field == field
+    assert f"column '{column}'" in str(raised.value)
 
 
 def test_one_rank_warns_of_labels_that_are_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,10 +30,10 @@ def warnings(caplog: pytest.LogCaptureFixture, *ranks: Any, kind: Any = None) ->
 
 
 def test_numbers_of_all_ranks_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    [told] = warnings(caplog, ["1", "2.5", "-3e4", "?"], ["7", None, "", ".5"] * 4 + ["-"])
-    assert "'x'" in told
-    assert "11 of 13 are numbers" in told
-    assert "'?', '-'" in told
+    [found] = warnings(caplog, ["1", "2.5", "-3e4", "?"], ["7", None, "", ".5"] * 4 + ["-"])
+    assert "'x'" in found
+    assert "11 of 13 are numbers" in found
+    assert "'?', '-'" in found
 
 
 @pytest.mark.parametrize("values", [["a"] * 9 + ["1"], ["1", "2"], ["", None], [], ["1", "a"]])

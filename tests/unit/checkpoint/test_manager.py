@@ -232,7 +232,7 @@ def test_ranks_that_stand_at_different_rows_are_named_once(
     assert caplog.text == ""
 
 
-def test_a_run_begins_where_it_was_told_to_and_goes_on_from_its_own(tmp_path: Path) -> None:
+def test_a_run_begins_where_it_was_reported_to_and_goes_on_from_its_own(tmp_path: Path) -> None:
     one = Kept(tmp_path)
     origin = StartingPoint(location=Location.of(tmp_path / "another run"), step=5)
     one.manager.origin = origin
@@ -294,14 +294,14 @@ HOW = ["missing", "short", "changed", "torn"]
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_damaged_checkpoint_is_told_and_deleted_after_the_next_commit(
+def test_a_damaged_checkpoint_is_reported_and_deleted_after_the_next_commit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     one = Kept(tmp_path)
     first, second, third = (one.save(number, loss=number) for number in range(3))
-    told = {info.path: spoil(info, how) for info in (second, third)}
+    found = {info.path: spoil(info, how) for info in (second, third)}
     assert one.manager.start().path == first.path
-    for path, wrong in told.items():
+    for path, wrong in found.items():
         assert any(path in line and wrong in line for line in caplog.text.splitlines())
     assert [info.path for info in one.manager.best()] == [first.path]
     assert directories(one.store) == names(0, 1, 2), "nothing goes before something newer is there"

@@ -196,8 +196,8 @@ def test_the_parts_of_all_ranks_make_one_directory_or_the_two_at_odds_are_named(
             held.setdefault(name, {}).setdefault(content, rank)
     stored = {rank: files(rank, contents) for rank, contents in parts.items()}
     if all(len(contents) == 1 for contents in held.values()):
-        told = {(file.name, file.sha256, file.rank) for file in merged(stored)}
-        assert told == {(n, c, rank) for n, by in held.items() for c, rank in by.items()}
+        found = {(file.name, file.sha256, file.rank) for file in merged(stored)}
+        assert found == {(n, c, rank) for n, by in held.items() for c, rank in by.items()}
         assert len(merged(stored)) == len(held)
         return
     with pytest.raises(ValueError, match="names of their own") as caught:
@@ -212,7 +212,7 @@ attempts = st.builds(AttemptId, token=st.integers(1, 10**9), attempt=st.integers
 
 
 @given(number=st.integers(0, 10**9), attempt_id=attempts)
-def test_a_directory_is_told_by_its_name(number: int, attempt_id: AttemptId) -> None:
+def test_a_directory_is_reported_by_its_name(number: int, attempt_id: AttemptId) -> None:
     assert parse_directory_name(directory_name(number, attempt_id)) == (number, attempt_id)
 
 

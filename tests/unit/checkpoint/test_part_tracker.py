@@ -207,7 +207,7 @@ def test_that_one_rank_goes_on_is_no_excuse_for_another() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_rank_that_ends_with_a_part_too_few_is_told_at_once(first: int) -> None:
+def test_a_rank_that_ends_with_a_part_too_few_is_reported_at_once(first: int) -> None:
     watched = Watched(2)
     watched.hand_in(0, 1, 0)
     watched.end(first)

@@ -168,9 +168,9 @@ def test_a_missing_and_a_short_file_are_damage(store: CheckpointStore) -> None:
     (directory / "model").write_text("wei")
     assert store.damage(made) == ("model has 3 bytes instead of 7",)
     (directory / "other").unlink()
-    told = ("model has 3 bytes instead of 7", "other is missing")
-    assert store.damage(made) == told
-    assert store.find(since_token=1).damaged == {made.directory: "; ".join(told)}
+    found = ("model has 3 bytes instead of 7", "other is missing")
+    assert store.damage(made) == found
+    assert store.find(since_token=1).damaged == {made.directory: "; ".join(found)}
 
 
 def test_a_file_of_the_same_size_with_another_content_is_damage(store: CheckpointStore) -> None:

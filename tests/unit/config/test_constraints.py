@@ -65,7 +65,7 @@ def test_every_number_and_choice_states_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         (FailureConfig(hang_timeout_s=0), "above 0, or None to turn hang detection off"),
         (FailureConfig(rendezvous_timeout_s=math.inf), "at least 0 and at most 1e+09"),
@@ -74,6 +74,6 @@ def test_every_number_and_choice_states_what_it_takes() -> None:
         (RunConfig(if_finished="old"), "'return' or 'error' or 'new' or None"),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
-def test_the_remedy_says_what_it_takes(config: Any, told: str) -> None:
+def test_the_remedy_says_what_it_takes(config: Any, message: str) -> None:
     [problem] = field_problems(config)
-    assert told in problem.remedy
+    assert message in problem.remedy

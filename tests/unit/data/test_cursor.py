@@ -127,7 +127,7 @@ def test_a_position_survives_a_manifest(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"rows": 101}, "rows=100 then, 101 now"),
         ({"seed": 1}, "seed=0 then, 1 now"),
@@ -135,10 +135,10 @@ def test_a_position_survives_a_manifest(
         ({"shards": 7}, "shards=2 then, 7 now"),
     ],
 )
-def test_inside_an_epoch_the_order_can_not_be_changed(change: dict[str, int], told: str) -> None:
+def test_inside_an_epoch_the_order_can_not_be_changed(change: dict[str, int], message: str) -> None:
     now = replace(PLAN, **change)  # type: ignore[arg-type]  # one field at a time
     with pytest.raises(
-        DataChangedError, match=f"row 10 of epoch 3 of the data set 'train'.*{told}"
+        DataChangedError, match=f"row 10 of epoch 3 of the data set 'train'.*{message}"
     ):
         in_plan("train", cursor(3, 10).position.to_plain(), now, {})
     between_epochs = in_plan("train", cursor(3, 0).position.to_plain(), now, {})

@@ -123,9 +123,9 @@ def position_in(data: Any, **config: Any) -> Any:
 
 @pytest.mark.parametrize("case", CHANGED)
 def test_an_epoch_does_not_go_on_in_other_data(case: str, tmp_path: Path) -> None:
-    make, change, told = CHANGED[case]
+    make, change, found = CHANGED[case]
     position = position_in(make(tmp_path))
-    with pytest.raises(DataChangedError, match=rf"row 1 of epoch 0 of .*'train'.*\({told}\)"):
+    with pytest.raises(DataChangedError, match=rf"row 1 of epoch 0 of .*'train'.*\({found}\)"):
         shard_of(change(tmp_path), position=position)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import polytrain.data.fingerprint
 from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
-from polytrain.data.sources.describe import describe
+from polytrain.data.read.describe import describe
 
 VALUES: dict[str, tuple[pa.DataType, Any, Any]] = {
     "int8": (pa.int8(), 1, 2),

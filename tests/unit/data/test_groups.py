@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from polytrain import DataConfig, InvalidJobError, ScalingConfig, Trainer
 from polytrain.backends.reference import Reference
+from polytrain.data.read.describe import describe
 from polytrain.data.shards.groups import group_sizes, group_starts
-from polytrain.data.sources.describe import describe
 from polytrain.data_errors import SourceError
 
 
@@ -38,7 +38,7 @@ def test_groups_go_on_from_one_file_to_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ([1, 1, 2, 1], r"group 1 .*begins at row 0 and again at row 3"),
         (["b", "a", "b"], r"group 'b' .*begins at row 0 and again at row 2"),
@@ -46,12 +46,12 @@ def test_groups_go_on_from_one_file_to_the_next(tmp_path: Path) -> None:
         ([1, None, 2], r"1 row.* no value in the column 'query'"),
     ],
 )
-def test_what_is_no_grouping_is_refused(values: list[Any], told: str) -> None:
-    with pytest.raises(SourceError, match=told):
+def test_what_is_no_grouping_is_refused(values: list[Any], message: str) -> None:
+    with pytest.raises(SourceError, match=message):
         group_starts(describe("train", pa.table({"query": pa.array(values)})), "query")
 
 
-def test_a_missing_group_column_is_told_before_the_start() -> None:
+def test_a_missing_group_column_is_reported_before_the_start() -> None:
     with pytest.raises(InvalidJobError, match=r"no column 'qurey' to group by.*query, y"):
         Trainer(
             Reference(label="y"),
@@ -60,7 +60,7 @@ def test_a_missing_group_column_is_told_before_the_start() -> None:
         )
 
 
-def test_fewer_groups_than_workers_are_told_before_the_start() -> None:
+def test_fewer_groups_than_workers_are_reported_before_the_start() -> None:
     with pytest.raises(InvalidJobError, match=r"its 2 group\(s\) can't be divided among 3 workers"):
         Trainer(
             Reference(label="y"),

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain.data.plan.row_plan import Plan
+from polytrain.data.read.describe import describe
+from polytrain.data.read.pieces import Piece
 from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.pieces import Piece
 
 ROWS = 10_000
 
@@ -120,9 +120,9 @@ def test_row_groups_for_which_there_is_no_room_are_read_in_parts(
         ]
     assert [piece.decoded[-2:] for piece in pieces] == [[23, 23], [23, 23]]
     assert open_files(temporary) == []
-    [told] = caplog.messages
-    assert "TMPDIR" in told
-    assert "window_rows" in told
+    [message] = caplog.messages
+    assert "TMPDIR" in message
+    assert "window_rows" in message
 
 
 def test_every_type_comes_back_from_the_disk_as_it_was(tmp_path: Path) -> None:

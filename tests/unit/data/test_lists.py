@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.shards.tensor_shapes import TensorShapes
-from polytrain.data.sources.arrays import nested_lists, tensors_as_lists, tensors_of
-from polytrain.data.sources.schemas import conformed, unified_type
+from polytrain.data.types.arrays import nested_lists, tensors_as_lists, tensors_of
+from polytrain.data.types.columns import column_to_numpy
+from polytrain.data.types.schemas import conformed, unified_type
 from polytrain.data_errors import ReadError
 from polytrain.testing.shards import shard_of
 

@@ -187,14 +187,14 @@ def test_the_same_seed_gives_the_same_order_in_another_process(shuffle: bool) ->
         f"order = {plan!r}.epoch(2)\n"
         "print([order[position] for position in range(500)])"
     )
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         check=True,
         env={"PYTHONHASHSEED": "12345"},
     )
-    assert told.stdout.strip() == str([plan.epoch(2)[position] for position in range(500)])
+    assert process.stdout.strip() == str([plan.epoch(2)[position] for position in range(500)])
 
 
 def test_rows_of_a_window_lie_together() -> None:

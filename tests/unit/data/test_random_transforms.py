@@ -13,8 +13,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
+from polytrain.data.read.random_transforms import wants_generator
 from polytrain.data.shards.reader import RowsShard
-from polytrain.data.sources.random_transforms import wants_generator
 from polytrain.data_errors import SourceError, TransformError
 from polytrain.testing.shards import shard_of
 

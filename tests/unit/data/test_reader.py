@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from polytrain import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.checks import config_problems
 from polytrain.data.checks import tell_excess
+from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.reader import RowsShard
 from polytrain.data.shards.spec import ShardSpec
-from polytrain.data.sources.describe import describe
 from polytrain.testing.shards import shard_of
 
 ROWS = 11
@@ -277,7 +277,7 @@ def test_a_run_that_resumes_keeps_its_shards_unless_the_user_says_otherwise(
     assert spec_of(pa.table({"id": [1, 2]}), 1, shards=8).plan.shards == 2, "none is empty"
 
 
-def test_what_a_worker_reads_beside_its_part_is_told(
+def test_what_a_worker_reads_beside_its_part_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = files(tmp_path / "data")
@@ -286,9 +286,9 @@ def test_what_a_worker_reads_beside_its_part_is_told(
     tell_excess(fine, 4)
     assert caplog.messages == []
     tell_excess([spec_of(data, 4, cut=1)], 4)
-    [told] = caplog.messages
-    assert "up to 4.0 times its part of the data set 'train'" in told
-    assert "DataConfig(shards=4)" in told
+    [message] = caplog.messages
+    assert "up to 4.0 times its part of the data set 'train'" in message
+    assert "DataConfig(shards=4)" in message
 
 
 def test_files_of_few_rows_share_a_window(tmp_path: Path) -> None:
@@ -566,9 +566,9 @@ def test_dropped_rows_are_counted(how: str, caplog: pytest.LogCaptureFixture) ->
         ]
     assert sizes == [4, 4, 4, 4]
     assert one.num_batches(batch_size=4, drop_last=how == "drop_last") == 2
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "'train' leaves out 3 of 11 rows" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "'train' leaves out 3 of 11 rows" in messages[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -708,7 +708,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": -1}, "batch_size=-1"),
@@ -723,9 +723,9 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
     ],
 )
 def test_bad_arguments_are_refused_before_the_first_batch(
-    arguments: dict[str, Any], told: str
+    arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         shard().iter_batches(**arguments)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.data.sources.ray_data import unified
-from polytrain.data.sources.schemas import conformed, unified_type
+from polytrain.data.read.ray_data import unified
+from polytrain.data.types.schemas import conformed, unified_type
 from polytrain.data_errors import ReadError, SourceError, TransformError
 from polytrain.testing.shards import shard_of
 
@@ -34,7 +34,7 @@ def test_blocks_of_other_types(blocks: list[pa.Schema], expected: pa.Schema | No
 
 
 @pytest.mark.parametrize(
-    ("blocks", "told"),
+    ("blocks", "message"),
     [
         ([schema(x=pa.int64(), y=pa.int64()), schema(x=pa.int64())], "no column 'y'"),
         ([schema(x=pa.int64()), schema(x=pa.int64(), y=pa.int64())], "no column 'y'"),
@@ -45,8 +45,8 @@ def test_blocks_of_other_types(blocks: list[pa.Schema], expected: pa.Schema | No
         ),
     ],
 )
-def test_blocks_that_nothing_holds(blocks: list[pa.Schema], told: str) -> None:
-    with pytest.raises(SourceError, match=told):
+def test_blocks_that_nothing_holds(blocks: list[pa.Schema], message: str) -> None:
+    with pytest.raises(SourceError, match=message):
         unified(blocks, None)
 
 

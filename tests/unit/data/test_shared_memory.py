@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.shards.shared_memory import (
     from_shared_memory,
     parts_to_shared_memory,
     to_shared_memory,
 )
-from polytrain.data.sources.arrays import tensors_of
+from polytrain.data.types.arrays import tensors_of
+from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import ReadError
 
 ROWS = 11

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 
-from polytrain.data.sources import csv_files
-from polytrain.data.sources.csv_files import CsvPiece
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.file_version import FileVersion
+from polytrain.data.read import csv_files
+from polytrain.data.read.csv_files import CsvPiece
+from polytrain.data.read.describe import describe
+from polytrain.data.read.file_version import FileVersion
 from polytrain.data_errors import ReadError, SourceError
 
 
@@ -255,9 +255,9 @@ def test_a_csv_file_with_other_values_now(tmp_path: Path) -> None:
 DESCRIBE = """
 import resource, sys
 import pyarrow as pa
-from polytrain.data.sources.csv_files import CsvPiece
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.file_version import FileVersion
+from polytrain.data.read.csv_files import CsvPiece
+from polytrain.data.read.describe import describe
+from polytrain.data.read.file_version import FileVersion
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 source = describe("train", sys.argv[1])
 assert [str(field.type) for field in source.schema] == ["string", "double"], source.schema

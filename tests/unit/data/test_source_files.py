@@ -14,11 +14,11 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.sources import parquet_files
-from polytrain.data.sources.describe import Source, describe
-from polytrain.data.sources.expansion import expand
-from polytrain.data.sources.file_version import FileVersion
-from polytrain.data.sources.parquet_files import RowGroupPiece
+from polytrain.data.read import parquet_files
+from polytrain.data.read.describe import Source, describe
+from polytrain.data.read.expansion import expand
+from polytrain.data.read.file_version import FileVersion
+from polytrain.data.read.parquet_files import RowGroupPiece
 from polytrain.data_errors import ReadError, SourceError
 
 
@@ -246,7 +246,7 @@ def test_links_to_files_of_a_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "*.parquet"])
-def test_a_link_to_nothing_is_told(tmp_path: Path, pattern: str) -> None:
+def test_a_link_to_nothing_is_reported(tmp_path: Path, pattern: str) -> None:
     write(tmp_path / "a.parquet", x=[1])
     (tmp_path / "b.parquet").symlink_to("gone.parquet")
     with pytest.raises(SourceError, match=r"link '.*b\.parquet' leads to no file"):

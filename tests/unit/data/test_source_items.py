@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.data.shards.formats import column_to_numpy
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.indexed import IndexedPiece
+from polytrain.data.read.describe import describe
+from polytrain.data.read.indexed import IndexedPiece
+from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import ReadError, SourceError
 
 

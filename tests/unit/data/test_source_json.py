@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.data.sources import dicts, json_files
-from polytrain.data.sources.describe import Source, describe
+from polytrain.data.read import dicts, json_files
+from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of
 
@@ -80,7 +80,7 @@ def test_a_key_that_a_line_lacks_is_a_missing_value(lines: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([{"x": 1}, '{"x": '], r"a\.jsonl', line 2: "),
         ([{"x": 1}, {"x": 2}, "[3]"], r"a\.jsonl', line 3: it isn't an object"),
@@ -92,13 +92,13 @@ def test_a_key_that_a_line_lacks_is_a_missing_value(lines: Path) -> None:
         ([{"x": 2**64 + 1}], "'x' is read as float64, which would round 18446744073709551617"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(lines: Path, rows: list[Any], told: str) -> None:
-    with pytest.raises(SourceError, match=told) as caught:
+def test_what_is_wrong_with_a_file_is_reported(lines: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(SourceError, match=message) as caught:
         describe("train", written(lines, *rows))
     assert caught.value.remedy
 
 
-def test_bytes_that_are_no_text_are_told_with_their_line(lines: Path) -> None:
+def test_bytes_that_are_no_text_are_reported_with_their_line(lines: Path) -> None:
     lines.write_bytes('{"x": "a"}\n{"x": "é"}'.encode("latin1"))
     with pytest.raises(SourceError, match="not UTF-8: line 2"):
         describe("train", lines)
@@ -192,7 +192,7 @@ def test_masked_numbers_are_missing(masked: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([{"x": 1}, 5], "item 1 is a int, not a dict"),
         ([{"x": 1}, {"x": "a"}], "'x'"),
@@ -204,10 +204,10 @@ def test_masked_numbers_are_missing(masked: Any) -> None:
 )
 @pytest.mark.parametrize("at_once", [1, 100])
 def test_dicts_that_are_no_rows(
-    rows: list[Any], told: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+    rows: list[Any], message: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dicts, "_AT_ONCE", at_once)
-    with pytest.raises(SourceError, match=told) as caught:
+    with pytest.raises(SourceError, match=message) as caught:
         describe("train", some(*rows))
     assert caught.value.remedy
 

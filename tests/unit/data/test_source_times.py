@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.data.sources.times import in_unit_of_arrow
+from polytrain.data.types.times import in_unit_of_arrow
 from polytrain.data_errors import SourceError
 from polytrain.testing.shards import shard_of
 
@@ -61,7 +61,7 @@ def test_what_lies_behind_a_mask_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "told"),
+    ("times", "message"),
     [
         (np.array([3], "timedelta64[M]"), "units of M, which have no one length"),
         (np.array([3], "timedelta64[Y]"), "units of Y, which have no one length"),
@@ -73,8 +73,8 @@ def test_what_lies_behind_a_mask_does_not_matter() -> None:
         (np.array([2**40], "datetime64[D]"), "millions of years away"),
     ],
 )
-def test_times_that_would_change_are_refused(times: Any, told: str) -> None:
-    with pytest.raises(SourceError, match=rf"'t' has .*{told}"):
+def test_times_that_would_change_are_refused(times: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=rf"'t' has .*{message}"):
         shard_of({"t": times})
 
 
@@ -123,7 +123,7 @@ def test_lists_of_times_get_the_finest_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([np.array([1, 2], "timedelta64[M]"), np.array([1], "timedelta64[M]")], "of M, which have"),
         ([np.array([2**60], "datetime64[s]"), np.zeros(2, "datetime64[ns]")], "one unit"),
@@ -131,8 +131,8 @@ def test_lists_of_times_get_the_finest_unit() -> None:
         ([np.zeros(2, "datetime64[s]"), np.zeros(1, "timedelta64[s]")], "Give all rows one type"),
     ],
 )
-def test_lists_of_times_that_do_not_go_together_are_refused(rows: Any, told: str) -> None:
-    with pytest.raises(SourceError, match=rf"'t' has .*{told}"):
+def test_lists_of_times_that_do_not_go_together_are_refused(rows: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=rf"'t' has .*{message}"):
         shard_of({"t": rows})
 
 

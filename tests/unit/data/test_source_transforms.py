@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.shards.formats import column_to_numpy
-from polytrain.data.sources.describe import Source, describe
+from polytrain.data.read.describe import Source, describe
+from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import SourceError, TransformError
 from polytrain.testing.shards import shard_of
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import SourceError
 from polytrain.testing.shards import shard_of
 
@@ -58,9 +58,9 @@ SOURCES: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_column_without_a_form_is_refused_unless_it_is_left_out(
     case: str, tmp_path: Path
 ) -> None:
-    make, told = SOURCES[case]
+    make, found = SOURCES[case]
     data = make(tmp_path)
-    with pytest.raises(SourceError, match=rf"the column 'bad' holds {told}.*columns=\["):
+    with pytest.raises(SourceError, match=rf"the column 'bad' holds {found}.*columns=\["):
         shard_of(data)
     [batch] = shard_of(data, columns=["x"]).iter_batches(batch_size=3)
     assert batch["x"].tolist() == [1, 2, 3]

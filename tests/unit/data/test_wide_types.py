@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.shards import wide_types
 from polytrain.data.shards.shared_memory import from_shared_memory, to_shared_memory
-from polytrain.data.shards.wide_types import in_one_piece
+from polytrain.data.types import wide_types
+from polytrain.data.types.wide_types import in_one_piece
 from polytrain.testing.shards import shard_of
 
 LARGE: dict[str, tuple[pa.Array, pa.DataType]] = {

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from polytrain.linux.forked_children import OwnDescriptor
-from polytrain.workers.process_ends import ProcessEnds
+from polytrain.workers.processes.child import Child
 
 
 def open_in_a_child(descriptors: Iterable[int]) -> list[int]:
@@ -25,12 +25,12 @@ def open_in_a_child(descriptors: Iterable[int]) -> list[int]:
 
 def test_a_child_has_none_of_the_ends_of_a_worker_process() -> None:
     """It would keep the process from noticing the end of its agent, and the other way round."""
-    ends = ProcessEnds()
-    *channels, page = ends.theirs
-    ours = [ends.connection.fileno(), *(pipe.fileno() for pipe in ends.pipes.values())]
+    child = Child(on_message=print, on_output=print)
+    *channels, page = child.descriptors
+    ours = [child._connection.fileno(), *(pipe.fileno() for pipe in child._readers.values())]
     assert open_in_a_child([*channels, *ours, page]) == [page]
     assert all(os.path.exists(f"/proc/self/fd/{each}") for each in (*channels, *ours, page))
-    ends.close()
+    child.discard()
     assert not any(os.path.exists(f"/proc/self/fd/{each}") for each in (*channels, *ours, page))
 
 

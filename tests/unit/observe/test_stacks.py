@@ -72,7 +72,7 @@ def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", nowhere)
 
 
-def test_native_and_python_frames_are_told(waiting: subprocess.Popen[str], page: Page) -> None:
+def test_native_and_python_frames_are_reported(waiting: subprocess.Popen[str], page: Page) -> None:
     stacks = stacks_of(waiting.pid, page.descriptor, pausing=True)
     assert "waits_for_ever" in stacks
     assert "PyThread_acquire_lock_timed" in stacks
@@ -84,7 +84,9 @@ def test_what_has_called_run_worker_is_left_out(waiting: subprocess.Popen[str], 
     assert "calls_run_worker" not in stacks
 
 
-def test_frames_are_told_without_a_pause_too(waiting: subprocess.Popen[str], page: Page) -> None:
+def test_frames_are_reported_without_a_pause_too(
+    waiting: subprocess.Popen[str], page: Page
+) -> None:
     assert "waits_for_ever" in stacks_of(waiting.pid, page.descriptor, pausing=False)
 
 
@@ -109,7 +111,7 @@ def test_a_thread_that_had_no_frames_is_looked_at_again(page: Page) -> None:
     assert stacks == "Thread 1 (active)\n    works (a.py:9)"
 
 
-def test_a_stopped_process_is_told_and_stays_stopped(
+def test_a_stopped_process_is_reported_and_stays_stopped(
     waiting: subprocess.Popen[str], page: Page
 ) -> None:
     stop(waiting)

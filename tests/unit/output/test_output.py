@@ -128,7 +128,7 @@ def closed() -> io.TextIOBase:
 
 
 @pytest.mark.parametrize("stdout", [Broken(), closed(), None], ids=["broken", "closed", "none"])
-def test_a_standard_output_that_is_gone_is_told_once_and_ends_nothing(
+def test_a_standard_output_that_is_gone_is_reported_once_and_ends_nothing(
     stdout: io.TextIOBase | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ def test_a_terminal_without_a_character_shows_its_code(
     assert (tmp_path / "logs" / "rank_0.log").read_text(encoding="utf-8") == "é 50%\n"
 
 
-def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing(
+def test_a_log_that_cannot_be_written_is_reported_once_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Captured
 ) -> None:
     logs = tmp_path / "logs"

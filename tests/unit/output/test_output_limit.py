@@ -13,7 +13,7 @@ def test_what_is_usual_passes() -> None:
     assert limit.notice() == ""
 
 
-def test_a_burst_passes_and_a_flood_is_cut_off_and_told_about_once_a_second() -> None:
+def test_a_burst_passes_and_a_flood_is_cut_off_and_reported_about_once_a_second() -> None:
     limit = OutputLimit(now=0.0)
     chunks = [limit.passed(CHUNK, now=number / 1000) for number in range(10_000)]
     passed = "".join(chunks)

@@ -55,13 +55,13 @@ def install(path: Path, text: str | None, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_build_for_cpus_is_told_without_an_import(
+def test_a_build_for_cpus_is_reported_without_an_import(
     build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, is_told = BUILDS[build]
+    text, is_warned = BUILDS[build]
     install(tmp_path, text, monkeypatch)
-    told = [problem.what for problem in Torch().problems(job())]
-    assert told == ([SENTENCE] if is_told else [])
+    messages = [problem.what for problem in Torch().problems(job())]
+    assert messages == ([SENTENCE] if is_warned else [])
 
 
 def test_a_build_for_cpus_is_fine_without_gpus_and_for_other_nodes(

@@ -36,7 +36,7 @@ CLASSES = sorted(
 
 
 @pytest.mark.parametrize("module", PACKAGES, ids=lambda module: module.__name__)
-def test_public_names_are_sorted_and_told_once(module: ModuleType) -> None:
+def test_public_names_are_sorted_and_reported_once(module: ModuleType) -> None:
     names = module.__all__
     constants = [name for name in names if name.isupper()]
     classes = [name for name in names if name[0].isupper() and not name.isupper()]

@@ -108,11 +108,11 @@ def test_an_unknown_name_gets_the_nearest_and_the_list(install: Install) -> None
     install("polytrain-made", "catboost")
     with pytest.raises(UnknownBackendError) as caught:
         load_backend("catbost")
-    told = str(caught.value)
-    assert "No backend is named 'catbost'" in told
-    assert "Did you mean 'catboost'?" in told
-    assert "Install it" not in told
-    assert ", ".join(backend_names()) in told
+    message = str(caught.value)
+    assert "No backend is named 'catbost'" in message
+    assert "Did you mean 'catboost'?" in message
+    assert "Install it" not in message
+    assert ", ".join(backend_names()) in message
 
 
 def test_a_name_far_from_all_others_gets_the_list_alone() -> None:
@@ -168,10 +168,10 @@ def test_an_import_that_fails_keeps_its_cause_and_says_how_to_install(install: I
         load_backend("made")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
     assert caught.value.__cause__.name == "framework_of_nobody"
-    told = str(caught.value)
-    assert "ModuleNotFoundError: No module named 'framework_of_nobody'" in told
-    assert "polytrain-made 1.2" in told
-    assert "pip install polytrain-made" in told
+    message = str(caught.value)
+    assert "ModuleNotFoundError: No module named 'framework_of_nobody'" in message
+    assert "polytrain-made 1.2" in message
+    assert "pip install polytrain-made" in message
 
 
 def test_a_module_that_is_not_there_is_an_import_that_fails(
@@ -193,16 +193,16 @@ def test_another_version_of_the_contract_is_refused(install: Install, version: i
     assert "--upgrade" in str(caught.value)
 
 
-def test_a_module_that_provides_another_name_is_told_which(install: Install) -> None:
+def test_a_module_that_provides_another_name_is_reported_which(install: Install) -> None:
     install("polytrain-made", "made", source=MODULE.format(name="mode", version=1))
     with pytest.raises(RegistryError) as caught:
         load_backend("made")
-    told = str(caught.value)
-    assert "'module_of_polytrain_made', whose polytrain_backends() provides 'mode'" in told
-    assert "`name` is 'made'" in told
+    message = str(caught.value)
+    assert "'module_of_polytrain_made', whose polytrain_backends() provides 'mode'" in message
+    assert "`name` is 'made'" in message
 
 
-def test_a_module_that_provides_nothing_is_told_so(install: Install) -> None:
+def test_a_module_that_provides_nothing_is_reported_so(install: Install) -> None:
     install("polytrain-made", "made", source="")
     with pytest.raises(RegistryError, match=r"polytrain_backends\(\) provides none"):
         load_backend("made")

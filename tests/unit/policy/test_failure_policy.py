@@ -64,11 +64,11 @@ def test_data_that_are_refused_are_not_tried_again() -> None:
 
 
 def test_the_time_of_day_in_a_message_makes_no_difference() -> None:
-    told = [
+    messages = [
         attempt_of(failure(FailureKind.USER_ERROR, message=f"XGBoostError: [{time}] no"))
         for time in ("15:21:10", "15:21:14")
     ]
-    assert not FailurePolicy(max_failures=-1).decide(told).restart
+    assert not FailurePolicy(max_failures=-1).decide(messages).restart
 
 
 @pytest.mark.parametrize(

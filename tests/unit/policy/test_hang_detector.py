@@ -69,7 +69,7 @@ class Watched:
         return self.hang_detector.look(self.play.state.status, now=self.now)
 
 
-def test_a_hang_is_told_with_every_ranks_stack() -> None:
+def test_a_hang_is_reported_with_every_ranks_stack() -> None:
     watched = Watched().training().quiet(0).quiet(1)
     assert watched.look() == DumpStacks(pausing=True)
     assert watched.look() is None
@@ -99,7 +99,7 @@ def test_an_attempt_that_goes_on_meanwhile_is_not_ended() -> None:
     assert isinstance(found, WarnUser)
 
 
-def test_a_hang_is_told_with_how_long_nobody_has_gone_on() -> None:
+def test_a_hang_is_reported_with_how_long_nobody_has_gone_on() -> None:
     watched = Watched().training().quiet(0, LIMIT + 2)
     watched.now += 1
     watched.quiet(1, LIMIT).look(after=2)

@@ -202,8 +202,8 @@ def test_a_warning_is_all_that_comes_of_warn_and_nothing_without_a_limit(
 ) -> None:
     size, known = world
     found = verdict(*known.values(), world_size=size, action="warn")
-    told = {r for r, its in known.items() if its.quiet_s >= LIMIT or its.stopped_s >= 10}
-    assert (found.ranks if found else frozenset()) == told
+    message = {r for r, its in known.items() if its.quiet_s >= LIMIT or its.stopped_s >= 10}
+    assert (found.ranks if found else frozenset()) == message
     assert not isinstance(found, Hung)
     assert verdict(*known.values(), world_size=size, action="kill", limit=None) is None
 

@@ -76,8 +76,8 @@ def test_a_loss_is_filled_from_standbys(situation: tuple[SizePolicy, int, int], 
     else:
         assert size is not None
         assert size.workers == left
-        told = "replaced" if left == before else f"{left} of {before} workers are left"
-        assert told in size.reason
+        found = "replaced" if left == before else f"{left} of {before} workers are left"
+        assert found in size.reason
 
 
 def test_a_node_holds_a_worker_if_it_has_enough_of_everything() -> None:

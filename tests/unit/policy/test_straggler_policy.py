@@ -86,32 +86,32 @@ def load(rank: int, window: int, busy: float, *, attempt: int = 0) -> Load:
     return Load(attempt=attempt, rank=rank, window=window, busy=busy)
 
 
-def told(pace: StragglerDetector, *loads: Load) -> list[int]:
+def ranks_found(pace: StragglerDetector, *loads: Load) -> list[int]:
     return [straggler.rank for load in loads for straggler in pace.take(load)]
 
 
 def test_a_straggler_is_named_once_in_a_generation() -> None:
     pace = StragglerDetector(attempt=0, world_size=2)
     windows = range(50)
-    assert told(pace, *(load(r, w, busy) for w in windows for r, busy in ((0, 0.1), (1, 1.0)))) == [
-        1
-    ]
+    assert ranks_found(
+        pace, *(load(r, w, busy) for w in windows for r, busy in ((0, 0.1), (1, 1.0)))
+    ) == [1]
 
 
-def test_windows_are_compared_with_each_other_whenever_they_are_told() -> None:
+def test_windows_are_compared_with_each_other_whenever_they_are_reported() -> None:
     pace = StragglerDetector(attempt=0, world_size=2)
-    assert told(pace, load(1, 0, 1.0), load(1, 1, 1.0), load(0, 0, 0.1)) == []
-    assert told(pace, load(0, 1, 0.1)) == [1]
+    assert ranks_found(pace, load(1, 0, 1.0), load(1, 1, 1.0), load(0, 0, 0.1)) == []
+    assert ranks_found(pace, load(0, 1, 0.1)) == [1]
 
 
 def test_a_window_that_a_rank_says_nothing_of_interrupts_the_comparison() -> None:
     pace = StragglerDetector(attempt=0, world_size=2)
     slow = [load(0, 0, 0.1), load(1, 0, 1.0), load(1, 1, 1.0), load(0, 2, 0.1), load(1, 2, 1.0)]
-    assert told(pace, *slow) == []
-    assert told(pace, load(0, 3, 0.1), load(1, 3, 1.0)) == [1]
+    assert ranks_found(pace, *slow) == []
+    assert ranks_found(pace, load(0, 3, 0.1), load(1, 3, 1.0)) == [1]
 
 
-def test_what_is_told_of_a_dead_generation_doesnt_count() -> None:
+def test_what_is_reported_of_a_dead_generation_doesnt_count() -> None:
     pace = StragglerDetector(attempt=1, world_size=2)
     old = [load(r, w, busy, attempt=0) for w in (0, 1) for r, busy in ((0, 0.1), (1, 1.0))]
-    assert told(pace, *old) == []
+    assert ranks_found(pace, *old) == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.data.sources.pieces import Piece
+from polytrain.data.read.pieces import Piece
 from polytrain.prediction.parts import PART_ROWS, cut, default_part_rows, divided, units
 
 

@@ -65,7 +65,7 @@ def of_both(step: int) -> list[dict[str, int]]:
     return [{"rank": rank, "step": step} for rank in (0, 1)]
 
 
-def test_a_report_is_told_once_all_ranks_have_made_it() -> None:
+def test_a_report_is_reported_once_all_ranks_have_made_it() -> None:
     noted = Noted()
     callbacks = started(noted)
     for step in (1, 2):
@@ -76,7 +76,7 @@ def test_a_report_is_told_once_all_ranks_have_made_it() -> None:
         assert noted.calls[-1] == (of_both(step), None)
 
 
-def test_a_report_with_a_checkpoint_is_told_after_the_commit_and_in_order() -> None:
+def test_a_report_with_a_checkpoint_is_reported_after_the_commit_and_in_order() -> None:
     noted = Noted()
     callbacks = started(noted)
     callbacks.reported(report(1, 1))
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_is_dropped_holds_up_nothing() -> None:
     assert [checkpoint for _, checkpoint in noted.calls] == [None, "/runs/run/2"]
 
 
-def test_what_other_ranks_never_report_is_told_at_the_end() -> None:
+def test_what_other_ranks_never_report_is_reported_at_the_end() -> None:
     noted = Noted()
     callbacks = started(noted)
     callbacks.reported(report(0, 1))
@@ -123,7 +123,7 @@ def test_the_next_attempt_begins_anew() -> None:
     assert noted.calls == []
 
 
-def test_exceptions_of_ranks_are_told() -> None:
+def test_exceptions_of_ranks_are_reported() -> None:
     noted = Noted()
     kinds = FailureKind.USER_ERROR, FailureKind.WORKER_LOST, FailureKind.STORAGE
     user, lost, storage = kinds

@@ -123,7 +123,7 @@ def journal(lines: list[Line]) -> list[bytes]:
     return ["".join(strict_json.dumps(each) + "\n" for each in lines).encode()]
 
 
-def told(lines: list[Line], state: RunState = RunState.FINISHED) -> Facts:
+def page_of(lines: list[Line], state: RunState = RunState.FINISHED) -> Facts:
     record = read_as(RunRecord, journal(lines))
     assert record is not None
     source = Source(name="run", path="/r", state=state, driver=None, read=0.0, version="1")

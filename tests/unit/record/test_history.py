@@ -55,9 +55,9 @@ def report(journal: Journal, *steps: int, **metrics: Any) -> None:
 
 
 def steps(run_history: RunHistory) -> list[int]:
-    told = run_history.history.steps().tolist()
-    assert told == [metrics["step"] for metrics in run_history.history]
-    return told
+    found = run_history.history.steps().tolist()
+    assert found == [metrics["step"] for metrics in run_history.history]
+    return found
 
 
 def by(run_history: RunHistory) -> list[str]:
@@ -79,12 +79,12 @@ def test_a_run_that_went_well(written: Written) -> None:
     report(journal, 1, 2, 3)
     assert written.read().succeeded is None
     journal.concluded(Conclude(succeeded=True, reason="every rank finished"))
-    told = written.read()
-    assert told.identity["backend"] == "reference"
-    assert (told.world_size, told.since_token, told.launches) == (3, 1, 1)
-    assert steps(told) == [1, 2, 3]
-    assert told.metrics == {"step": 3}
-    assert (told.succeeded, told.reason) == (True, "every rank finished")
+    found = written.read()
+    assert found.identity["backend"] == "reference"
+    assert (found.world_size, found.since_token, found.launches) == (3, 1, 1)
+    assert steps(found) == [1, 2, 3]
+    assert found.metrics == {"step": 3}
+    assert (found.succeeded, found.reason) == (True, "every rank finished")
 
 
 def test_metrics_are_as_they_were_reported(written: Written) -> None:
@@ -112,10 +112,10 @@ def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> 
     second = written.driver(world_size=4, backend="reference")
     second.launched(attempt=0, step=1, start="/run/checkpoint", world_size=2)
     report(second, 2, 3, by="second")
-    told = written.read()
-    assert steps(told) == [1, 2, 3]
-    assert by(told) == ["first", "second", "second"]
-    assert (told.world_size, told.since_token, told.launches) == (4, 1, 2)
+    found = written.read()
+    assert steps(found) == [1, 2, 3]
+    assert by(found) == ["first", "second", "second"]
+    assert (found.world_size, found.since_token, found.launches) == (4, 1, 2)
 
 
 def test_a_failed_run_that_is_gone_on_with_has_not_failed_yet(written: Written) -> None:
@@ -131,10 +131,10 @@ def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
     report(first, 1, 2)
     first.concluded(Conclude(succeeded=True, reason="every rank finished"))
     written.driver(anew=True, backend="another")
-    told = written.read()
-    assert (told.history, told.launches, told.succeeded) == ((), 0, None)
-    assert (told.since_token, told.identity["backend"]) == (2, "another")
-    assert told.metrics == {}
+    found = written.read()
+    assert (found.history, found.launches, found.succeeded) == ((), 0, None)
+    assert (found.since_token, found.identity["backend"]) == (2, "another")
+    assert found.metrics == {}
 
 
 def test_a_driver_whose_run_was_taken_says_nothing_more(written: Written) -> None:
@@ -150,10 +150,10 @@ def test_a_driver_whose_run_was_taken_says_nothing_more(written: Written) -> Non
     report(first, 1, 4, by="first")
     first.concluded(Conclude(succeeded=False, reason="the storage has failed"))
     report(second, 4, by="second")
-    told = written.read()
-    assert steps(told) == [1, 2, 3, 4]
-    assert by(told) == ["first", "first", "second", "second"]
-    assert (told.launches, told.succeeded) == (2, None)
+    found = written.read()
+    assert steps(found) == [1, 2, 3, 4]
+    assert by(found) == ["first", "first", "second", "second"]
+    assert (found.launches, found.succeeded) == (2, None)
 
 
 @pytest.mark.parametrize("torn", ["in a line", "between lines", "with zeros"])
@@ -197,10 +197,10 @@ def test_a_long_history_takes_little_room(written: Written) -> None:
     assert written.file.stat().st_size < 50 * count
     written.read()
     tracemalloc.start()
-    told = written.read()
+    found = written.read()
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(told.history) == count
+    assert len(found.history) == count
     assert kept < 2 * 8 * count * 1.25
     assert peak - kept < 20e6
 
@@ -256,7 +256,7 @@ def test_a_driver_that_dies_while_it_writes_many_reports_loses_none(written: Wri
     ],
     ids=str,
 )
-def test_damaged_reports_are_told_and_spoil_no_others(
+def test_damaged_reports_are_reported_and_spoil_no_others(
     written: Written, damage: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = written.driver(anew=True)
@@ -285,9 +285,9 @@ def test_every_reader_of_json_takes_a_journal(written: Written, count: int) -> N
     driver.sync()
     for line in written.file.read_text().splitlines():
         json.loads(line, parse_constant=refuse)
-    told = written.read()
-    assert math.isnan(told.identity["missing"])
-    assert [repr(metrics) for metrics in told.history] == [
+    found = written.read()
+    assert math.isnan(found.identity["missing"])
+    assert [repr(metrics) for metrics in found.history] == [
         repr({"step": step, **NUMBERS}) for step in range(count)
     ]
 

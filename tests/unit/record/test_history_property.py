@@ -48,17 +48,17 @@ class Known:
     succeeded: bool | None = None
 
 
-def as_known(told: RunHistory | None, known: Known | None) -> Known | None:
+def as_known(expected: RunHistory | None, known: Known | None) -> Known | None:
     """What a journal tells; of the checkpoints it doesn't."""
-    if told is None:
+    if expected is None:
         return None
     return Known(
-        identity={"options": told.identity["options"]},
-        since_token=told.since_token,
-        launches=told.launches,
-        history=tuple(told.history.since(0)),
+        identity={"options": expected.identity["options"]},
+        since_token=expected.since_token,
+        launches=expected.launches,
+        history=tuple(expected.history.since(0)),
         committed=0 if known is None else known.committed,
-        succeeded=told.succeeded,
+        succeeded=expected.succeeded,
     )
 
 
@@ -124,7 +124,7 @@ class Run(RuleBasedStateMachine):
         now = self.now
         self.step = now.committed
         self.driver.launched(attempt=now.launches, step=self.step, start=None, world_size=2)
-        history = tuple(told for told in now.history if told[0] <= self.step)
+        history = tuple(each for each in now.history if each[0] <= self.step)
         self.wrote(replace(now, history=history, launches=now.launches + 1))
 
     @precondition(lambda self: self.step is not None)
@@ -206,9 +206,9 @@ class Run(RuleBasedStateMachine):
             for drafts in self.directory.glob("*.drafts-*"):
                 drafts.unlink()
         os.truncate(self.file, end)
-        told = as_known(self.read(), self.known[-1])
-        assert told in self.known
-        self.known = self.known[: len(self.known) - self.known[::-1].index(told)]
+        found = as_known(self.read(), self.known[-1])
+        assert found in self.known
+        self.known = self.known[: len(self.known) - self.known[::-1].index(found)]
 
     def read(self) -> RunHistory | None:
         return read_history(Location.of(self.directory).open().read_log(JOURNAL))
@@ -221,14 +221,14 @@ class Run(RuleBasedStateMachine):
     @invariant()
     def the_journal_tells_what_is_known(self) -> None:
         known = self.known[-1]
-        told = self.read()
+        found = self.read()
         if known is None:
-            assert told is None
+            assert found is None
             return
-        assert told is not None
-        assert as_known(told, known) == known
+        assert found is not None
+        assert as_known(found, known) == known
         # Neither gaps nor duplicates, and nothing is lost that a checkpoint stands for.
-        steps = told.history.steps().tolist()
+        steps = found.history.steps().tolist()
         assert steps == list(range(1, len(steps) + 1))
         assert len(steps) >= known.committed
 

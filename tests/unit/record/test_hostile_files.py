@@ -285,21 +285,21 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fold(content: bytes) -> None:
     """Read a journal into all that is made of one without its run's directory."""
-    told = list(entries([content]))
+    messages = list(entries([content]))
     record = read_as(RunRecord, [content])
     if record is None:
         return
     source = Source(name="r", path="/r", state=RunState.FAILED, driver=None, read=0, version="")
     facts_of(record, source)
-    attempts(told)
-    tail = tail_of(told)
+    attempts(messages)
+    tail = tail_of(messages)
     progress = Progress(ledger=tail.ledger)
-    for entry in tail.news(told):
+    for entry in tail.news(messages):
         progress.take(entry)
     progress.left_s(10.0)
     for can_rewind in (True, False):
         rows = TrackedRows(Position(), can_rewind=can_rewind)
-        for entry in told:
+        for entry in messages:
             rows.take(entry)
         for row in rows.next().rows:
             numbers(row.metrics)

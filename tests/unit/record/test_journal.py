@@ -47,7 +47,7 @@ FAILED = Failed(
 GONE = Exited(attempt=0, rank=0, how="exited with code 0", killed=False)
 
 
-def test_every_transition_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_every_transition_is_reported_with_its_reason(tmp_path: Path) -> None:
     before = time.time()
     with journal_in(tmp_path) as journal:
         write_run(
@@ -90,7 +90,7 @@ def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
         assert len(lines(tmp_path)) == 2
 
 
-def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
+def test_a_driver_its_generations_and_reports_are_reported(tmp_path: Path) -> None:
     with journal_in(tmp_path, token=3) as journal:
         identity = {"backend": "reference"}
         journal.opened(anew=True, identity=identity, world_size=2)
@@ -147,7 +147,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
     ]
 
 
-def test_a_rank_that_joins_is_told_with_its_place_and_rows(tmp_path: Path) -> None:
+def test_a_rank_that_joins_is_reported_with_its_place_and_rows(tmp_path: Path) -> None:
     known = Joined(attempt=0, rank=1, rows={"train": 3}, device="CPU", node="a")
     state = State(world_size=2, policy=FailurePolicy(), attempt=0)
     with journal_in(tmp_path) as journal:

@@ -27,14 +27,14 @@ Line = dict[str, Any]
 
 def line(time: float, event: str, phase: str | None = None, attempt: int = 0, **more: Any) -> Line:
     """A line of a journal."""
-    told = {} if phase is None else {"phase": phase, "attempt": attempt}
-    return {"time": time, "event": event, **told, **more}
+    found = {} if phase is None else {"phase": phase, "attempt": attempt}
+    return {"time": time, "event": event, **found, **more}
 
 
 def ledger_of(*lines: Line) -> Ledger:
     ledger = Ledger()
-    for told in lines:
-        ledger.take(told)
+    for message in lines:
+        ledger.take(message)
     return ledger
 
 
@@ -62,9 +62,9 @@ def trained_from(time: float, *, step: int = 0, attempt: int = 0) -> list[Line]:
     ]
 
 
-def reports(*told: tuple[float, int]) -> list[Line]:
+def reports(*steps: tuple[float, int]) -> list[Line]:
     """Of rank 0: time and step."""
-    return [line(time, "Reported", step=step) for time, step in told]
+    return [line(time, "Reported", step=step) for time, step in steps]
 
 
 def test_every_second_of_a_run_with_a_restart_has_its_account() -> None:
@@ -246,12 +246,12 @@ def test_whatever_the_lines_the_accounts_add_up_to_the_time_of_all_drivers(
 ) -> None:
     now = wall_s = 0.0
     ledger = Ledger()
-    for pause, opening, told in drivers:
+    for pause, opening, message in drivers:
         now += pause
         began = now
         now += opening
         ledger.take(opened(now, began=began))
-        for seconds, entry, more in told:
+        for seconds, entry, more in message:
             now += seconds
             ledger.take({"time": now, **entry, **more})
             assert min(ledger.seconds.values()) >= 0
@@ -269,10 +269,10 @@ def test_the_spans_of_a_timeline_add_up_to_the_ledger(
 ) -> None:
     now = 0.0
     ledger, timeline = Ledger(), Timeline()
-    for pause, opening, told in drivers:
+    for pause, opening, message in drivers:
         began, now = now + pause, now + pause + opening
         lines: list[Line] = [opened(now, began=began)]
-        for seconds, entry, more in told:
+        for seconds, entry, more in message:
             now += seconds
             lines.append({"time": now, **entry, **more})
         for each in lines:
@@ -322,12 +322,12 @@ def test_it_prints_as_a_table_that_adds_up() -> None:
         line(20, "Closed"),
     )
     rows = re.findall(r"^(.+?) +([\d.]+) s +([\d.]+) %$", str(ledger), flags=re.MULTILINE)
-    told = {name: (float(seconds), float(share)) for name, seconds, share in rows}
-    assert told["start"] == (2.5, 12.5)
-    assert told["train"] == (15, 75)
-    assert told["replayed_work"] == (2.5, 12.5)
-    assert told.pop("wall time") == (20, 100)
-    assert [sum(column) for column in zip(*told.values(), strict=True)] == [20, 100]
+    found = {name: (float(seconds), float(share)) for name, seconds, share in rows}
+    assert found["start"] == (2.5, 12.5)
+    assert found["train"] == (15, 75)
+    assert found["replayed_work"] == (2.5, 12.5)
+    assert found.pop("wall time") == (20, 100)
+    assert [sum(column) for column in zip(*found.values(), strict=True)] == [20, 100]
     assert len({len(row) for row in str(ledger).splitlines() if row.endswith("%")}) == 1
     assert re.search(r"^goodput +75.0 %$", str(ledger), flags=re.MULTILINE)
     assert re.search(r"^lost steps +1$", str(ledger), flags=re.MULTILINE)

@@ -27,30 +27,30 @@ METRICS = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), VALUES, max_siz
 REPORTS = st.lists(st.tuples(st.integers(1, 3), METRICS), max_size=12)
 """How far the step is ahead of the last one, and the metrics."""
 
-Told = list[tuple[int, dict[str, Any]]]
+Rows = list[tuple[int, dict[str, Any]]]
 
 
-def told_of(drawn: Told, *, after: int = 0) -> Told:
-    step, told = after, []
+def rows_of(drawn: Rows, *, after: int = 0) -> Rows:
+    step, found = after, []
     for ahead, metrics in drawn:
         step += ahead
-        told.append((step, metrics))
-    return told
+        found.append((step, metrics))
+    return found
 
 
-def reports_of(told: Told) -> Reports:
+def reports_of(rows: Rows) -> Reports:
     reports = Reports()
-    for step, metrics in told:
+    for step, metrics in rows:
         reports.add(step, metrics)
     return reports
 
 
-def assert_same(reports: Reports, told: Told) -> None:
-    metrics = tuple(metrics for _, metrics in told)
+def assert_same(reports: Reports, rows: Rows) -> None:
+    metrics = tuple(metrics for _, metrics in rows)
     assert repr(sorted_names(reports)) == repr(sorted_names(metrics))
     assert reports == metrics
-    assert list(reports.since(0)) == told
-    assert reports.steps().tolist() == [step for step, _ in told]
+    assert list(reports.since(0)) == rows
+    assert reports.steps().tolist() == [step for step, _ in rows]
 
 
 def sorted_names(metrics: Any) -> list[dict[str, Any]]:
@@ -59,46 +59,46 @@ def sorted_names(metrics: Any) -> list[dict[str, Any]]:
 
 
 @given(drawn=REPORTS, start=st.integers(-13, 13), stop=st.integers(-13, 13))
-def test_reports_are_a_sequence_of_what_was_added(drawn: Told, start: int, stop: int) -> None:
-    told = told_of(drawn)
-    reports, metrics = reports_of(told), tuple(metrics for _, metrics in told)
-    assert_same(reports, told)
+def test_reports_are_a_sequence_of_what_was_added(drawn: Rows, start: int, stop: int) -> None:
+    found = rows_of(drawn)
+    reports, metrics = reports_of(found), tuple(metrics for _, metrics in found)
+    assert_same(reports, found)
     assert reports[start:stop] == metrics[start:stop]
     assert reports[start:stop:-2] == metrics[start:stop:-2]
-    assert [reports[row] for row in range(-len(told), len(told))] == [*metrics, *metrics]
-    assert list(reports.since(len(told) // 2)) == told[len(told) // 2 :]
+    assert [reports[row] for row in range(-len(found), len(found))] == [*metrics, *metrics]
+    assert list(reports.since(len(found) // 2)) == found[len(found) // 2 :]
     assert reports + metrics == metrics + metrics
-    assert_same(pickle.loads(pickle.dumps(reports)), told)
+    assert_same(pickle.loads(pickle.dumps(reports)), found)
     with pytest.raises(IndexError):
-        reports[len(told)]
+        reports[len(found)]
 
 
 @given(drawn=REPORTS)
-def test_reports_survive_being_written(drawn: Told) -> None:
-    told = told_of(drawn)
-    line = strict_json.dumps(reports_of(told).to_json())
-    assert_same(Reports.from_json(strict_json.loads(line)), told)
+def test_reports_survive_being_written(drawn: Rows) -> None:
+    found = rows_of(drawn)
+    line = strict_json.dumps(reports_of(found).to_json())
+    assert_same(Reports.from_json(strict_json.loads(line)), found)
 
 
 @given(first=REPORTS, second=REPORTS, start=st.integers(0, 3))
-def test_reports_are_joined(first: Told, second: Told, start: int) -> None:
-    told = told_of(first)
-    more = told_of(second, after=told[-1][0] if told else 0)
-    reports = reports_of(told)
+def test_reports_are_joined(first: Rows, second: Rows, start: int) -> None:
+    found = rows_of(first)
+    more = rows_of(second, after=found[-1][0] if found else 0)
+    reports = reports_of(found)
     reports.extend(reports_of(more), start=start)
-    assert_same(reports, told + more[start:])
+    assert_same(reports, found + more[start:])
 
 
 @given(first=REPORTS, second=REPORTS, step=st.integers(0, 20))
 @example(first=[(1, {"a": 1.0}), (1, {}), (1, {"a": 2.0})], second=[(1, {"a": 3.0})], step=2)
-def test_reports_after_a_step_are_dropped(first: Told, second: Told, step: int) -> None:
+def test_reports_after_a_step_are_dropped(first: Rows, second: Rows, step: int) -> None:
     """And others come in their place."""
-    told = told_of(first)
-    reports = reports_of(told)
+    found = rows_of(first)
+    reports = reports_of(found)
     reports.drop_after(step)
-    kept = [each for each in told if each[0] <= step]
+    kept = [each for each in found if each[0] <= step]
     assert_same(reports, kept)
-    more = told_of(second, after=step)
+    more = rows_of(second, after=step)
     for each in more:
         reports.add(*each)
     assert_same(reports, kept + more)

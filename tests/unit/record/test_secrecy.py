@@ -114,7 +114,7 @@ def test_a_function_gets_secrets_and_no_file_or_page_of_the_run_does(
     assert b"pbkdf2:" not in (tmp_path / "run.html").read_bytes() + said.encode()
 
 
-def test_a_changed_secret_is_told_and_not_shown(tmp_path: Path) -> None:
+def test_a_changed_secret_is_reported_and_not_shown(tmp_path: Path) -> None:
     trainer(tmp_path, api_key=KEY).fit()
     assert trainer(tmp_path, api_key=KEY).fit().finished, "the same secret is the same run"
     with pytest.raises(InvalidJobError) as caught:

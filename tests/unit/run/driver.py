@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import pytest
 from tests.unit.checkpoint.checkpoints import store_part
@@ -36,6 +36,17 @@ from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.states import State
 from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
+from polytrain.workers.calls import (
+    Acknowledge,
+    Call,
+    Drain,
+    Kill,
+    Leave,
+    ReadStacks,
+    SendCheckpoints,
+    SendRoster,
+    StoreRest,
+)
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.placement import NodeAddress, members
@@ -82,38 +93,41 @@ class FakeGroup:
             Offered(attempt=order.attempt, rank=rank, offer=Offer()) for rank in self.alive
         ]
 
-    def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
+    def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
+        match call:
+            case SendRoster(attempt=attempt):
+                self.meet(attempt)
+            case Drain(attempt=attempt):
+                self.drain(attempt)
+            case Leave(attempt=attempt):
+                self._end(attempt, killed=False)
+            case Kill(attempt=attempt):
+                self.calls.append(("kill", attempt))
+                self._end(attempt, killed=True)
+            case ReadStacks(attempt=attempt, pausing=pausing):
+                self.calls.append(("read_stacks", attempt, pausing))
+                self.pending += [
+                    Stacks(attempt=attempt, rank=rank, text="at rest") for rank in self.alive
+                ]
+            case StoreRest(checkpoint=checkpoint, stored_already=stored_already):
+                names = None if stored_already is None else sorted(stored_already)
+                self.calls.append(("store_rest", *(ranks or ()), checkpoint, names))
+            case Acknowledge(checkpoint=checkpoint):
+                self.calls.append(("acknowledge", checkpoint, sorted(ranks or ())))
+            case SendCheckpoints(number=number, checkpoints=checkpoints):
+                self.calls.append(("send_checkpoints", *(ranks or ()), number, [*checkpoints]))
+            case _:
+                assert_never(call)
+
+    def meet(self, attempt: int) -> None:
+        """The ranks have each other's offers, and live."""
         assert self.order is not None
         self.pending += [Joined(attempt=attempt, rank=rank) for rank in self.alive]
         self.pending += self.life(self.order)
 
     def drain(self, attempt: int) -> None:
+        """The ranks are to stop."""
         self.calls.append(("drain", attempt))
-
-    def leave(self, attempt: int) -> None:
-        self._end(attempt, killed=False)
-
-    def kill(self, attempt: int) -> None:
-        self.calls.append(("kill", attempt))
-        self._end(attempt, killed=True)
-
-    def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        self.calls.append(("dump_stacks", attempt, pausing))
-        self.pending += [Stacks(attempt=attempt, rank=rank, text="at rest") for rank in self.alive]
-
-    def store_rest(
-        self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
-    ) -> None:
-        names = None if stored_already is None else sorted(stored_already)
-        self.calls.append(("store_rest", rank, checkpoint, names))
-
-    def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
-        self.calls.append(("acknowledge", checkpoint, sorted(ranks)))
-
-    def send_checkpoints(
-        self, attempt: int, rank: int, number: int, checkpoints: Sequence[Any]
-    ) -> None:
-        self.calls.append(("send_checkpoints", rank, number, [*checkpoints]))
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if not self.pending:

@@ -16,7 +16,7 @@ SECONDS = 30
 """After which a thread that should have come isn't waited for any more."""
 
 
-def told(number: int) -> AgentLost:
+def lost(number: int) -> AgentLost:
     return AgentLost(rank=number, reason="")
 
 
@@ -28,7 +28,7 @@ def task(
     def do() -> Event:
         first()
         done.append(number)
-        return told(number)
+        return lost(number)
 
     return do
 
@@ -53,7 +53,7 @@ def test_chores_are_done_in_the_order_in_which_they_were_given(at_once: bool) ->
             background_tasks.give(task(number, done))
         background_tasks.finish()
         assert done == list(range(50))
-        assert list(background_tasks.results()) == [told(number) for number in range(50)]
+        assert list(background_tasks.results()) == [lost(number) for number in range(50)]
         assert list(background_tasks.results()) == [], "each result is told once"
 
 
@@ -91,7 +91,7 @@ def test_whoever_listens_is_woken_when_there_is_a_result() -> None:
         background_tasks.finish()
     while woken.acquire(blocking=False):
         wakes += 1
-    assert heard == [told(1), told(2)]
+    assert heard == [lost(1), lost(2)]
     assert wakes == 2, "what has no result wakes nobody"
 
 
@@ -187,4 +187,4 @@ def test_results_that_come_while_others_are_taken_wait_for_the_next_time() -> No
         for _ in tasks.results():
             tasks.give(task(len(done), done))
         assert done == [0, 1]
-        assert list(tasks.results()) == [told(1)]
+        assert list(tasks.results()) == [lost(1)]

@@ -96,15 +96,15 @@ def test_time_of_all_drivers_counts() -> None:
     assert already_met(StopRule(time_budget_s=61), history, start_step=0) is None
 
 
-def test_a_metric_that_is_never_reported_is_told_with_the_nearest() -> None:
+def test_a_metric_that_is_never_reported_is_reported_with_the_nearest() -> None:
     made = reports(0.5)
     made.add(2, {"valid": {"auc": 0.5}, "note": "0.1", "accuracy": 0.5})
     names = {"los": ("<=", 1), "valid/auc": (">=", 1), "valid/acc": (">=", 1), "note": ("<=", 1)}
-    told = list(unreported(rule(loss=("<=", 0), training_iteration=(">=", 9), **names), made))
-    assert [each.partition(" was")[0] for each in told] == [
+    messages = list(unreported(rule(loss=("<=", 0), training_iteration=(">=", 9), **names), made))
+    assert [each.partition(" was")[0] for each in messages] == [
         "RunConfig.stop['los']",
         "RunConfig.stop['valid/acc']",
         "RunConfig.stop['note']",
     ]
-    assert "Did you mean 'loss'?" in told[0]
+    assert "Did you mean 'loss'?" in messages[0]
     assert list(unreported(rule(los=("<=", 1)), Reports())) == []

@@ -389,7 +389,7 @@ def test_ranks_that_never_meet_end_the_attempt_at_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = driver(tmp_path, monkeypatch, failure_config=FailureConfig(rendezvous_timeout_s=20))
-    monkeypatch.setattr(FakeGroup, "send_roster", lambda group, attempt, offers: None)
+    monkeypatch.setattr(FakeGroup, "meet", lambda group, attempt: None)
     [failure] = run.conclude().failures
     assert failure.kind is FailureKind.STARTUP
     assert "rendezvous_timeout_s=20" in failure.message

@@ -82,17 +82,17 @@ def test_objects_of_a_framework_are_known_by_their_type() -> None:
     before = identity(Tunable(params={"callbacks": [object()], "eta": 0.1}))
     assert changes(before, identity(Tunable(params={"callbacks": [object()], "eta": 0.1}))) == {}
     other = identity(Tunable(params={"callbacks": [Fraction()], "eta": 0.1}))
-    told = changes(before, other)["params"].what
-    assert "builtins.object" in told
-    assert "Fraction" in told
-    assert "eta" not in told, "what is the same isn't told"
+    found = changes(before, other)["params"].what
+    assert "builtins.object" in found
+    assert "Fraction" in found
+    assert "eta" not in found, "what is the same isn't told"
 
 
 class Fraction:
     """A type of a user's own."""
 
 
-def test_a_changed_option_is_told_with_both_values() -> None:
+def test_a_changed_option_is_reported_with_both_values() -> None:
     before = identity(Tunable(learning_rate=0.1, label="y"))
     now = identity(Tunable(learning_rate=0.5, label="z"))
     found = changes(before, now)
@@ -101,7 +101,7 @@ def test_a_changed_option_is_told_with_both_values() -> None:
     assert "0.5" in found["learning_rate"].what
 
 
-def test_an_entry_of_an_option_is_told_without_the_others() -> None:
+def test_an_entry_of_an_option_is_reported_without_the_others() -> None:
     before = identity(Tunable(params={"eta": 0.1, "depth": 3, "gone": 1}))
     now = identity(Tunable(params={"eta": 0.1, "depth": 4, "new": 2}))
     what = changes(before, now)["params"].what
@@ -122,7 +122,7 @@ def test_an_option_that_another_version_has_counts_by_its_default() -> None:
     assert changes(before, identity(Tunable(params=3))).keys() == {"params"}
 
 
-def test_another_backend_is_all_that_is_told() -> None:
+def test_another_backend_is_all_that_is_reported() -> None:
     [problem] = changes(identity(Tunable(params=3)), identity(Reference(rounds=7))).values()
     assert problem.field == "backend"
     assert "'tunable'" in problem.what
@@ -139,7 +139,7 @@ def test_with_or_without_a_training_function_is_another_run(before: bool) -> Non
     assert was in problem.what
 
 
-def test_other_data_sets_are_told_by_their_names() -> None:
+def test_other_data_sets_are_reported_by_their_names() -> None:
     one = identity(datasets={"train": DataConfig(), "valid": DataConfig()})
     other = identity(datasets={"train": DataConfig()})
     assert "were train, valid, now they are train" in changes(one, other)["datasets"].what
@@ -157,7 +157,7 @@ def test_other_data_sets_are_told_by_their_names() -> None:
         ("window_rows", 100),
     ],
 )
-def test_another_order_of_the_rows_is_told(name: str, value: Any) -> None:
+def test_another_order_of_the_rows_is_reported(name: str, value: Any) -> None:
     before = identity(datasets={"train": DataConfig(), "valid": DataConfig()})
     changed = DataConfig(**{name: value})
     found = changes(before, identity(datasets={"train": changed, "valid": DataConfig()}))
@@ -238,9 +238,9 @@ def test_other_content_than_a_finished_run_had_is_named(
     assert list(changed_content(**now)) == fields
 
 
-def test_a_changed_value_of_the_configuration_is_told() -> None:
-    told = changed_content(config={"lr": 0.2, "layers": [3, 4]})["train_loop_config"]
-    assert told == "the run was started with {'lr': 0.1}, now it is {'lr': 0.2}"
+def test_a_changed_value_of_the_configuration_is_reported() -> None:
+    found = changed_content(config={"lr": 0.2, "layers": [3, 4]})["train_loop_config"]
+    assert found == "the run was started with {'lr': 0.1}, now it is {'lr': 0.2}"
 
 
 def test_a_function_within_the_configuration_counts() -> None:

@@ -22,8 +22,9 @@ from polytrain.events.attempt import (
     SavesOnRequest,
     stop_wanted,
 )
-from polytrain.run.actions import AcquireWorkers, Conclude, Drain, EndAttempt, Kill, Launch
+from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, Training
+from polytrain.workers.calls import Drain, Kill
 from polytrain_plugins import Stopped
 
 

@@ -31,19 +31,10 @@ from polytrain.events.attempt import (
     Reported,
 )
 from polytrain.policy.failure import FailurePolicy
-from polytrain.run.actions import (
-    AcquireWorkers,
-    Action,
-    Conclude,
-    Drain,
-    EndAttempt,
-    Kill,
-    Launch,
-    Leave,
-    SendRoster,
-)
+from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Concluded, State
+from polytrain.workers.calls import Drain, Kill, Leave, SendRoster
 from polytrain_plugins import Offer, Stopped
 
 STEPS = 2
@@ -64,13 +55,13 @@ class SimulatedWorker:
         self.is_to_stop = False
         self._said = 0
         self._has_stopped = False
-        told: dict[str, Any] = {"attempt": attempt, "rank": rank}
+        found: dict[str, Any] = {"attempt": attempt, "rank": rank}
         self._life: list[Event | Reported] = [
-            Offered(**told, offer=Offer(details={"of": [attempt, rank]})),
-            Joined(**told),
-            *(Reported(**told, step=n, metrics={}) for n in range(1, STEPS + 1)),
-            Done(**told),
-            Exited(**told, how="exited with code 0", killed=False),
+            Offered(**found, offer=Offer(details={"of": [attempt, rank]})),
+            Joined(**found),
+            *(Reported(**found, step=n, metrics={}) for n in range(1, STEPS + 1)),
+            Done(**found),
+            Exited(**found, how="exited with code 0", killed=False),
         ]
 
     @property
@@ -199,8 +190,8 @@ class SimulatedGroup:
                 self.launched.append(attempt)
                 self.workers = {r: SimulatedWorker(r, attempt) for r in sorted(self.agents)}
             case SendRoster(attempt=attempt, offers=offers):
-                told = [offer.details["of"] for offer in offers]
-                assert told == [[attempt, rank] for rank in range(self.world_size)]
+                messages = [offer.details["of"] for offer in offers]
+                assert messages == [[attempt, rank] for rank in range(self.world_size)]
                 for worker in self.workers.values():
                     worker.has_roster = True
             case Kill(attempt=attempt):

@@ -103,7 +103,7 @@ def test_a_file_is_created_once_where_there_are_no_hard_links(
     assert everything(storage) == {"leases/1"}
 
 
-def test_a_link_that_is_there_although_its_maker_was_told_otherwise_is_its_own(
+def test_a_link_that_is_there_although_its_maker_was_reported_otherwise_is_its_own(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when an answer of NFS gets lost, and its client asks once more."""

@@ -103,7 +103,7 @@ def test_a_passing_error_is_waited_out(clock: Clock, error: OSError) -> None:
 
 
 @pytest.mark.parametrize("error", HOPELESS, ids=repr)
-def test_an_error_that_stays_is_told_at_once(
+def test_an_error_that_stays_is_reported_at_once(
     clock: Clock, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     storage = Storage(error)

@@ -53,7 +53,7 @@ def test_a_run_takes_them_as_options_and_in_its_configuration() -> None:
     assert of_numpy.metrics == of_python.metrics
 
 
-def test_an_option_that_is_unknown_is_told_alone(problems: Any) -> None:
+def test_an_option_that_is_unknown_is_reported_alone(problems: Any) -> None:
     problems(rouns=1, learning_rate=np.float32(0.5)).only("rouns")
 
 

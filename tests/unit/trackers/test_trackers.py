@@ -353,8 +353,8 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
     assert "tracker    csv is 6 steps behind: it has step 0" in shown
     # No checkpoint covers the last step.
     assert "tracker    mlflow is 5 steps behind: it has step 0" in shown
-    told = json.loads(CliRunner().invoke(show, [str(tmp_path), "--json"]).output)["data"]
-    assert {"name": "mlflow", "step": 0, "lacks": 5} in told["trackers"]
+    reported = json.loads(CliRunner().invoke(show, [str(tmp_path), "--json"]).output)["data"]
+    assert {"name": "mlflow", "step": 0, "lacks": 5} in reported["trackers"]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
         ({"observers": (CSV,)}, "it is the class CSV. Give CSV(…)"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_starts(
+def test_what_is_wrong_is_reported_before_anything_starts(
     arguments: dict[str, Any], wrong: str
 ) -> None:
     with pytest.raises(InvalidJobError) as caught:

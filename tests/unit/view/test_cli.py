@@ -397,7 +397,9 @@ def test_of_a_progress_bar_in_a_log_the_last_state_is_printed(
     assert capsys.readouterr().out.splitlines() == ["begin", "100%", "next", "20%"]
 
 
-def test_logs_without_a_line_are_told(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_without_a_line_are_reported(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["logs", str(storage / "done")]) == 0
     assert capsys.readouterr() == ("", "The ranks have printed nothing.\n")
 
@@ -518,7 +520,7 @@ def test_a_trainer_of_a_module_is_run(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--wrokers", "2", "train.py"], "No such option"),
         (["missing.py"], "there is no file 'missing.py'"),
@@ -534,10 +536,10 @@ def test_a_trainer_of_a_module_is_run(
     ],
 )
 def test_a_run_that_is_wrong_is_not_begun(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_shells_complete_commands_and_runs(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_setting_is_a_value_of_toml_or_a_string(setting: str, value: object) -
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "told"),
+    ("text", "settings", "message"),
     [
         ("backend = ", [], "it isn't TOML"),
         ("", [], 'the key "backend" is missing'),
@@ -87,7 +87,7 @@ def test_a_setting_is_a_value_of_toml_or_a_string(setting: str, value: object) -
         ('backend = "x"', ["train_loop_per_worker=json:lods"], "json has no lods"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, settings: list[str], told: str) -> None:
+def test_what_is_wrong_is_named(text: str, settings: list[str], message: str) -> None:
     with pytest.raises(JobFileError) as error:
         arguments_of(job_of(text, settings))
-    assert told in str(error.value)
+    assert message in str(error.value)

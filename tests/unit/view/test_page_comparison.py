@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.unit.record.recorded import RUN, Line, journal, told
+from tests.unit.record.recorded import RUN, Line, journal, page_of
 
 from polytrain.view.cli import main
 from polytrain.view.page.comparison import Difference, comparison, overlays_of
@@ -19,14 +19,14 @@ def with_option(value: object) -> list[Line]:
     return [{**each, "identity": identity} if "identity" in each else each for each in RUN]
 
 
-def test_what_is_the_same_is_not_told() -> None:
-    found = comparison(told(RUN), told(RUN))
+def test_what_is_the_same_is_not_reported() -> None:
+    found = comparison(page_of(RUN), page_of(RUN))
     assert found.configuration == ()
     assert all(each.first == each.second for each in (*found.outcome, *found.seconds))
 
 
-def test_options_that_differ_are_told() -> None:
-    found = comparison(told(with_option(0.1)), told(with_option(0.2)))
+def test_options_that_differ_are_reported() -> None:
+    found = comparison(page_of(with_option(0.1)), page_of(with_option(0.2)))
     assert found.configuration == (Difference(name="option rate", first=0.1, second=0.2),)
 
 
@@ -37,10 +37,10 @@ def with_settings(settings: object) -> list[Line]:
     ]
 
 
-def test_settings_that_differ_are_told() -> None:
+def test_settings_that_differ_are_reported() -> None:
     one = {"scaling_config.num_workers": 2, "run_config.track": None, "old.option": 1}
     other = {"scaling_config.num_workers": 4, "run_config.track": None}
-    found = comparison(told(with_settings(one)), told(with_settings(other)))
+    found = comparison(page_of(with_settings(one)), page_of(with_settings(other)))
     assert found.configuration == (
         Difference(name="scaling_config.num_workers", first=2, second=4),
         Difference(name="old.option", first=1, second=None),
@@ -48,12 +48,15 @@ def test_settings_that_differ_are_told() -> None:
 
 
 def test_a_journal_without_settings_differs_by_none() -> None:
-    found = comparison(told(RUN), told(with_settings({})))
+    found = comparison(page_of(RUN), page_of(with_settings({})))
     assert not any(each.name.startswith(("scaling", "run_")) for each in found.configuration)
 
 
 def test_not_a_number_is_itself() -> None:
-    assert comparison(told(with_option(math.nan)), told(with_option(math.nan))).configuration == ()
+    assert (
+        comparison(page_of(with_option(math.nan)), page_of(with_option(math.nan))).configuration
+        == ()
+    )
 
 
 @pytest.fixture
@@ -100,7 +103,7 @@ def test_the_page_has_the_curves_of_both(
 
 
 def test_a_metric_of_one_run_alone() -> None:
-    (overlay,) = overlays_of(told(RUN), told(RUN[:7]))
+    (overlay,) = overlays_of(page_of(RUN), page_of(RUN[:7]))
     assert overlay.curves[0] is not None
     assert overlay.curves[1] is None
 

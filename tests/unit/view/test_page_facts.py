@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.record.recorded import RUN, SETTINGS, attempt, journal, line, opened, told
+from tests.unit.record.recorded import RUN, SETTINGS, attempt, journal, line, opened, page_of
 
 from polytrain.record.history import read_history
 from polytrain.record.overview import RunState
@@ -19,7 +19,7 @@ from polytrain.view.page.verdict import duration, verdict
 
 @pytest.fixture(scope="module")
 def facts() -> Facts:
-    return told(RUN)
+    return page_of(RUN)
 
 
 def test_its_times_are_those_of_the_ledger(facts: Facts) -> None:
@@ -104,7 +104,7 @@ def test_a_journal_of_an_earlier_version() -> None:
     for each in lines:
         for name in ("hosts", "gpus", "rank", "rows", "device", "node"):
             each.pop(name, None)
-    facts = told(lines)
+    facts = page_of(lines)
     assert [(each.host, each.node, each.device, each.gpus, each.busy) for each in facts.ranks] == [
         (None, None, None, 0, None)
     ] * 3
@@ -116,12 +116,12 @@ def test_a_journal_of_an_earlier_version() -> None:
 
 def test_a_rank_that_has_not_joined_is_nowhere() -> None:
     launched = [line for line in attempt(7, 1, size=2) if line["event"] != "Joined"]
-    first, second, third = told([opened(0), *attempt(1, 0), *launched]).ranks
+    first, second, third = page_of([opened(0), *attempt(1, 0), *launched]).ranks
     assert (first.node, first.device, second.node) == (None, None, None)
     assert third.node == "node-2"
 
 
-def test_equal_stacks_are_told_once(facts: Facts) -> None:
+def test_equal_stacks_are_reported_once(facts: Facts) -> None:
     failure = facts.attempts[0].failure
     assert failure is not None
     assert [(shared.title, shared.stack) for shared in failure.stacks] == [
@@ -146,7 +146,7 @@ def test_ranks_in_short() -> None:
     ],
 )
 def test_the_verdict_says_what_became_of_it(state: RunState, begin: str) -> None:
-    sentence = verdict(told(RUN, state))
+    sentence = verdict(page_of(RUN, state))
     assert sentence.startswith(begin)
     assert "2 restarts, 4 steps done again" in sentence
     assert "rank 1 on b: killed by SIGKILL (step 3)" in sentence
@@ -157,12 +157,12 @@ def test_the_verdict_names_the_condition_that_ended_a_run() -> None:
     ended = line(
         9, "Concluded", succeeded=True, stopped=stopped, reason="stopped by loss <= 0.1 at step 2"
     )
-    sentence = verdict(told([*RUN[:8], ended]))
+    sentence = verdict(page_of([*RUN[:8], ended]))
     assert sentence.startswith("Finished in 9.0 s (stopped by loss <= 0.1 at step 2)")
 
 
 def test_a_run_that_has_hardly_begun() -> None:
-    facts = told([opened(5)], RunState.RUNNING)
+    facts = page_of([opened(5)], RunState.RUNNING)
     assert (facts.attempts, facts.metrics, facts.ranks) == ((), (), ())
     assert chart_of(facts).rows == ()
 
@@ -190,7 +190,7 @@ def test_a_rank_is_drawn_in_its_own_attempts(facts: Facts) -> None:
 
 def test_of_many_ranks_those_with_marks_are_drawn() -> None:
     straggler = line(3, "Straggler", attempt=0, rank=777, host="b", reason="slow")
-    chart = chart_of(told([opened(0), *attempt(1, 0, size=1000), straggler]))
+    chart = chart_of(page_of([opened(0), *attempt(1, 0, size=1000), straggler]))
     assert chart.ranks == 1000
     assert [row.rank for row in chart.rows] == [*range(31), 777]
 
@@ -211,7 +211,7 @@ def test_many_spans_become_those_of_a_screen() -> None:
 
 def test_many_marks_become_those_of_a_screen() -> None:
     commits = [line(1 + at / 10, "Committed", checkpoint=f"c{at}", step=at) for at in range(5000)]
-    facts = told([opened(0), *attempt(1, 0), *commits])
+    facts = page_of([opened(0), *attempt(1, 0), *commits])
     drawn = drawn_marks(facts.marks, facts.wall_s)
     assert len(drawn) <= 401
     assert drawn[-1].text == "c4999, step 4999"

@@ -65,7 +65,7 @@ def test_the_page_of_an_active_run_follows_it(server: PageServer, run: Path) -> 
     assert "Finished in 13.0 s" in asked(server).read().decode()
 
 
-def test_a_run_that_went_away_is_told(server: PageServer, run: Path) -> None:
+def test_a_run_that_went_away_is_reported(server: PageServer, run: Path) -> None:
     (run / "journal.jsonl").unlink()
     answer = asked(server)
     assert answer.status == 503

@@ -6,23 +6,23 @@ import json
 from typing import Any
 
 import pytest
-from tests.unit.record.recorded import RUN, told
+from tests.unit.record.recorded import RUN, page_of
 
 from polytrain.view.page.chrome_trace import trace_of
 
 
 @pytest.fixture(scope="module")
 def events() -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = json.loads(json.dumps(trace_of(told(RUN))))["traceEvents"]
+    events: list[dict[str, Any]] = json.loads(json.dumps(trace_of(page_of(RUN))))["traceEvents"]
     return events
 
 
 def test_the_spans_of_the_run_are_its_ledger(events: list[dict[str, Any]]) -> None:
-    seconds = dict.fromkeys(told(RUN).seconds, 0.0)
+    seconds = dict.fromkeys(page_of(RUN).seconds, 0.0)
     for event in events:
         if event["ph"] == "X" and event["tid"] == 0:
             seconds[event["name"]] += event["dur"] / 1e6
-    assert seconds == pytest.approx(told(RUN).seconds)
+    assert seconds == pytest.approx(page_of(RUN).seconds)
 
 
 def test_times_are_those_of_the_day_with_the_pause_between_drivers(

@@ -209,7 +209,7 @@ FAILED = [
 ]
 
 
-def test_a_failure_is_told_once_with_rank_host_last_lines_and_the_next_command() -> None:
+def test_a_failure_is_reported_once_with_rank_host_last_lines_and_the_next_command() -> None:
     play = trained()
     play.said.clear()
     play.fail()
@@ -226,7 +226,7 @@ def test_the_failure_that_ends_a_run_is_left_to_the_exception() -> None:
     assert ended(RUN, play.progress) == "higgs: failed: failure 1 of max_failures=0"
 
 
-def test_a_failure_before_a_stop_is_told_since_nothing_is_raised() -> None:
+def test_a_failure_before_a_stop_is_reported_since_nothing_is_raised() -> None:
     play = trained()
     play.said.clear()
     play.take("Exited", phase="Concluded", attempt=0, reason="stopped")

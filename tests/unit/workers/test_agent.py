@@ -19,13 +19,14 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.events.attempt import Exited, Failed
 from polytrain.events.health import Stacks, Started, Unkillable
 from polytrain.workers.agent import Agent, AgentSpec
+from polytrain.workers.calls import Kill, LaunchProcess, ReadStacks, Seat, SendRoster
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.job_memory import JobMemory
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.placement import NodeAddress, members
-from polytrain.workers.processes.agent_side import Listener
 from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.zygotes import Listener
 from polytrain.workers.shard_cache import ShardCache
 from polytrain_plugins import Offer
 
@@ -37,8 +38,8 @@ class FakeZygotes:
 
     theirs: ClassVar[socket.socket]
 
-    def __init__(self, spec: ZygoteSpec, *, tell: Listener) -> None:
-        self.tell = tell
+    def __init__(self, spec: ZygoteSpec, entry: str, *, listener: Listener) -> None:
+        self.listener = listener
 
     async def connect(self) -> None:
         """It is there."""
@@ -61,16 +62,18 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSpec:
     return agent_spec(tmp_path, kill_timeout_s=0.01)
 
 
-def order(attempt: int = 0) -> LaunchOrder:
-    return LaunchOrder(
+def launch_call(attempt: int = 0, *, data: Any = None) -> LaunchProcess:
+    order = LaunchOrder(
         attempt_id=AttemptId(token=1, attempt=attempt),
         members=members([HERE], cpus=1, gpus=0),
         start=StartingPoint(),
         first_checkpoint=0,
     )
+    seat = Seat(rank=0, world_size=1, data=data) if attempt == 0 else None
+    return LaunchProcess(order=order, streams=(), seat=seat)
 
 
-async def told(agent: Agent, kind: type[Happening]) -> Any:
+async def received(agent: Agent, kind: type[Happening]) -> Any:
     """The next thing of this kind that the agent tells."""
     async for batch in agent.events():
         for happening in batch:
@@ -81,9 +84,8 @@ async def told(agent: Agent, kind: type[Happening]) -> Any:
 
 def with_agent(spec: AgentSpec, test: Callable[[Agent], Awaitable[None]]) -> None:
     async def run() -> None:
-        agent = Agent(spec, HERE, {}, JobMemory())
+        agent = Agent(spec, HERE, {}, JobMemory(b"job"))
         await agent.place()
-        await agent.prepare((0, 1), None, b"job")
         await test(agent)
         await agent.end()
 
@@ -94,18 +96,18 @@ def test_a_process_that_does_not_die_is_given_up(spec: AgentSpec) -> None:
     """It waits in the kernel for a device, or for a file server that is gone."""
 
     async def test(agent: Agent) -> None:
-        await agent.launch((0, 1), order(), ())
-        await told(agent, Started)
-        await agent.kill(0)
-        given_up = await told(agent, Unkillable)
+        await agent.carry_out(launch_call())
+        await received(agent, Started)
+        await agent.carry_out(Kill(attempt=0))
+        given_up = await received(agent, Unkillable)
         assert (given_up.attempt, given_up.rank, given_up.after_s) == (0, 0, 0.01)
-        exited = await told(agent, Exited)
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.rank, exited.killed) == (0, 0, True)
         # Its end comes after all: the next attempt's process isn't meant.
-        await agent.launch((0, 1), order(1), ())
+        await agent.carry_out(launch_call(1))
         agent.process_ended(0, "killed by SIGKILL", killed=True)
         agent.process_ended(1, "exited with code 3", killed=False)
-        exited = await told(agent, Exited)
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.how) == (1, "exited with code 3")
 
     with_agent(spec, test)
@@ -131,17 +133,16 @@ def test_an_attempt_ends_though_its_rows_are_still_read(
     monkeypatch.setattr("polytrain.workers.shard_cache.hold", hold)
 
     async def test(agent: Agent) -> None:
-        await agent.prepare((0, 1), request, b"")
-        launch = asyncio.create_task(agent.launch((0, 1), order(), ()))
+        launch = asyncio.create_task(agent.carry_out(launch_call(data=request)))
         await asyncio.sleep(0)
-        await agent.kill(0)
-        exited = await told(agent, Exited)
+        await agent.carry_out(Kill(attempt=0))
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.how) == (0, "never started")
         hung.set()
         await launch
         # No process is forked for an attempt that has ended.
-        await agent.launch((0, 1), order(1), ())
-        started = await told(agent, Started)
+        await agent.carry_out(launch_call(1))
+        started = await received(agent, Started)
         assert started.attempt == 1
 
     with_agent(spec, test)
@@ -152,10 +153,10 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
     offers = (Offer(host="127.0.0.1", port=1, details={"long": "x" * (4 << 20)}),)
 
     async def test(agent: Agent) -> None:
-        await agent.launch((0, 1), order(), ())
-        await agent.send_roster(0, offers)
-        await agent.dump_stacks(0, pausing=False)
-        assert "it has not been forked yet" in (await told(agent, Stacks)).text
+        await agent.carry_out(launch_call())
+        await agent.carry_out(SendRoster(attempt=0, offers=offers))
+        await agent.carry_out(ReadStacks(attempt=0, pausing=False))
+        assert "it has not been forked yet" in (await received(agent, Stacks)).text
         process = SocketChannel(FakeZygotes.theirs)
         receive = asyncio.get_running_loop().run_in_executor
         start, roster = [await receive(None, process.receive) for _ in range(2)]
@@ -180,8 +181,8 @@ def test_a_refused_fork_leaves_no_descriptor_open(
     async def test(agent: Agent) -> None:
         before = os.listdir("/proc/self/fd")
         for attempt in range(3):
-            await agent.launch((0, 1), order(attempt), ())
-            failed = await told(agent, Failed)
+            await agent.carry_out(launch_call(attempt))
+            failed = await received(agent, Failed)
             assert "too many open files" in failed.failure.message
         assert os.listdir("/proc/self/fd") == before
 
@@ -207,8 +208,8 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
         before = os.listdir("/proc/self/fd")
         monkeypatch.setattr(os, "pipe", second_refused)
         for attempt in range(3):
-            await agent.launch((0, 1), order(attempt), ())
-            await told(agent, Failed)
+            await agent.carry_out(launch_call(attempt))
+            await received(agent, Failed)
         assert os.listdir("/proc/self/fd") == before
 
     with_agent(spec, test)

@@ -26,7 +26,7 @@ def test_an_agent_ends_while_others_use_the_zygote_that_it_started(
     async def run() -> None:
         others = set(psutil.Process().children())
         arrived: asyncio.Queue[tuple[int, Mail]] = asyncio.Queue()
-        host = AgentHost(spec, HERE, {}, tell=lambda *mail: arrived.put_nowait(mail))
+        host = AgentHost(spec, b"job", HERE, {}, tell=lambda *mail: arrived.put_nowait(mail))
         for number in (0, 1):
             host.start(number)
             assert isinstance((await arrived.get())[1][0], Ready)

@@ -12,11 +12,9 @@ from polytrain.workers.job_memory import JobMemory, unpickled_job
 
 
 def test_all_agents_get_the_same_memory() -> None:
-    memory = JobMemory()
     value = {"weights": os.urandom(1 << 20)}
-    kept = {memory.keep(pickle.dumps(value)) for _ in range(3)}
-    assert len(kept) == 1
-    [descriptor] = kept
+    memory = JobMemory(pickle.dumps(value))
+    descriptor = memory.descriptor
     # As worker processes do, each with a descriptor of its own.
     assert [unpickled_job(os.dup(descriptor)) for _ in range(2)] == [value, value]
     memory.close()
@@ -25,8 +23,8 @@ def test_all_agents_get_the_same_memory() -> None:
 
 
 def test_a_job_that_can_not_be_read_leaves_nothing_open() -> None:
-    memory = JobMemory()
-    mine = os.dup(memory.keep(b"this is no pickle"))
+    memory = JobMemory(b"this is no pickle")
+    mine = os.dup(memory.descriptor)
     with pytest.raises(pickle.UnpicklingError):
         unpickled_job(mine)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):

@@ -38,9 +38,9 @@ from polytrain.workers.metrics import plain_metrics
     ids=repr,
 )
 def test_numbers_of_any_library_become_pythons_own(value: Any, plain: Any) -> None:
-    [(name, told)] = plain_metrics({"metric": value}).items()
-    assert (name, told) == ("metric", plain)
-    assert type(told) is type(plain)
+    [(name, reported)] = plain_metrics({"metric": value}).items()
+    assert (name, reported) == ("metric", plain)
+    assert type(reported) is type(plain)
 
 
 class OneNumber:
@@ -65,9 +65,9 @@ def test_anything_else_is_refused_by_its_name_and_type(refused: Any) -> None:
 
 
 @pytest.mark.parametrize("refused", [2**63, -(2**63) - 1, np.uint64(2**64 - 1), 10**30], ids=repr)
-def test_a_number_of_more_than_64_bits_is_told_as_such(refused: Any) -> None:
-    told = rf"'tokens' is {int(refused)}, a whole number of more than 64 bits.*float or a string"
-    with pytest.raises(TypeError, match=told):
+def test_a_number_of_more_than_64_bits_is_reported_as_such(refused: Any) -> None:
+    found = rf"'tokens' is {int(refused)}, a whole number of more than 64 bits.*float or a string"
+    with pytest.raises(TypeError, match=found):
         plain_metrics({"tokens": refused})
 
 

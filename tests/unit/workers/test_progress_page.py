@@ -90,7 +90,7 @@ def start(script: str, *arguments: int) -> subprocess.Popen[str]:
     )
 
 
-def told(process: subprocess.Popen[str]) -> str:
+def line_from(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 
@@ -103,10 +103,10 @@ def go_on(process: subprocess.Popen[str]) -> None:
 def test_a_reader_sees_beats_and_stages_of_another_process(page: Page) -> None:
     assert (page.beats, page.stage) == (0, Stage.STARTING)
     with start(WRITER, page.descriptor) as writer:
-        assert told(writer) == "waiting\n"
+        assert line_from(writer) == "waiting\n"
         assert (page.beats, page.stage) == (2, Stage.WAITING_FOR_COMMIT)
         go_on(writer)
-        assert told(writer) == "over\n"
+        assert line_from(writer) == "over\n"
         assert (page.beats, page.stage) == (2, Stage.TRAINING)
         go_on(writer)
 
@@ -174,10 +174,10 @@ def test_a_wait_for_a_stream_shows_and_its_batches_are_progress(page: Page) -> N
 
 def test_what_its_children_do_is_a_process_s_work_even_when_they_are_gone() -> None:
     with start(WORKING_CHILD) as parent:
-        assert told(parent) == "burnt\n"
+        assert line_from(parent) == "burnt\n"
         assert cpu_seconds(parent.pid) >= 0.5
         go_on(parent)
-        assert told(parent) == "reaped\n"
+        assert line_from(parent) == "reaped\n"
         assert cpu_seconds(parent.pid) >= 0.5
         go_on(parent)
 

@@ -45,15 +45,15 @@ def test_a_cluster_that_answers_is_joined(tmp_path: Path, alive: str) -> None:
     assert address_to_join({**environment, "RAY_ADDRESS": "auto"}) is None
 
 
-def test_a_cluster_that_has_died_is_told_of_and_not_waited_for(
+def test_a_cluster_that_has_died_is_reported_of_and_not_waited_for(
     tmp_path: Path, dead: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert address_to_join(recorded(tmp_path, dead)) == "local"
-    [told] = [record.getMessage() for record in caplog.records]
-    assert dead in told
-    assert "doesn't answer" in told
-    assert "ray stop" in told
+    [messages] = [record.getMessage() for record in caplog.records]
+    assert dead in messages
+    assert "doesn't answer" in messages
+    assert "ray stop" in messages
 
 
 @pytest.mark.parametrize("how", ["address", "auto"])

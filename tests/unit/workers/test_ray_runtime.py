@@ -55,7 +55,7 @@ This process on node 192.0.2.2 was started with:
 """
 
 
-def test_a_cluster_with_a_different_python_is_told_with_the_way_out(
+def test_a_cluster_with_a_different_python_is_reported_with_the_way_out(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from polytrain.workers.ray.runtime import running_ray

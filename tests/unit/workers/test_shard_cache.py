@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import from_shared_memory, mapped
-from polytrain.data.sources.describe import describe
 from polytrain.workers.local_cluster import LocalCluster
 from polytrain.workers.shard_cache import ShardCachePlanner, hold
 

@@ -39,11 +39,11 @@ def test_a_passing_error_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("number", "retry_s"), [(errno.EIO, 0.0), (errno.EACCES, 30.0)])
-def test_an_error_that_lasts_is_told(
+def test_an_error_that_lasts_is_reported(
     number: int, retry_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Beneath, "status", failing(*[number] * 50))
-    told = problem(tmp_path, retry_s=retry_s)
-    assert told is not None
-    assert told.startswith(f"the node a can't read the run's directory {tmp_path}: ")
-    assert "broken" in told
+    found = problem(tmp_path, retry_s=retry_s)
+    assert found is not None
+    assert found.startswith(f"the node a can't read the run's directory {tmp_path}: ")
+    assert "broken" in found

@@ -11,11 +11,11 @@ from typing import Any
 from polytrain.config.configs import DataConfig, ScalingConfig
 from polytrain.config.constraints import field_problems, wrong_type
 from polytrain.data.plan.position import DataChangedError
+from polytrain.data.read.describe import computed, describe
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.opening import in_plan, in_stream
 from polytrain.data.shards.spec import ShardSpec
-from polytrain.data.sources.describe import computed, describe
 from polytrain.data.streams.stream import StreamSpec
 from polytrain.data_errors import SourceError, too_few
 from polytrain_plugins import Demand, Problem
@@ -177,7 +177,7 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
     whole = not dataset.is_split or dataset.name in demand.whole_datasets
     if scaling.num_workers == 0 or demand.reads_tables or whole:
         return ""
-    from polytrain.data.streams.ray_pipeline import cpu_shortage
+    from polytrain.data.read.ray_pipeline import cpu_shortage
     from polytrain.ray_api.state import living_nodes
 
     held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}

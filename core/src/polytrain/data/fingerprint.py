@@ -23,11 +23,11 @@ from polytrain.data.plan.marks import (
     VERSIONS,
     VERSIONS_WITHOUT_NAMES,
 )
+from polytrain.data.read.describe import Source
+from polytrain.data.read.pieces import Piece, TablePiece
+from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.shards.wide_types import widened
-from polytrain.data.sources.describe import Source
-from polytrain.data.sources.pieces import Piece, TablePiece
-from polytrain.data.sources.transforms import TransformedPiece
+from polytrain.data.types.wide_types import widened
 
 _WHOLE_BYTES = 64 << 20
 """Tables up to this size are hashed whole, which takes a few tenths of a second at most."""

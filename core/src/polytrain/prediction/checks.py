@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain.data.sources.describe import Source, describe
+from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import SourceError
 from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.prediction.output_files import OutputFiles

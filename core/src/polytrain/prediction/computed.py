@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polytrain.data.sources.describe import Source, computed
+from polytrain.data.read.describe import Source, computed
 
 
 def computed_in_order(source: Source) -> Source:

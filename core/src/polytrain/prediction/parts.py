@@ -9,7 +9,7 @@ from itertools import accumulate, groupby
 
 import pyarrow as pa
 
-from polytrain.data.sources.pieces import Piece
+from polytrain.data.read.pieces import Piece
 
 PART_ROWS = 100_000
 """Rows of a part, unless there are so many rows that there would be too many parts."""

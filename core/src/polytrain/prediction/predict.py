@@ -16,9 +16,9 @@ from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
 from polytrain.config.installation import installation_problems
 from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
+from polytrain.data.read.describe import Source
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.sources.describe import Source
-from polytrain.data.sources.schemas import without
+from polytrain.data.types.schemas import without
 from polytrain.errors import RunOwnedError
 from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.functions.pickling import code_in, pickled_apart

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from polytrain.data.read.describe import Source
+from polytrain.data.read.pieces import in_steps
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.sources.describe import Source
-from polytrain.data.sources.pieces import in_steps
 from polytrain.prediction.columns import as_table, checked, joined
 from polytrain.prediction.model_files import ModelFiles
 from polytrain.prediction.output_files import OutputFiles

@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import pickle
 import socket
-import sys
 import traceback
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
-from typing import Any, NoReturn
 
 from polytrain.functions.pickler import dumps
 from polytrain.prediction.predictor import Predictor
+from polytrain.workers.messages import ConnectionClosedError, SocketChannel
 
 
-def run_and_exit(connection: socket.socket, page: int, _: Sequence[int]) -> NoReturn:
-    """Predict units until the driver closes the connection."""
-    channel = Connection(connection.detach())
-    code = 1
+def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
+    """Predict units until the driver closes the connection; return the exit code."""
+    channel = SocketChannel(connection)
     try:
-        _serve(channel)
-        code = 0
-    except (EOFError, OSError) as error:
-        # The driver is gone, or needs nothing more.
-        code = 0 if isinstance(error, EOFError) else 1
-    finally:
-        # The interpreter's own finalisation is left out, as in other worker processes.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _serve(channel: Connection) -> None:
-    try:
-        predictor = Predictor(pickle.loads(channel.recv_bytes()))
+        _, task = channel.receive()
+        predictor = Predictor(pickle.loads(task))
         while True:
-            _send(channel, "ready", None)
-            unit, rows = pickle.loads(channel.recv_bytes())
+            channel.send(["ready"])
+            _, pickled = channel.receive()
+            unit, rows = pickle.loads(pickled)
             for part in predictor.predicted(unit, rows):
-                _send(channel, "predicted", part)
-    except EOFError:
-        raise
+                channel.send(["predicted", dumps(part)])
+    except ConnectionClosedError:
+        return 0
     except BaseException as error:
-        _send(channel, "raised", portable(error))
-
-
-def _send(channel: Connection, kind: str, content: Any) -> None:
-    channel.send_bytes(dumps((kind, content)))
+        with contextlib.suppress(OSError):  # the driver may be gone
+            channel.send(["raised", dumps(portable(error))])
+        return 1
 
 
 def portable(error: BaseException) -> BaseException:

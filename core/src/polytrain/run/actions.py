@@ -1,11 +1,15 @@
-"""The actions of the state machine, which the controller carries out in order."""
+"""The actions of the state machine, which the controller carries out in order.
+
+Some are calls to the agents of all ranks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from polytrain.errors import Failure
-from polytrain_plugins import Offer, Stopped
+from polytrain.workers.calls import Drain, Kill, Leave, SendRoster
+from polytrain_plugins import Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,35 +26,6 @@ class AcquireWorkers:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Fork a worker process for every rank."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendRoster:
-    """Send all offers to every worker process."""
-
-    attempt: int
-    offers: tuple[Offer, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
-    """Ask every worker process to make a checkpoint and stop."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
-    """Let every worker process leave the collective and end: all ranks are done."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
-    """Kill every worker process of the attempt."""
 
     attempt: int
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
@@ -30,6 +30,7 @@ from polytrain.record.journal import Journal
 from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.lease import Lease
+from polytrain.workers.calls import Acknowledge, StoreRest
 from polytrain.workers.group import WorkerGroup
 from polytrain_plugins import RunInfo
 
@@ -163,7 +164,7 @@ class CheckpointCoordinator:
             self._tracker.expect(part.rank)
         if self.manager.is_committed(part.checkpoint, part.attempt):
             # It adds nothing to the commit.
-            self.group.acknowledge(part.attempt, part.checkpoint, (part.rank,))
+            self._acknowledge(part.attempt, part.checkpoint, (part.rank,))
         self._release(part.checkpoint)
         return self._commit_complete(part.rank)
 
@@ -192,7 +193,11 @@ class CheckpointCoordinator:
         if files is None and not is_void and not self._rank_0_is_gone:
             return
         for rank in sorted(self._waiting.pop(number, ())):
-            self.group.store_rest(self._attempt, rank, number, files)
+            call = StoreRest(attempt=self._attempt, checkpoint=number, stored_already=files)
+            self.group.call(call, (rank,))
+
+    def _acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
+        self.group.call(Acknowledge(attempt=attempt, checkpoint=checkpoint), ranks)
 
     def _commit(self, manifest: Manifest, ranks: frozenset[int]) -> Committed | Failed:
         attempt = manifest.attempt_id.attempt
@@ -224,7 +229,7 @@ class CheckpointCoordinator:
         if is_new:
             self.observers.checkpoint_committed(self.run, info)
         added_nothing = self.manager.ranks_that_add_nothing(manifest.number)
-        self.group.acknowledge(attempt, manifest.number, committed.ranks | added_nothing)
+        self._acknowledge(attempt, manifest.number, committed.ranks | added_nothing)
         if manifest.attempt_id > AttemptId(token=1, attempt=0) and self._sweeps_are_cheap:
             # A process of an earlier attempt may have been frozen until now.
             self.background_tasks.give(partial(_sweep, self.manager, manifest.attempt_id))
@@ -296,7 +301,7 @@ class CheckpointCoordinator:
         if directory is not None:
             self.background_tasks.give(partial(self._delete, directory))
         everybody = range(self.manager.world_size)
-        self.group.acknowledge(part.attempt, part.checkpoint, everybody)
+        self._acknowledge(part.attempt, part.checkpoint, everybody)
         return self._commit_complete(part.rank)
 
     def _delete(self, directory: str) -> None:

@@ -28,17 +28,7 @@ from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.journal import Journal
-from polytrain.run.actions import (
-    AcquireWorkers,
-    Action,
-    Conclude,
-    Drain,
-    EndAttempt,
-    Kill,
-    Launch,
-    Leave,
-    SendRoster,
-)
+from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
 from polytrain.run.attached import Companion, RunFollower
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
@@ -52,6 +42,7 @@ from polytrain.run.stacks_inquiries import StacksInquiries
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
+from polytrain.workers.calls import Drain, Kill, Leave, ReadStacks, SendCheckpoints, SendRoster
 from polytrain.workers.group import Happening, WorkerGroup
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import Attempt
@@ -166,7 +157,10 @@ class Controller:
                 self._unanswered.append(asked)
             else:
                 found = self.checkpoints.manager.reported()
-                self.group.send_checkpoints(asked.attempt, asked.rank, asked.number, found)
+                answer = SendCheckpoints(
+                    attempt=asked.attempt, number=asked.number, checkpoints=found
+                )
+                self.group.call(answer, (asked.rank,))
 
     def _take_question(self, asked: CheckpointsAsked) -> None:
         if asked.attempt != self.state.attempt:
@@ -308,18 +302,17 @@ class Controller:
                 self.group.place(avoid=avoid, without=without)
             case Launch(attempt=attempt):
                 self._launch(attempt)
-            case SendRoster(attempt=attempt, offers=offers):
-                self.group.send_roster(attempt, offers)
-            case Drain(attempt=attempt):
-                self._drain(attempt)
-            case Leave(attempt=attempt):
-                self.group.leave(attempt)
-            case Kill(attempt=attempt):
+            case SendRoster() | Leave():
+                self.group.call(action)
+            case Drain():
+                self._announce_drain()
+                self.group.call(action)
+            case Kill():
                 # What workers write from now on is about the peer that they have lost; what they
                 # have written may be the reason.
                 self.output.flush()
                 self.output.muted = True
-                self.group.kill(attempt)
+                self.group.call(action)
             case EndAttempt(root=root, reason=reason):
                 rank = None if root is None else root.rank
                 self.journal.attempt_ended(
@@ -387,7 +380,7 @@ class Controller:
             )
         )
 
-    def _drain(self, attempt: int) -> None:
+    def _announce_drain(self) -> None:
         drain = self.state.drain
         stopped = None if drain is None else drain.stopped
         if stopped is not None:
@@ -396,7 +389,6 @@ class Controller:
             logger.warning(
                 "The run is %s. It ends after its next checkpoint%s.%s", stopped, after, again
             )
-        self.group.drain(attempt)
 
     def _take_report(self, report: Reported) -> None:
         noted = note(self.state, report)
@@ -436,7 +428,7 @@ class Controller:
         attempt, world_size, now = self.state.attempt, self.state.world_size, time.monotonic()
         for request in self.remote_requests.stacks_wanted():
             if self._stacks_inquiries.add(request, attempt=attempt, world_size=world_size, now=now):
-                self.group.dump_stacks(attempt, pausing=False)
+                self.group.call(ReadStacks(attempt=attempt, pausing=False))
         for request, stacks in self._stacks_inquiries.answered(now=now):
             answer = partial(self.remote_requests.answer, request, {"stacks": stacks})
             self.background_tasks.give(answer)

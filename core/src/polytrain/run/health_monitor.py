@@ -16,6 +16,7 @@ from polytrain.policy.straggler_detector import StragglerDetector
 from polytrain.policy.straggler_policy import Straggler
 from polytrain.record.journal import Journal
 from polytrain.run.states import State
+from polytrain.workers.calls import ReadStacks
 from polytrain.workers.group import WorkerGroup
 
 _HINT = (
@@ -115,7 +116,7 @@ class HealthMonitor:
         )
         match finding:
             case DumpStacks(pausing=pausing):
-                self.group.dump_stacks(state.attempt, pausing=pausing)
+                self.group.call(ReadStacks(attempt=state.attempt, pausing=pausing))
             case WarnUser(reason=reason, stacks=stacks):
                 self._warn(state.attempt, reason, stacks, hint=_HINT)
             case FailAttempt(failure=failure):

@@ -45,18 +45,10 @@ from polytrain.events.attempt import (
 )
 from polytrain.policy.failure import classified, failed_attempt
 from polytrain.policy.health import Loss, avoided
-from polytrain.run.actions import (
-    AcquireWorkers,
-    Conclude,
-    Drain,
-    EndAttempt,
-    Kill,
-    Launch,
-    Leave,
-    SendRoster,
-)
+from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
 from polytrain.run.transition import Transition
+from polytrain.workers.calls import Drain, Kill, Leave, SendRoster
 
 # After the last rank is done, only failures that could lose the final checkpoint count.
 _LOSES_A_CHECKPOINT = (

@@ -5,36 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
 from polytrain.data.shards.opening import open_shards
-from polytrain.linux.progress_page import write_to
 from polytrain.testing.processes import eventually
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.worker_process import run_worker
 
 
-def run_and_exit(connection: socket.socket, page: int, _: Sequence[int]) -> NoReturn:
-    """The body of its process. The first message says what to do."""
-    try:
-        write_to(page)
-        _run(connection)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        # As in a real run: the interpreter's own finalisation is left out.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-def _run(connection: socket.socket) -> NoReturn:
+def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
+    """Run the rank that the first message describes; return the exit code."""
     channel = SocketChannel(connection)
     _, start = channel.receive()
     job, order, rank, spec, table, path = pickle.loads(start)
@@ -54,10 +38,7 @@ def _run(connection: socket.socket) -> NoReturn:
     # A library's own thread may be just about to close what it listened on.
     eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=2)
     channel.send(["left", _Traces.now().beyond(before)])
-    # As in a real worker process, the interpreter's finalisation is skipped.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,9 @@ offers, sends the roster, and lets all ranks leave once all are done.
 
 from __future__ import annotations
 
-import selectors
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,15 @@ import pyarrow as pa
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset
-from polytrain.data.sources.describe import describe
 from polytrain.events.attempt import Done, Failed, Offered, Reported
 from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.storage.location import Location
 from polytrain.workers.job import LaunchOrder, WorkerJob
-from polytrain.workers.messages import (
-    FrameBuffer,
-    Message,
-    leave_message,
-    pack,
-    roster_message,
-    to_event,
-)
+from polytrain.workers.messages import Message, leave_message, roster_message, to_event
 from polytrain.workers.placement import NodeAddress, members
-from polytrain.workers.processes.forked_group import ForkedGroup
+from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 from polytrain_plugins import Backend, CheckpointKind, Job
 
 _HOST = "127.0.0.1"
@@ -139,6 +131,8 @@ def run_world(
 class _World:
     """The ranks of one world; all are killed at the end."""
 
+    _processes: ProcessPool
+
     def __init__(
         self, job: WorkerJob, order: LaunchOrder, data: pa.Table, path: Path, seconds: float
     ) -> None:
@@ -147,56 +141,38 @@ class _World:
         self._order = order
         self._job = job
         self._data = data
-        self._sockets: list[socket.socket] = []
-        self._processes = ForkedGroup(_ENTRY, *self._needs())
+        self._opened = ExitStack()
         self._records = [RankRecord() for _ in order.members]
         self._offers: dict[int, Any] = {}
 
     def __enter__(self) -> _World:
-        self._processes.__enter__()
+        with ExitStack() as stack:
+            self._processes = stack.enter_context(forked_pool(_ENTRY, *self._needs()))
+            self._start_ranks()
+            self._opened = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.close()
+
+    def _start_ranks(self) -> None:
         world_size = len(self._order.members)
         dataset = RunDataset(source=describe("train", self._data))
         spec = dataset.spec(world_size=world_size, whole=False, as_tables=False, only_tables=False)
         for member in self._order.members:
-            ours, theirs = socket.socketpair()
-            # A rank that doesn't read its job must not block the test.
-            ours.settimeout(self._seconds)
-            self._sockets.append(ours)
-            with theirs:
-                self._processes.fork(member.rank, theirs)
             start = (self._job, self._order, member.rank, spec, self._data, self._path)
             written = code_of_job(self._job.training_function, self._job.backend)
-            ours.sendall(pack(["start", pickled_with(*written, value=start)]))
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        for ours in self._sockets:
-            ours.close()
-        self._processes.__exit__(*error)
+            self._processes.start(member.rank, ["start", pickled_with(*written, value=start)])
 
     def run(self) -> WorldRecord:
-        buffers = [FrameBuffer() for _ in self._sockets]
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._processes, selectors.EVENT_READ)
-            for rank, ours in enumerate(self._sockets):
-                selector.register(ours, selectors.EVENT_READ, rank)
-            while not self._is_over():
-                ready = selector.select(self._seconds)
-                if not ready:
+        while not self._is_over():
+            match self._processes.next(self._seconds):
+                case Sent(number=rank, message=message):
+                    self._take(rank, message)
+                case Ended(number=rank, how=how):
+                    self._records[rank].end = how
+                case _:
                     raise TimeoutError(f"nothing has happened for {self._seconds:g} s")
-                for key, _ in ready:
-                    if key.fileobj is self._processes:
-                        self._processes.read()
-                        continue
-                    data = self._sockets[key.data].recv(1 << 16)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                    for message in buffers[key.data].feed(data):
-                        self._take(key.data, message)
-                # A rank's last messages are in its socket before its end is reported.
-                for rank, how in self._processes.ends.items():
-                    if self._sockets[rank] not in selector.get_map():
-                        self._records[rank].end = how
         return WorldRecord(ranks=tuple(self._records), path=self._path)
 
     def _is_over(self) -> bool:
@@ -227,8 +203,8 @@ class _World:
                     self._tell_all(leave_message())
 
     def _tell_all(self, message: Message) -> None:
-        for ours in self._sockets:
-            ours.sendall(pack(message))
+        for rank in range(len(self._records)):
+            self._processes.send(rank, message)
 
     def _needs(self) -> tuple[Sequence[str], Mapping[str, str]]:
         """The modules and variables of the ranks' processes."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from polytrain.config.configs import DataConfig
 from polytrain.data.fingerprint import marks
+from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.reader import RowsShard
 from polytrain.data.shards.spec import Held
-from polytrain.data.sources.describe import describe
 
 
 def shard_of(

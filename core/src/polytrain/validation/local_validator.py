@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
-import os
-import selectors
 import signal
-import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from polytrain.events.output import Output, OutputLimit
-from polytrain.linux.processes import describe_exit, oom_kills
-from polytrain.linux.readable import is_readable
+from polytrain.events.output import Output
+from polytrain.linux.processes import describe_exit
 from polytrain.validation.process import bounded_threads, task_message
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
-from polytrain.workers.messages import FrameBuffer, Message, pack
-from polytrain.workers.output_pipe import LAST_WORDS, READ_SIZE
-from polytrain.workers.process_ends import ProcessEnds
-from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
+from polytrain.workers.messages import Message
+from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, Wrote
 
 _ENTRY = "polytrain.validation.process"
 
@@ -65,212 +57,81 @@ class LocalValidator:
         self._spec = spec
         self._function = function
         self._tell = tell
-        self._zygote: ZygoteConnection | None = None
+        variables = spec.zygote.variables
+        self._bounds = bounded_threads(spec.threads, unless=variables)
+        self._processes = ProcessPool(
+            spec.zygote,
+            _ENTRY,
+            environment={**spec.environment, **self._bounds, **variables},
+            directory=spec.directory,
+            captures_output=True,
+        )
         self._is_cancelled = threading.Event()
-        self._wakes, self._waker = socket.socketpair()
         self._number = 0
 
     def validate(self, task: ValidationTask) -> Validated | NotValidated | None:
         self._number += 1
         try:
-            with _Process(tell=self._tell) as process:
-                zygote = self._forked(process, task)
-                timed_out = self._waited(process, zygote, task.timeout_s)
+            message = task_message(self._function, task, self._bounds)
+            self._processes.start(self._number, message)
         except OSError as error:
             return NotValidated(reason=f"its process can't be started: {error}")
-        if process.outcome is not None:
-            return process.outcome
+        outcome, ended, timed_out = self._wait_for_end(task.timeout_s)
+        if outcome is not None:
+            return outcome
         if timed_out:
             reason = f"it took more than timeout_s={task.timeout_s:g} seconds, and was killed"
             return NotValidated(reason=reason, timed_out=True)
-        return None if self._is_cancelled.is_set() else process.death()
+        return None if self._is_cancelled.is_set() else _death(ended)
 
     def cancel(self) -> None:
         self._is_cancelled.set()
-        with contextlib.suppress(OSError):
-            self._waker.send(b"x")
+        self._processes.wake()
 
     def close(self) -> None:
-        if self._zygote is not None:
-            self._zygote.close()
-        self._wakes.close()
-        self._waker.close()
+        self._processes.close()
 
-    def _forked(self, process: _Process, task: ValidationTask) -> ZygoteConnection:
-        if self._zygote is not None and _has_ended(self._zygote):
-            self._zygote.leave()
-            self._zygote = None
-        if self._zygote is None:
-            self._zygote = ZygoteConnection.open(self._spec.zygote)
-        spec = self._spec
-        variables, path = spec.zygote.variables, list(spec.zygote.path)
-        bounds = bounded_threads(spec.threads, unless=variables)
-        environment = {**spec.environment, **bounds, **variables}
-        self._zygote.request(
-            ["fork", self._number, environment, spec.directory, path, sys.argv, _ENTRY],
-            process.theirs,
-        )
-        process.begin(task_message(self._function, task, bounds))
-        return self._zygote
-
-    def _waited(self, process: _Process, zygote: ZygoteConnection, timeout_s: float | None) -> bool:
+    def _wait_for_end(
+        self, timeout_s: float | None
+    ) -> tuple[Validated | NotValidated | None, Ended, bool]:
         """Wait until the process is gone, and kill it if need be.
 
         Returns:
-            Whether it took too long.
+            What it has sent, how it ended, and whether it took too long.
         """
+        outcome: Validated | NotValidated | None = None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        is_killed = timed_out = is_leaving = False
-        frames = FrameBuffer()
-        with selectors.DefaultSelector() as selector:
-            for source in (*process.sources, zygote.socket.fileno(), self._wakes.fileno()):
-                selector.register(source, selectors.EVENT_READ)
-            while not process.how:
-                if process.outcome is not None and not is_leaving:
-                    is_leaving, deadline = True, time.monotonic() + self._spec.leave_timeout_s
-                is_late = deadline is not None and time.monotonic() >= deadline
-                if is_killed and is_late:
-                    process.how = f"hasn't ended {_KILL_TIMEOUT_S:g} s after SIGKILL"
-                    break
-                timed_out = timed_out or is_late
-                if not is_killed and (timed_out or self._is_cancelled.is_set()):
-                    is_killed, deadline = True, time.monotonic() + _KILL_TIMEOUT_S
-                    # If the zygote is gone, so is the process.
-                    with contextlib.suppress(OSError):
-                        zygote.request(["kill", self._number])
-                # Without a limit if the user has set none: a lost zygote closes its connection.
-                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                for key, _ in selector.select(left_s):
-                    if key.fd == zygote.socket.fileno():
-                        process.how = self._how_it_ended(frames, zygote)
-                    elif key.fd == self._wakes.fileno():
-                        self._wakes.recv(1)
-                    elif not process.read(key.fd):
-                        selector.unregister(key.fileobj)
-        process.read_the_rest()
-        return timed_out
-
-    def _how_it_ended(self, frames: FrameBuffer, zygote: ZygoteConnection) -> str:
-        """Read what the zygote says; return how the process ended, or nothing if it runs."""
-        data = zygote.socket.recv(READ_SIZE)
-        if not data:
-            # The next validation starts another zygote.
-            self._zygote = None
-            zygote.leave()
-            return "killed with its zygote"
-        ended = (each for each in frames.feed(data) if each[:2] == ["ended", self._number])
-        return next((how for _, _, how, _ in ended), "")
+        is_killed = timed_out = False
+        while True:
+            is_late = deadline is not None and time.monotonic() >= deadline
+            timed_out = timed_out or is_late
+            if is_killed and is_late:
+                how = f"hasn't ended {_KILL_TIMEOUT_S:g} s after SIGKILL"
+                self._processes.give_up(self._number, how)
+                deadline = None
+            elif not is_killed and (timed_out or self._is_cancelled.is_set()):
+                is_killed, deadline = True, time.monotonic() + _KILL_TIMEOUT_S
+                self._processes.kill(self._number)
+            # Without a limit if the user has set none: a process that is lost ends, too.
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            match self._processes.next(left_s):
+                case Ended(number=number) as ended if number == self._number:
+                    return outcome, ended, timed_out
+                case Sent(number=number, message=message) if number == self._number:
+                    outcome = _outcome(message)
+                    deadline = time.monotonic() + self._spec.leave_timeout_s
+                case Wrote(stream=stream, text=text):
+                    self._tell(Output(attempt=0, rank=None, stream=stream, text=text))
 
 
-class _Process:
-    """The driver's ends of one process: its socket, its pipes, and what came out of them."""
-
-    def __init__(self, *, tell: Callable[[Output], None]) -> None:
-        self.how = ""
-        """How it ended, for people; empty while it runs."""
-
-        self.outcome: Validated | NotValidated | None = None
-        """What it has sent."""
-
-        self._frames = FrameBuffer()
-        self._ends = ProcessEnds()
-        self._connection = self._ends.connection
-        self._streams = {
-            reader.fileno(): _Stream(stream, tell=tell)
-            for stream, reader in self._ends.pipes.items()
-        }
-        self._oom_kills = oom_kills()
-
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.close()
-
-    @property
-    def theirs(self) -> tuple[int, ...]:
-        """The process's descriptors, in the order of the zygote's request."""
-        return self._ends.theirs
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        """The descriptors to listen to."""
-        return (self._connection.fileno(), *self._streams)
-
-    def begin(self, message: Message) -> None:
-        """Send the first message. The process has its ends now: ours of them are closed."""
-        self._ends.close_theirs()
-        # If it is gone, the zygote says how.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._connection.sendall(pack(message))
-        for source in self.sources:
-            os.set_blocking(source, False)
-
-    def read(self, source: int) -> bool:
-        """Take what there is to read from a source; return whether more may come."""
-        try:
-            data = os.read(source, READ_SIZE)
-        except BlockingIOError:
-            return True
-        except ConnectionResetError:
-            return False
-        if source in self._streams:
-            self._streams[source].take(data)
-            return bool(data)
-        for message in self._frames.feed(data):
-            self.outcome = _outcome(message)
-        return bool(data)
-
-    def read_the_rest(self) -> None:
-        """Take all that it has sent: it is gone."""
-        for source in self.sources:
-            while is_readable(source) and self.read(source):
-                pass
-        for stream in self._streams.values():
-            stream.end()
-
-    def death(self) -> NotValidated:
-        """Why there is no outcome."""
-        is_lack_of_memory = self.how == _SIGKILLED and oom_kills() > self._oom_kills
-        memory = ", as the kernel was out of memory," if is_lack_of_memory else ""
-        said = next(each.last_words for each in self._streams.values() if each.name == "stderr")
-        return NotValidated(
-            reason=f"its process {_verb(self.how)}{memory} before it returned", output=said
-        )
-
-
-class _Stream:
-    """Passes on what a process writes to its standard output or error."""
-
-    def __init__(self, name: str, *, tell: Callable[[Output], None]) -> None:
-        self.name = name
-        self.last_words = ""
-        """The end of it."""
-
-        self._tell = tell
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._limit = OutputLimit(now=time.monotonic())
-
-    def take(self, data: bytes) -> None:
-        text = self._decoder.decode(data, final=not data)
-        self.last_words = (self.last_words + text)[-LAST_WORDS:]
-        self._pass_on(self._limit.passed(text, now=time.monotonic()))
-
-    def end(self) -> None:
-        self._pass_on(self._limit.notice())
-
-    def _pass_on(self, text: str) -> None:
-        if text:
-            self._tell(Output(attempt=0, rank=None, stream=self.name, text=text))
-
-
-def _has_ended(zygote: ZygoteConnection) -> bool:
-    """Whether a zygote has closed its connection, while no process of it was waited for."""
-    return is_readable(zygote.socket) and not zygote.socket.recv(1, socket.MSG_PEEK)
-
-
-def _verb(how: str) -> str:
-    return f"was {how}" if how.startswith("killed") else how
+def _death(ended: Ended) -> NotValidated:
+    """Return why there is no outcome."""
+    is_lack_of_memory = ended.how == _SIGKILLED and ended.memory_ran_out
+    memory = ", as the kernel was out of memory," if is_lack_of_memory else ""
+    how = f"was {ended.how}" if ended.how.startswith("killed") else ended.how
+    return NotValidated(
+        reason=f"its process {how}{memory} before it returned", output=ended.last_words
+    )
 
 
 def _outcome(message: Message) -> Validated | NotValidated:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import pickle
 import socket
 import sys
-import traceback
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from polytrain.events.output import flush_output
 from polytrain.functions.pickling import pickled_error
@@ -36,33 +33,18 @@ def task_message(pickled: bytes, task: ValidationTask, bounds: Mapping[str, str]
     return ["validate", pickled, pickle.dumps(task), dict(bounds)]
 
 
-def run_and_exit(connection: socket.socket, page: int, descriptors: Sequence[int]) -> NoReturn:
-    """Validate, send the outcome, and exit, without returning into the zygote's frames.
-
-    Args:
-        connection: to the driver.
-        page: a progress page, which nobody reads.
-        descriptors: none.
-    """
-    code = 1
+def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
+    """Validate, and send the outcome to the driver; return the exit code."""
+    channel = SocketChannel(connection)
+    _, function, task, bounds = channel.receive()
+    _bound_torch(bounds)
     try:
-        channel = SocketChannel(connection)
-        _, function, task, bounds = channel.receive()
-        _bound_torch(bounds)
-        try:
-            channel.send(["validated", call(function, pickle.loads(task))])
-        except BaseException as error:
-            # Output without a newline is still buffered, and may hold the reason.
-            flush_output()
-            channel.send(raised_message(error, pickled_error(error)))
-        code = 0
-        # The interpreter's own finalisation takes frameworks seconds, and there is nothing to save.
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    finally:
+        channel.send(["validated", call(function, pickle.loads(task))])
+    except BaseException as error:
+        # Output without a newline is still buffered, and may hold the reason.
         flush_output()
-        os._exit(code)
+        channel.send(raised_message(error, pickled_error(error)))
+    return 0
 
 
 def _bound_torch(bounds: Mapping[str, str]) -> None:

@@ -15,9 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
@@ -27,6 +27,19 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Exited, Failed
 from polytrain.events.health import Overstayed, Stacks, Started, Unkillable
 from polytrain.linux.processes import describe_exit, kill_session
+from polytrain.workers.calls import (
+    Acknowledge,
+    Call,
+    Drain,
+    Kill,
+    LaunchProcess,
+    Leave,
+    ReadStacks,
+    Seat,
+    SendCheckpoints,
+    SendRoster,
+    StoreRest,
+)
 from polytrain.workers.group import Happening
 from polytrain.workers.import_path import import_path
 from polytrain.workers.job import LaunchOrder
@@ -41,17 +54,18 @@ from polytrain.workers.messages import (
 )
 from polytrain.workers.part_storer import PartStorer
 from polytrain.workers.placement import NodeAddress
-from polytrain.workers.process_connection import ProcessConnection
-from polytrain.workers.processes.agent_side import Zygotes
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
+from polytrain.workers.processes.zygotes import Zygotes
 from polytrain.workers.rank_data import RankData
 from polytrain.workers.storage_marker import storage_problem
-from polytrain_plugins import Offer
+from polytrain.workers.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
     from polytrain.workers.ray.streams import StreamOrder
-    from polytrain.workers.shard_cache import CacheRequest, ShardCache
+    from polytrain.workers.shard_cache import ShardCache
 
+
+_ENTRY = "polytrain.workers.worker_process"
 
 _SIGKILLED = describe_exit(signal.SIGKILL)
 
@@ -135,7 +149,7 @@ class Agent:
             variable=os.environ.get("PYTHONPATH", ""),
             is_same_environment=is_same_environment,
         )
-        self._zygotes = Zygotes(replace(spec.zygote, name=name, path=path), tell=self)
+        self._zygotes = Zygotes(replace(spec.zygote, name=name, path=path), _ENTRY, listener=self)
         self._environment = {
             **spec.environment,
             **os.environ,
@@ -149,7 +163,7 @@ class Agent:
         self._parts = PartStorer(
             spec.store, merges_files=spec.merges_files, tell=self._events.put_nowait
         )
-        self._worker: ProcessConnection | None = None
+        self._worker: WorkerConnection | None = None
         self._concluding: asyncio.Task[None] | None = None
         self._killed = -1
         self._loading = -1
@@ -157,11 +171,7 @@ class Agent:
 
         self._scratch: Scratch | None = None
         self._job_memory = job_memory
-        self._job = -1
-        """The descriptor of the job's memory, once there is a rank."""
-
-        self._seat: tuple[int, int] | None = None
-        self._seated = asyncio.Condition()
+        self._seat: Seat | None = None
         self._has_roster = -1
         self._to_drain = -1
         self._data = RankData()
@@ -175,13 +185,6 @@ class Agent:
         unusable = await storage_problem(location, self._spec.marker, host=host)
         return replace(self._place, unusable=unusable)
 
-    async def prepare(self, seat: tuple[int, int], data: CacheRequest | None, job: bytes) -> None:
-        """Take a rank and a world size, and start to read its data. `launch` waits for the data."""
-        async with self._seated:
-            self._seat, self._job = seat, self._job_memory.keep(job)
-            self._data.request(data)
-            self._seated.notify_all()
-
     async def events(self) -> AsyncIterator[list[Happening]]:
         """Yield all events in order, as soon as they happen; several at once if they are ready."""
         while True:
@@ -190,13 +193,47 @@ class Agent:
                 batch.append(self._events.get_nowait())
             yield batch
 
-    async def launch(
-        self, seat: tuple[int, int], order: LaunchOrder, streams: tuple[StreamOrder, ...]
-    ) -> None:
-        """Request a worker process for a new attempt, with its data and starting point."""
-        # Ray doesn't order calls: this one may arrive before that of `prepare`.
-        async with self._seated:
-            await self._seated.wait_for(lambda: self._seat == seat)
+    async def carry_out(self, call: Call | LaunchProcess) -> None:
+        """Do what a call says. Calls may overlap, and arrive in any order: Ray doesn't order them.
+
+        Those that concern another attempt than the current one have no effect.
+        """
+        match call:
+            case LaunchProcess(order=order, streams=streams, seat=seat):
+                if seat is not None:
+                    self._seat = seat
+                    self._data.request(seat.data)
+                await self._launch(order, streams)
+            case SendRoster(attempt=attempt, offers=offers):
+                self._send(attempt, roster_message(offers))
+                self._has_roster = attempt
+                if self._to_drain == attempt:
+                    self._send(attempt, drain_message())
+            case Drain(attempt=attempt):
+                # The worker process reads it after the roster.
+                self._to_drain = attempt
+                if self._has_roster == attempt:
+                    self._send(attempt, drain_message())
+            case Leave(attempt=attempt):
+                await self._leave(attempt)
+            case Kill(attempt=attempt):
+                self._kill(attempt)
+            case ReadStacks(attempt=attempt, pausing=pausing):
+                stacks = Stacks(
+                    attempt=attempt, rank=self._rank, text=await self._stacks(attempt, pausing)
+                )
+                self._events.put_nowait(stacks)
+            case StoreRest(attempt=attempt, checkpoint=checkpoint, stored_already=stored_already):
+                self._parts.store_rest(attempt, checkpoint, stored_already)
+            case Acknowledge(attempt=attempt, checkpoint=checkpoint):
+                self._parts.forget_copies(before=checkpoint)
+                self._send(attempt, settled_message(checkpoint))
+            case SendCheckpoints(attempt=attempt, number=number, checkpoints=checkpoints):
+                self._send(attempt, checkpoints_message(number, checkpoints))
+            case _:
+                assert_never(call)
+
+    async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         if order.attempt <= self._killed:
             self._emit_no_start(order.attempt)
             return
@@ -223,46 +260,18 @@ class Agent:
             return
         self._loading = -1
         try:
-            self._launch(order, held, streams)
+            self._fork(order, held, streams)
         except OSError as error:
             self._never_started(
                 order, FailureKind.STARTUP, f"can't fork the worker process: {error}"
             )
 
-    async def store_rest(
-        self, attempt: int, checkpoint: int, stored_already: Mapping[str, str] | None
-    ) -> None:
-        """Store this rank's part without the files that rank 0 has stored; None drops it."""
-        self._parts.store_rest(attempt, checkpoint, stored_already)
-
-    async def acknowledge(self, attempt: int, checkpoint: int) -> None:
-        """Notify the worker process that this checkpoint is committed or dropped."""
-        self._parts.forget_copies(before=checkpoint)
-        self._send(attempt, settled_message(checkpoint))
-
-    async def send_checkpoints(self, attempt: int, number: int, checkpoints: Sequence[Any]) -> None:
-        """Answer the worker process's question for the run's checkpoints."""
-        self._send(attempt, checkpoints_message(number, checkpoints))
-
-    async def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        """Send all offers to the worker process."""
-        self._send(attempt, roster_message(offers))
-        self._has_roster = attempt
-        if self._to_drain == attempt:
-            self._send(attempt, drain_message())
-
-    async def drain(self, attempt: int) -> None:
-        """Ask the worker process for a checkpoint and a stop, after it has the roster."""
-        self._to_drain = attempt
-        if self._has_roster == attempt:
-            self._send(attempt, drain_message())
-
-    async def leave(self, attempt: int) -> None:
-        """Let the worker process leave the collective and end, and end it if it doesn't."""
+    async def _leave(self, attempt: int) -> None:
+        """Ask the worker process to end, and end it if it doesn't."""
         worker = self._connection_of(attempt)
         if worker is None:
             return
-        worker.send(leave_message())
+        worker.child.send(leave_message())
         await asyncio.sleep(self._spec.leave_timeout_s)
         if self._worker is worker:
             overstayed = Overstayed(
@@ -272,21 +281,17 @@ class Agent:
                 stacks=await worker.stacks(pausing=True),
             )
             self._events.put_nowait(overstayed)
-            await self.kill(attempt)
+            self._kill(attempt)
 
-    async def dump_stacks(self, attempt: int, pausing: bool) -> None:
-        """Send the worker process's stacks."""
+    async def _stacks(self, attempt: int, pausing: bool) -> str:
         worker = self._connection_of(attempt)
         if worker is not None:
-            stacks = await worker.stacks(pausing)
-        elif self._loading == attempt:
-            stacks = "it has no process yet: its agent loads its data and its starting checkpoint"
-        else:
-            stacks = "its process is gone"
-        self._events.put_nowait(Stacks(attempt=attempt, rank=self._rank, text=stacks))
+            return await worker.stacks(pausing)
+        if self._loading == attempt:
+            return "it has no process yet: its agent loads its data and its starting checkpoint"
+        return "its process is gone"
 
-    async def kill(self, attempt: int) -> None:
-        """Kill the worker process."""
+    def _kill(self, attempt: int) -> None:
         self._killed = attempt
         self._zygotes.kill(attempt)
         worker = self._connection_of(attempt)
@@ -301,7 +306,7 @@ class Agent:
     def process_started(self, attempt: int, pid: int) -> None:
         worker = self._connection_of(attempt)
         if worker is not None:
-            worker.pid = pid
+            worker.child.pid = pid
 
     def process_ended(self, attempt: int, how: str, *, killed: bool) -> None:
         worker = self._connection_of(attempt)
@@ -312,8 +317,8 @@ class Agent:
         """The kernel kills a zygote's workers with it, but not the processes that they started."""
         worker = self._connection_of(attempt)
         if worker is not None:
-            if worker.pid:
-                kill_session(worker.pid)
+            if worker.child.pid:
+                kill_session(worker.child.pid)
             self._ended(worker, f"its zygote died{why and ': '}{why}".strip(), killed=False)
 
     async def end(self) -> subprocess.Popen[bytes] | None:
@@ -335,7 +340,7 @@ class Agent:
     @property
     def _rank(self) -> int:
         assert self._seat is not None, "nothing is launched before it has a rank"
-        return self._seat[0]
+        return self._seat.rank
 
     async def _brought_near(self, order: LaunchOrder) -> LaunchOrder:
         start, scratch = order.start, self._scratch
@@ -348,16 +353,16 @@ class Agent:
 
         return await asyncio.get_running_loop().run_in_executor(None, bring)
 
-    def _launch(
+    def _fork(
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
-        worker = ProcessConnection(
+        worker = WorkerConnection(
             order,
             self._rank,
-            tell=self._events.put_nowait,
-            stage=self._take_part,
-            imported=self._preload,
+            on_event=self._events.put_nowait,
+            on_part=self._take_part,
+            on_imports=self._preload,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
@@ -371,8 +376,8 @@ class Agent:
                 directory=self._directory,
                 argv=self._spec.argv,
                 descriptors=[
-                    *worker.theirs,
-                    self._job,
+                    *worker.child.descriptors,
+                    self._job_memory.descriptor,
                     *(held.descriptors if held else ()),
                     *(line.fileno() for line in lines),
                 ],
@@ -387,41 +392,44 @@ class Agent:
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
         self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
-        worker.begin(["start", what, self._rank, str(self._scratch.path)])
+        worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
 
-    def _give_up(self, worker: ProcessConnection) -> None:
+    def _give_up(self, worker: WorkerConnection) -> None:
         """Don't wait for a killed process any more: it runs none of its code again."""
         if self._worker is not worker:
             return
-        if worker.pid:
+        if worker.child.pid:
             # Its zygote may be what hangs.
-            kill_session(worker.pid)
+            kill_session(worker.child.pid)
         after_s = self._spec.kill_timeout_s
-        self._events.put_nowait(
-            Unkillable(attempt=worker.attempt, rank=self._rank, pid=worker.pid, after_s=after_s)
+        unkillable = Unkillable(
+            attempt=worker.attempt, rank=self._rank, pid=worker.child.pid, after_s=after_s
         )
+        self._events.put_nowait(unkillable)
         self._ended(worker, f"still there {after_s:g} s after SIGKILL", killed=True)
 
-    def _ended(self, worker: ProcessConnection, how: str, *, killed: bool) -> None:
+    def _ended(self, worker: WorkerConnection, how: str, *, killed: bool) -> None:
         self._worker = None
         now = asyncio.get_running_loop().time()
         worker.close()
-        worker.ended_at = min(now, worker.ended_at or now)
-        conclude = self._conclude(worker, how, killed)
+        ended_at = min(now, worker.child.ended_at or now)
+        conclude = self._conclude(worker, how, killed, ended_at)
         self._concluding = asyncio.get_running_loop().create_task(conclude)
 
-    async def _conclude(self, worker: ProcessConnection, how: str, killed: bool) -> None:
+    async def _conclude(
+        self, worker: WorkerConnection, how: str, killed: bool, ended_at: float
+    ) -> None:
         await self._parts.finish()
-        ended_at, now = worker.ended_at, asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         self._events.put_nowait(
             Exited(
                 attempt=worker.attempt,
                 rank=self._rank,
                 how=how,
                 killed=killed,
-                out_of_memory=not killed and how == _SIGKILLED and worker.memory_ran_out,
-                output=worker.last_words,
-                since_s=0.0 if killed or ended_at is None else now - ended_at,
+                out_of_memory=not killed and how == _SIGKILLED and worker.child.memory_ran_out,
+                output=worker.child.last_words,
+                since_s=0.0 if killed else now - ended_at,
             )
         )
 
@@ -441,9 +449,9 @@ class Agent:
     def _send(self, attempt: int, message: Message) -> None:
         worker = self._connection_of(attempt)
         if worker is not None:
-            worker.send(message)
+            worker.child.send(message)
 
-    def _connection_of(self, attempt: int) -> ProcessConnection | None:
+    def _connection_of(self, attempt: int) -> WorkerConnection | None:
         worker = self._worker
         return worker if worker is not None and worker.attempt == attempt else None
 

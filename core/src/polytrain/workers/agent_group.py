@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.policy.scaling import holds
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.calls import Call, LaunchProcess, Seat
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.placement import members
@@ -26,7 +27,7 @@ from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.shared_store import SharedStore
 from polytrain.workers.worker_pool import AgentLauncher, Cluster, WorkerPool
-from polytrain_plugins import Demand, Member, Offer
+from polytrain_plugins import Demand, Member
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
@@ -62,14 +63,8 @@ class Watch(Protocol):
 class CallingLauncher(AgentLauncher, Protocol):
     """A launcher that calls agents, and can end all of them."""
 
-    def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
-        """Call a method of several agents, without waiting for it.
-
-        Args:
-            calls: each agent's own arguments.
-            method: the method's name.
-            shared: further arguments, the same for all. They travel to each node once.
-        """
+    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+        """Send a call to each of these agents, without waiting for anything."""
 
     def close(self, timeout_s: float) -> None:
         """End all agents, and release their resources.
@@ -87,9 +82,20 @@ class AgentCluster(Cluster, SharedStore, Protocol):
         """The driver's node."""
 
     def launcher(
-        self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
+        self,
+        spec: AgentSpec,
+        job: bytes,
+        scaling: ScalingConfig,
+        mailbox: queue.SimpleQueue[Delivery],
     ) -> CallingLauncher:
-        """Return the launcher of agents. The mailbox receives their events."""
+        """Return the launcher of agents.
+
+        Args:
+            spec: the settings of the agents.
+            job: the pickled job of their worker processes.
+            scaling: the wanted number of workers, with their resources.
+            mailbox: receives the agents' events.
+        """
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Watch:
         """Report draining nodes."""
@@ -144,7 +150,10 @@ class AgentGroup:
             agent_spec = replace(agent_spec, zygote=replace(agent_spec.zygote, name=name))
         self._zygote_spec = agent_spec.zygote
         self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-        self._launcher = cluster.launcher(agent_spec, scaling, self._mailbox)
+        job = spec.job
+        code = code_of_job(job.training_function, job.backend, job.stop_rule.function)
+        pickled = pickled_with(*code, value=job)
+        self._launcher = cluster.launcher(agent_spec, pickled, scaling, self._mailbox)
         self._of_the_pool: deque[Event] = deque()
         self._pool = WorkerPool(
             scaling,
@@ -154,9 +163,6 @@ class AgentGroup:
             tell=self._of_the_pool.append,
         )
         self._data: ShardCachePlanner | None = None
-        job = spec.job
-        written = code_of_job(job.training_function, job.backend, job.stop_rule.function)
-        self._job = pickled_with(*written, value=job)
         self._streams = _streams(spec)
         self._nodes = cluster.watch(self._nodes_are_leaving)
 
@@ -178,47 +184,26 @@ class AgentGroup:
         self._pool.place(avoid=avoid, without=without)
 
     def launch(self, order: LaunchOrder) -> None:
-        self._seat(len(order.members))
+        self._let_zygote_go_if_unused()
         streams: tuple[StreamOrder, ...] = () if self._streams is None else self._streams.start()
+        seats = self._new_seats(len(order.members))
         self._launcher.call(
-            {agent_handle: (agent_handle.seat,) for agent_handle in self._pool.ranked},
-            "launch",
-            order,
-            streams,
+            {
+                agent_handle: LaunchProcess(
+                    order=order, streams=streams, seat=seats.get(agent_handle)
+                )
+                for agent_handle in self._pool.ranked
+            }
         )
 
-    def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        self._call_all("send_roster", attempt, offers)
-
-    def drain(self, attempt: int) -> None:
-        self._call_all("drain", attempt)
-
-    def leave(self, attempt: int) -> None:
-        self._call_all("leave", attempt)
-
-    def kill(self, attempt: int) -> None:
-        self._call_all("kill", attempt)
-
-    def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        self._call_all("dump_stacks", attempt, pausing)
-
-    def store_rest(
-        self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
-    ) -> None:
-        # There may be fewer ranks by now.
-        concerned = dict.fromkeys(self._pool.ranked[rank : rank + 1], ())
-        self._launcher.call(concerned, "store_rest", attempt, checkpoint, stored_already)
-
-    def send_checkpoints(
-        self, attempt: int, rank: int, number: int, checkpoints: Sequence[Any]
-    ) -> None:
-        concerned = dict.fromkeys(self._pool.ranked[rank : rank + 1], ())
-        self._launcher.call(concerned, "send_checkpoints", attempt, number, checkpoints)
-
-    def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
-        ranked = enumerate(self._pool.ranked)
-        concerned = {agent_handle: () for rank, agent_handle in ranked if rank in ranks}
-        self._launcher.call(concerned, "acknowledge", attempt, checkpoint)
+    def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
+        self._launcher.call(
+            {
+                agent_handle: call
+                for rank, agent_handle in enumerate(self._pool.ranked)
+                if ranks is None or rank in ranks
+            }
+        )
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._update_pool(handle):
@@ -313,25 +298,24 @@ class AgentGroup:
         reason = f"{len(nodes)} node(s) are about to be taken away"
         self._mailbox.put((DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes),))
 
-    def _seat(self, world_size: int) -> None:
-        """Prepare every agent for its rank, with the rank's data."""
+    def _let_zygote_go_if_unused(self) -> None:
         if self._zygote is not None and not any(
             agent_handle.place.node_id == self._node_id for agent_handle in self._pool.here
         ):
             # Not waited for: an agent that hasn't arrived yet may be its client.
             self._zygote.connection.leave()
+
+    def _new_seats(self, world_size: int) -> dict[AgentHandle, Seat]:
+        """Return the seats of the agents that get another rank, with the rank's data."""
         # Not before: while the actors started, the zygotes could import.
         data = self._data = self._data or _planner(self._spec, self._cluster)
-        seated = {}
+        seats = {}
         for rank, agent_handle in enumerate(self._pool.ranked):
             if agent_handle.seat != (rank, world_size):
                 agent_handle.seat = (rank, world_size)
                 request = None if data is None else data.order(world_size, rank)
-                seated[agent_handle] = (agent_handle.seat, request)
-        self._launcher.call(seated, "prepare", self._job)
-
-    def _call_all(self, method: str, *shared: Any) -> None:
-        self._launcher.call(dict.fromkeys(self._pool.ranked, ()), method, *shared)
+                seats[agent_handle] = Seat(rank=rank, world_size=world_size, data=request)
+        return seats
 
     def _wait_limit(self, timeout: float | None) -> float:
         limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)

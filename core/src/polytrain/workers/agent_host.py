@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from polytrain.workers.agent import Agent, AgentSpec
+from polytrain.workers.calls import Call, LaunchProcess
 from polytrain.workers.group import Happening
 from polytrain.workers.job_memory import JobMemory
 from polytrain.workers.placement import NodeAddress
@@ -47,6 +47,7 @@ class AgentHost:
     def __init__(
         self,
         spec: AgentSpec,
+        job: bytes,
         place: NodeAddress,
         variables: Mapping[str, str],
         *,
@@ -55,6 +56,7 @@ class AgentHost:
         """
         Args:
             spec: the settings of all agents of the run.
+            job: the pickled job of their worker processes.
             place: the node.
             variables: environment variables of worker processes here, which others override.
             tell: called with an agent's number and what it sends.
@@ -63,7 +65,7 @@ class AgentHost:
         self._place = place
         self._variables = variables
         self._tell = tell
-        self._job_memory = JobMemory()
+        self._job_memory = JobMemory(job)
         self._agents: dict[int, Agent] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._zygotes: list[subprocess.Popen[bytes]] = []
@@ -82,20 +84,12 @@ class AgentHost:
         serving = self._watched(number, self._serve(number, agent))
         self._serving[number] = asyncio.get_running_loop().create_task(serving)
 
-    async def call(
-        self, calls: Mapping[int, Sequence[Any]], method: str, shared: Sequence[Any]
-    ) -> None:
-        """Call a method of several agents at once. Agents that have ended are left out.
-
-        Args:
-            calls: an agent's number → its own arguments.
-            method: the method's name.
-            shared: further arguments, the same for all.
-        """
+    async def call(self, calls: Mapping[int, Call | LaunchProcess]) -> None:
+        """Have agents carry out calls, by the agents' numbers; those that have ended do nothing."""
         await asyncio.gather(
             *(
-                self._watched(number, getattr(agent, method)(*own, *shared))
-                for number, own in calls.items()
+                self._watched(number, agent.carry_out(call))
+                for number, call in calls.items()
                 if (agent := self._agents.get(number)) is not None
             )
         )
@@ -122,7 +116,7 @@ class AgentHost:
         async for happenings in agent.events():
             self._tell(number, happenings)
 
-    async def _watched(self, number: int, work: Any) -> None:
+    async def _watched(self, number: int, work: Awaitable[None]) -> None:
         try:
             await work
         except Exception as error:  # any error makes the agent useless

@@ -6,9 +6,9 @@ import contextlib
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import assert_never
 
 import pyarrow as pa
 
@@ -23,6 +23,17 @@ from polytrain.data.streams.stream import StreamSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed
 from polytrain.events.health import Started
+from polytrain.workers.calls import (
+    Acknowledge,
+    Call,
+    Drain,
+    Kill,
+    Leave,
+    ReadStacks,
+    SendCheckpoints,
+    SendRoster,
+    StoreRest,
+)
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
@@ -38,7 +49,7 @@ from polytrain.workers.messages import (
 )
 from polytrain.workers.placement import NodeAddress, members
 from polytrain.workers.worker_process import run_worker
-from polytrain_plugins import Member, Offer, changed_environment
+from polytrain_plugins import Member, changed_environment
 
 
 class InlineGroup:
@@ -89,33 +100,25 @@ class InlineGroup:
         self._inbox.clear()
         self._killed = False
 
-    def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        self._inbox.append(roster_message(offers))
-
-    def store_rest(
-        self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
-    ) -> None:
-        """Do nothing: there is only rank 0."""
-
-    def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
-        self._inbox.append(settled_message(checkpoint))
-
-    def send_checkpoints(
-        self, attempt: int, rank: int, number: int, checkpoints: Sequence[Any]
-    ) -> None:
-        self._inbox.append(checkpoints_message(number, checkpoints))
-
-    def drain(self, attempt: int) -> None:
-        self._inbox.append(drain_message())
-
-    def leave(self, attempt: int) -> None:
-        self._inbox.append(leave_message())
-
-    def kill(self, attempt: int) -> None:
-        self._killed = True
-
-    def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        """Do nothing: the worker runs in the thread that would dump its stack."""
+    def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
+        match call:
+            case SendRoster(offers=offers):
+                self._inbox.append(roster_message(offers))
+            case Acknowledge(checkpoint=checkpoint):
+                self._inbox.append(settled_message(checkpoint))
+            case SendCheckpoints(number=number, checkpoints=checkpoints):
+                self._inbox.append(checkpoints_message(number, checkpoints))
+            case Drain():
+                self._inbox.append(drain_message())
+            case Leave():
+                self._inbox.append(leave_message())
+            case Kill():
+                self._killed = True
+            case ReadStacks() | StoreRest():
+                # The worker runs in the thread that would dump its stack, and is rank 0.
+                pass
+            case _:
+                assert_never(call)
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._pending:

@@ -14,29 +14,16 @@ from polytrain.workers.job import WorkerJob
 
 
 class JobMemory:
-    """The pickled job, once per node. Its methods run on one event loop."""
+    """The pickled job, once per node."""
 
-    def __init__(self) -> None:
-        self._descriptor: int | None = None
-
-    def keep(self, pickled: bytes) -> int:
-        """Return the descriptor of the memory with the job, which is the same for the whole run."""
-        if self._descriptor is None:
-            descriptor = os.memfd_create("polytrain-job")
-            try:
-                with os.fdopen(descriptor, "wb", closefd=False) as file:
-                    file.write(pickled)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            self._descriptor = descriptor
-        return self._descriptor
+    def __init__(self, pickled: bytes) -> None:
+        self.descriptor = os.memfd_create("polytrain-job")
+        with os.fdopen(self.descriptor, "wb", closefd=False) as file:
+            file.write(pickled)
 
     def close(self) -> None:
         """Free the memory that no worker process maps."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        os.close(self.descriptor)
 
 
 def unpickled_job(descriptor: int) -> WorkerJob:

@@ -41,11 +41,16 @@ class LocalCluster:
         return self.living_nodes()
 
     def launcher(
-        self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
+        self,
+        spec: AgentSpec,
+        job: bytes,
+        scaling: ScalingConfig,
+        mailbox: queue.SimpleQueue[Delivery],
     ) -> LocalAgentLauncher:
         """Return the launcher of agents."""
         return LocalAgentLauncher(
             spec,
+            job,
             place=NodeAddress(node_id=self.node_id, host="127.0.0.1"),
             room=largest_fit([self._resources], scaling.resources).workers,
             gpus=visible_gpus(os.environ),

@@ -7,13 +7,13 @@ import logging
 import queue
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, delivery
 from polytrain.workers.agent_host import AgentHost, Mail
-from polytrain.workers.loop_thread import LoopThread
+from polytrain.workers.calls import Call, LaunchProcess
 from polytrain.workers.placement import NodeAddress
+from polytrain.workers.processes.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ class LocalAgentLauncher:
     def __init__(
         self,
         spec: AgentSpec,
+        job: bytes,
         *,
         place: NodeAddress,
         room: int,
@@ -34,6 +35,7 @@ class LocalAgentLauncher:
         """
         Args:
             spec: the settings of all agents.
+            job: the pickled job of their worker processes.
             place: the node's address.
             room: maximum number of agents; further ones wait until others end.
             gpus: names of this machine's GPUs.
@@ -43,7 +45,7 @@ class LocalAgentLauncher:
         self._place = place
         self._room = room
         self._mailbox = mailbox
-        self._host = AgentHost(spec, place, {}, tell=self._deliver)
+        self._host = AgentHost(spec, job, place, {}, tell=self._deliver)
         self._numbers = itertools.count()
         self._handles: dict[int, AgentHandle] = {}
         """Those of agents that have been started, by number."""
@@ -78,10 +80,10 @@ class LocalAgentLauncher:
             self._start_those_with_room()
         return agent_handle
 
-    def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
-        """Call a method of several agents, without waiting for it; see `CallingLauncher.call`."""
-        own = {agent_handle.number: arguments for agent_handle, arguments in calls.items()}
-        self._loop.submit(self._host.call(own, method, shared))
+    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+        """Send a call to each of these agents, without waiting for anything."""
+        by_number = {agent_handle.number: call for agent_handle, call in calls.items()}
+        self._loop.submit(self._host.call(by_number))
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""

@@ -46,6 +46,8 @@ _LENGTH = struct.Struct(">I")
 
 _WORKER_PROCESS = "polytrain.workers.worker_process"
 
+_LONGEST_READ = 1 << 20
+
 # File names in an exception's text may hold bytes that aren't UTF-8. They must be sent too.
 _UNDECODABLE = "surrogatepass"
 
@@ -194,7 +196,7 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     """
     parts = bytearray()
     while len(parts) < size:
-        data = connection.recv(size - len(parts))
+        data = connection.recv(min(size - len(parts), _LONGEST_READ))
         if not data:
             raise ConnectionClosedError("the other end of the connection is gone")
         parts += data

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import importlib
 import os
 import pickle
 import socket
@@ -12,15 +10,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from polytrain.events.output import flush_output
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
 from polytrain.functions.pickling import pickled_error
 from polytrain.functions.return_values import Returned, encoded
-from polytrain.linux.processes import die_with_parent
-from polytrain.linux.progress_page import Stage, enter, reports, write_to
-from polytrain.observe.stacks import be_readable
+from polytrain.linux.progress_page import Stage, enter, reports
 from polytrain.workers.breakpoints import explain_breakpoints
 from polytrain.workers.device_names import device_name
 from polytrain.workers.job import LaunchOrder, WorkerJob
@@ -221,6 +217,7 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
     Returns:
         The exit code: 0, or 1 if the agent is gone.
     """
+    explain_breakpoints()
     channel = ImportRecorder(connection)
     try:
         job_in, *data_descriptors = descriptors
@@ -276,35 +273,3 @@ def _shards(
         local_world_size=order.members[rank].local_world_size,
         streams=[StreamConnection(socket.socket(fileno=line)) for line in lines_in],
     )
-
-
-def run_and_exit(connection: socket.socket, page: int, descriptors: Sequence[int]) -> NoReturn:
-    """Run `main` and exit, without returning into the zygote's frames."""
-    code = 1
-    try:
-        write_to(page)
-        be_readable(page)
-        explain_breakpoints()
-        code = main(connection, descriptors)
-        # Run the libraries' exit handlers. Skip the interpreter's own finalisation: frameworks
-        # take seconds for it, and there is nothing to save.
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        flush_output()
-        os._exit(code)
-
-
-def spawned(entry: str, connection_descriptor: int, page: int, *descriptors: int) -> None:
-    """Call `run_and_exit` in a process that was spawned instead of forked.
-
-    Args:
-        entry: the module with `run_and_exit`; usually this one.
-        connection_descriptor: descriptor of the socket to the agent.
-        page: descriptor of the progress page.
-        descriptors: further descriptors, for the entry.
-    """
-    die_with_parent(os.getppid())
-    run = importlib.import_module(entry).run_and_exit
-    run(socket.socket(fileno=connection_descriptor), page, descriptors)

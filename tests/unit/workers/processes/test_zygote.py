@@ -27,10 +27,11 @@ from polytrain.linux.processes import describe_exit
 from polytrain.linux.progress_page import Page
 from polytrain.testing.processes import eventually
 from polytrain.workers.messages import SocketChannel, pack
-from polytrain.workers.processes import agent_side, zygote
+from polytrain.workers.processes import zygote
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.processes.forked import ForkRequest
 from polytrain.workers.processes.requirements import system_problems
+from polytrain.workers.processes.zygotes import Listener, Zygotes
 
 WORKER = "polytrain.workers.worker_process"
 
@@ -72,7 +73,7 @@ def fails(number: int) -> Callable[..., NoReturn]:
     return fail
 
 
-def test_a_process_limit_is_told_and_the_next_request_is_served(
+def test_a_process_limit_is_reported_and_the_next_request_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(zygote, "thread_count", lambda: 1)
@@ -160,7 +161,7 @@ def test_a_client_that_says_nonsense_is_left_and_the_others_are_served(
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "expected"),
     [
         (0, "exited with code 0"),
         (256, "exited with code 1"),
@@ -168,12 +169,12 @@ def test_a_client_that_says_nonsense_is_left_and_the_others_are_served(
         (40, "killed by signal 40"),
     ],
 )
-def test_every_end_of_a_process_has_a_description(status: int, told: str) -> None:
+def test_every_end_of_a_process_has_a_description(status: int, expected: str) -> None:
     """Real-time signals have no names; a zygote that stumbled over one would be gone."""
-    assert describe_exit(status) == told
+    assert describe_exit(status) == expected
 
 
-def test_what_a_zygote_dies_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_zygote_dies_of_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*args: object) -> NoReturn:
         raise RuntimeError("something nobody has thought of")
 
@@ -186,14 +187,14 @@ def test_what_a_zygote_dies_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RuntimeError: something nobody has thought of" in text
 
 
-class Heard(agent_side.Listener):
+class Heard(Listener):
     """What an agent hears of its worker processes."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
-    def process_lost(self, attempt: int, why: str) -> None:
-        self.lost.set_result((attempt, why))
+    def process_lost(self, number: int, why: str) -> None:
+        self.lost.set_result((number, why))
 
 
 def test_an_agent_hears_what_its_zygote_has_died_of() -> None:
@@ -203,14 +204,15 @@ def test_an_agent_hears_what_its_zygote_has_died_of() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(spec.name)
             listener.listen()
-            zygotes = agent_side.Zygotes(spec, tell=heard)
+            zygotes = Zygotes(spec, WORKER, listener=heard)
             await zygotes.connect()
             connection, _ = listener.accept()
+            zygotes.fork(3, environment={}, directory="/", argv=[], descriptors=[])
             connection.sendall(pack(["dying", "MemoryError"]))
             connection.close()
             return await asyncio.wait_for(heard.lost, timeout=30)
 
-    assert asyncio.run(listen()) == (-1, "MemoryError")
+    assert asyncio.run(listen()) == (3, "MemoryError")
 
 
 DIES = """
@@ -234,7 +236,7 @@ def test_agents_hear_what_their_zygote_has_written_before_it_died(tmp_path: Path
             path=(str(tmp_path), *sys.path),
         )
         heard = [Heard(), Heard()]
-        zygotes = [agent_side.Zygotes(spec, tell=each) for each in heard]
+        zygotes = [Zygotes(spec, WORKER, listener=each) for each in heard]
         await zygotes[0].connect()
         fifo = await asyncio.to_thread(open, tmp_path / "fifo", "w")
         await zygotes[1].connect()
@@ -259,7 +261,7 @@ def test_agents_hear_what_their_zygote_has_written_before_it_died(tmp_path: Path
 
 
 @pytest.mark.parametrize("call", ["pidfd_open", "memfd_create"])
-def test_what_the_system_lacks_is_told_before_anything_starts(
+def test_what_the_system_lacks_is_reported_before_anything_starts(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old kernels don't have it, and sandboxes refuse it."""
@@ -394,14 +396,14 @@ def test_a_large_environment_does_not_wait_for_a_zygote_that_imports(tmp_path: P
 
 
 def test_a_worker_process_has_its_large_environment(tmp_path: Path) -> None:
-    file = tmp_path / "told"
-    told = f"open({str(file)!r}, 'w').write(__import__('os').environ['LARGE'][-3:])"
+    file = tmp_path / "written"
+    found = f"open({str(file)!r}, 'w').write(__import__('os').environ['LARGE'][-3:])"
     with bare_zygote() as connection:
-        run_in_worker(connection, 1, told, LARGE="x" * 100_000 + "end")
+        run_in_worker(connection, 1, found, LARGE="x" * 100_000 + "end")
         assert eventually(lambda: file.exists() and file.read_text() == "end", seconds=30)
 
 
-def test_too_many_files_for_a_large_request_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_for_a_large_request_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     received = socket.recv_fds
 
     def truncated(*args: Any) -> Any:

@@ -23,13 +23,13 @@ import pytest
 from polytrain.linux.processes import peer_of
 from polytrain.workers.messages import SocketChannel, pack
 from polytrain.workers.processes import client, zygote
-from polytrain.workers.processes.agent_side import Zygotes
 from polytrain.workers.processes.client import (
     ZygoteConnection,
     ZygoteSpec,
     attempts_to_connect,
     zygote_name,
 )
+from polytrain.workers.processes.zygotes import Zygotes
 
 SLOW_TO_END = """
 import os, resource, socket, sys
@@ -223,7 +223,7 @@ def test_a_connection_is_made_once_there_is_room_for_it() -> None:
 def test_an_agent_does_its_other_work_while_it_does_not_reach_its_zygote() -> None:
     async def test() -> None:
         spec = spec_named(f"\0{secrets.token_hex(8)}")
-        zygotes = Zygotes(spec, tell=Mock())
+        zygotes = Zygotes(spec, "", listener=Mock())
         with taken(spec.name):
             connecting = asyncio.create_task(zygotes.connect())
             # A loop that was blocked would do nothing of this before the address is free.

@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from polytrain.config.configs import DataConfig
 from polytrain.data.plan.row_plan import Plan
+from polytrain.data.read.describe import Source
+from polytrain.data.read.file_version import UNKNOWN
+from polytrain.data.read.indexed import IndexedPiece
+from polytrain.data.read.pieces import Piece
+from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.shards.spec import Held, ShardSpec
-from polytrain.data.sources.describe import Source
-from polytrain.data.sources.file_version import UNKNOWN
-from polytrain.data.sources.indexed import IndexedPiece
-from polytrain.data.sources.pieces import Piece
-from polytrain.data.sources.transforms import TransformedPiece
 from polytrain.data.streams.stream import StreamSpec
 
 # Of rows that lie in memory anyway, a window may hold many.

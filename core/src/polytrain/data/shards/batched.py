@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.row_plan import Cut, Remainder
-from polytrain.data.shards.formats import to_format
 from polytrain.data.shards.regions import excerpts_to_format
+from polytrain.data.types.columns import to_format
 from polytrain.text.plain_values import is_whole
 from polytrain_plugins import Batches, BatchesAhead, BatchFormat, Shard
 from polytrain_plugins.shard import refuse_local_shuffle

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.sources.describe import Source
+from polytrain.data.read.describe import Source
 from polytrain.data_errors import SourceError
 from polytrain_plugins import column_remedy
 

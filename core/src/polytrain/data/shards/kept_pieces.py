@@ -11,8 +11,8 @@ from threading import Lock
 
 import pyarrow as pa
 
+from polytrain.data.read.pieces import Piece
 from polytrain.data.shards.spilled_piece import SpilledPiece, has_room
-from polytrain.data.sources.pieces import Piece
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.shards.lists import check_numbers
+from polytrain.data.types.lists import check_numbers
 
 _HEAD = struct.Struct("<8sqq")
 """`_MAGIC`, rows, bytes of the schema."""

@@ -15,10 +15,10 @@ from polytrain.data.plan.order import Order, OrderOfGroups
 from polytrain.data.plan.position import DataPosition
 from polytrain.data.plan.row_plan import Cut, EpochOrder, Plan
 from polytrain.data.shards.batched import Batch, BatchedShard
-from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.regions import Excerpt, RowSlice, excerpts_to_format
 from polytrain.data.shards.rows import Rows, Stream
 from polytrain.data.shards.spec import ShardSpec
+from polytrain.data.types.columns import empty_table
 
 logger = logging.getLogger(__name__)
 

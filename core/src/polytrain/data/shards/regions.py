@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.shards.formats import Combine, column_to_numpy, combiner, to_format
-from polytrain.data.sources.missing import may_be_missing
+from polytrain.data.types.columns import Combine, column_to_numpy, combiner, to_format
+from polytrain.data.types.missing import may_be_missing
 
 _AT_ONCE = 1 << 13
 """Rows whose values are converted at once where that takes memory."""

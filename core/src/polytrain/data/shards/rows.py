@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.plan.order import Order, RowSelection
-from polytrain.data.shards.formats import empty_table
+from polytrain.data.read.pieces import Piece
 from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.shards.regions import Excerpt, Region, RowSlice, ScatteredRows
-from polytrain.data.shards.wide_types import in_one_piece
-from polytrain.data.sources.pieces import Piece
+from polytrain.data.types.columns import empty_table
+from polytrain.data.types.wide_types import in_one_piece
 from polytrain.linux.control_groups import available_memory
 
 _SPARE_MEMORY = 4

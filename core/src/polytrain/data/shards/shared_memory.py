@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.layout import Filling, Layout, is_laid_out, is_plain, laid_out
-from polytrain.data.shards.wide_types import in_one_piece
+from polytrain.data.types.columns import empty_table
+from polytrain.data.types.wide_types import in_one_piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.plan.row_plan import Plan, Remainder
-from polytrain.data.sources.pieces import Piece
-from polytrain.data.sources.random_transforms import RandomTransform
+from polytrain.data.read.pieces import Piece
+from polytrain.data.read.random_transforms import RandomTransform
 
 
 class Held(StrEnum):

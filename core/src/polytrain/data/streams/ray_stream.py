@@ -23,9 +23,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.data.plan.stream_partitioner import Part, Segment, StreamPartitioner
-from polytrain.data.shards.formats import empty_table
-from polytrain.data.sources.schemas import conformed
-from polytrain.data.streams.ray_pipeline import (
+from polytrain.data.read.ray_pipeline import (
     Pipeline,
     allow_blocking_get,
     executors_of_this_process,
@@ -34,6 +32,8 @@ from polytrain.data.streams.ray_pipeline import (
     prepared,
     reason_of,
 )
+from polytrain.data.types.columns import empty_table
+from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError
 
 

@@ -21,9 +21,9 @@ from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.row_plan import Cut, Remainder
 from polytrain.data.plan.stream_partitioner import Segment, rank_total
 from polytrain.data.shards.batched import Batch, BatchedShard
-from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.regions import RowSlice
-from polytrain.data.shards.wide_types import in_one_piece
+from polytrain.data.types.columns import empty_table
+from polytrain.data.types.wide_types import in_one_piece
 from polytrain.data_errors import too_few
 from polytrain.errors import BadDataError
 from polytrain.linux.progress_page import Stage, during

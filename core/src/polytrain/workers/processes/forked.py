@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
@@ -14,7 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from polytrain.events.output import flush_output
 from polytrain.linux.processes import die_with_parent, kill_session
+from polytrain.linux.progress_page import write_to
+from polytrain.observe.stacks import be_readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class ForkRequest:
     """The driver's `sys.argv`: a training function may parse it."""
 
     entry: str
-    """Module whose `run_and_exit` the process runs."""
+    """Module whose `main` the process runs."""
 
     connection: int
     stdout: int
@@ -85,12 +89,35 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
             os.chdir(request.directory)
         _reseed()
-        run_and_exit = importlib.import_module(request.entry).run_and_exit
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    run_and_exit(socket.socket(fileno=request.connection), request.page, request.others)
-    os._exit(1)
+    run_and_exit(request.entry, request.connection, request.page, *request.others)
+
+
+def run_and_exit(entry: str, connection: int, page: int, *others: int) -> NoReturn:
+    """Run an entry's `main` and exit, without returning into the zygote's frames.
+
+    Args:
+        entry: the module's name.
+        connection: descriptor of the socket to the process that has requested this one.
+        page: descriptor of the progress page.
+        others: further descriptors, for `main`.
+    """
+    code = 1
+    try:
+        write_to(page)
+        be_readable(page)
+        main = importlib.import_module(entry).main
+        code = main(socket.socket(fileno=connection), others)
+        # Run the libraries' exit handlers. Skip the interpreter's own finalisation: frameworks
+        # take seconds for it, and there is nothing to save.
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        flush_output()
+        os._exit(code)
 
 
 def spawn(request: ForkRequest) -> int:
@@ -102,8 +129,8 @@ def spawn(request: ForkRequest) -> int:
             "-u",
             "-c",
             f"import sys; sys.path[:] = {request.path!r}; sys.argv[:] = {request.argv!r}\n"
-            "from polytrain.workers.worker_process import spawned\n"
-            f"spawned({request.entry!r}, *{descriptors!r})",
+            "from polytrain.workers.processes.forked import run_spawned\n"
+            f"run_spawned({request.entry!r}, *{descriptors!r})",
         ],
         env=request.environment,
         # The driver's directory may not exist on this node.
@@ -117,6 +144,13 @@ def spawn(request: ForkRequest) -> int:
     # The zygote reaps its children itself: this keeps Popen from doing it.
     process.returncode = 0
     return process.pid
+
+
+def run_spawned(entry: str, *descriptors: int) -> NoReturn:
+    """Call `run_and_exit` in a process that was spawned instead of forked."""
+    die_with_parent(os.getppid())
+    connection, page, *others = descriptors
+    run_and_exit(entry, connection, page, *others)
 
 
 def watched(pid: int) -> int:

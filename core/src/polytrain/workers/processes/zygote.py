@@ -12,7 +12,7 @@ client; a warm one stays for a time after its last use.
     ["stop"]                        the zygote ends with its last client
 
 "fork" comes with descriptors: the worker's end of a socket pair, its standard output and error, its
-page, and further ones for its entry, the module whose `run_and_exit` the process runs. `requests`
+page, and further ones for its entry, the module whose `main` the process runs. `requests`
 sends and receives these. The zygote answers
 
     ["forked", id, pid]

@@ -54,11 +54,16 @@ class RayCluster:
         return {node: resources for node, resources in nodes.items() if node in may_have}
 
     def launcher(
-        self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
+        self,
+        spec: AgentSpec,
+        job: bytes,
+        scaling: ScalingConfig,
+        mailbox: queue.SimpleQueue[Delivery],
     ) -> RayAgentLauncher:
         """Return the launcher of agents on Ray."""
         return RayAgentLauncher(
             spec=spec,
+            job=job,
             resources=scaling.resources,
             labels=_per_bundle(scaling),
             spread=scaling.placement_strategy == "SPREAD",

@@ -7,23 +7,24 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import ray
 
-from polytrain.data.streams.ray_pipeline import allow_blocking_get
+from polytrain.data.read.ray_pipeline import allow_blocking_get
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_host import AgentHost, Mail
+from polytrain.workers.calls import Call, LaunchProcess
 from polytrain.workers.placement import NodeAddress
 
 
 class RayHost:
     """The actor."""
 
-    def __init__(self, spec: AgentSpec, numbers: Sequence[int]) -> None:
+    def __init__(self, spec: AgentSpec, job: bytes, numbers: Sequence[int]) -> None:
         """
         Args:
             spec: the settings of all agents of the run.
+            job: the pickled job of their worker processes.
             numbers: those of its first agents.
         """
         context = ray.get_runtime_context()
@@ -33,6 +34,7 @@ class RayHost:
         self._mail: asyncio.Queue[tuple[int, Mail]] = asyncio.Queue()
         self._host = AgentHost(
             spec,
+            job,
             self._place,
             # A Ray call in the training function connects to the same cluster.
             {"RAY_ADDRESS": context.gcs_address},
@@ -51,11 +53,9 @@ class RayHost:
         for number in numbers:
             self._host.start(number)
 
-    async def call(
-        self, calls: Mapping[int, Sequence[Any]], method: str, shared: Sequence[Any]
-    ) -> None:
-        """Call a method of several agents; see `AgentHost.call`."""
-        await self._host.call(calls, method, shared)
+    async def call(self, calls: Mapping[int, Call | LaunchProcess]) -> None:
+        """Have agents carry out calls; see `AgentHost.call`."""
+        await self._host.call(calls)
 
     async def end(self, number: int) -> None:
         """End an agent."""

@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import ray
@@ -30,8 +30,9 @@ from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, outlook
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, Gone, delivery
-from polytrain.workers.loop_thread import LoopThread
+from polytrain.workers.calls import Call, Kill, LaunchProcess, Leave
 from polytrain.workers.placement import NodeAddress
+from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
 from polytrain.workers.ray.host import RayHost
@@ -71,6 +72,9 @@ class RayAgentLauncher:
     """Requests agents from Ray, and ends them. Their events go to one mailbox."""
 
     spec: AgentSpec
+    job: InitVar[bytes]
+    """The pickled job of the agents' worker processes."""
+
     resources: Mapping[str, float]
     """The resources of one agent."""
 
@@ -84,6 +88,9 @@ class RayAgentLauncher:
     """Whether agents outside of bundles share hosts. A standby is to survive the host of a rank."""
 
     mailbox: queue.SimpleQueue[Delivery]
+    _job: Any = field(init=False)
+    """Reference to the job, which Ray copies to each node once."""
+
     _bundles: AgentBundles = field(init=False)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -101,7 +108,8 @@ class RayAgentLauncher:
 
     _is_closed: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, job: bytes) -> None:
+        self._job = ray.put(job)
         self._bundles = AgentBundles(resources=self.resources, labels=self.labels)
 
     def reserve(self, bundles: int, strategy: str) -> None:
@@ -144,19 +152,17 @@ class RayAgentLauncher:
             is_placed = not self._unplaced and all(host.node is not None for host in missing)
         return named(self.spec.runtime_env) if missing and is_placed else None
 
-    def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
-        """Call a method of several agents: once per host. See `CallingLauncher.call`."""
-        by_host: dict[_Host, list[AgentHandle]] = defaultdict(list)
-        for agent_handle in calls:
+    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+        """Send a call to each of these agents, without waiting for anything: once per host."""
+        by_host: dict[_Host, dict[AgentHandle, Call | LaunchProcess]] = defaultdict(dict)
+        for agent_handle, call in calls.items():
             host = self._hosts.get(agent_handle.number)
             if host is not None:
-                by_host[host].append(agent_handle)
-        # In the object store once; Ray copies it to each node once.
-        what = ray.put(shared) if shared and len(by_host) > 1 else shared
-        for host, agents in by_host.items():
-            own = {agent_handle.number: calls[agent_handle] for agent_handle in agents}
-            answer = host.actor.call.remote(own, method, what)
-            self._loop.submit(self._await_answer(answer, host, agents, method))
+                by_host[host][agent_handle] = call
+        for host, own in by_host.items():
+            # What several of them have in common is pickled once.
+            answer = host.actor.call.remote({each.number: call for each, call in own.items()})
+            self._loop.submit(self._await_answer(answer, host, own))
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent, and its host with its last agent."""
@@ -227,20 +233,25 @@ class RayAgentLauncher:
         if listening:
             logger.warning("Ray has not confirmed the end of all agents; they were killed.")
 
-    @property
-    def _limits(self) -> Mapping[str, float]:
-        """Seconds within which a host answers a call that ends a worker process.
+    def _limit_s(self, call: Call | LaunchProcess) -> float | None:
+        """Return the seconds within which a host answers a call that ends a worker process.
 
         The end itself isn't meant, and may take longer: what was reported is stored before.
         """
-        kill_s = self.spec.kill_timeout_s
-        return {"kill": kill_s, "leave": self.spec.leave_timeout_s + kill_s}
+        match call:
+            case Kill():
+                return self.spec.kill_timeout_s
+            case Leave():
+                return self.spec.leave_timeout_s + self.spec.kill_timeout_s
+            case _:
+                return None
 
     async def _await_answer(
-        self, answer: Any, host: _Host, agents: list[AgentHandle], method: str
+        self, answer: Any, host: _Host, calls: Mapping[AgentHandle, Call | LaunchProcess]
     ) -> None:
         """Note the loss of a host that doesn't answer, and of agents that can't be called."""
-        limit_s = self._limits.get(method)
+        # All calls of a host are of one kind.
+        limit_s = self._limit_s(next(iter(calls.values())))
         try:
             await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
@@ -250,7 +261,7 @@ class RayAgentLauncher:
         except RayTaskError as error:
             # The call can't be received: the host itself lives on.
             kind, reason = why_gone(error, None, self.spec.runtime_env)
-            self._report_lost(agents, kind, reason)
+            self._report_lost(list(calls), kind, reason)
         except RayError:
             # It is about the actor itself, whose end `_listen` reports.
             pass
@@ -337,7 +348,7 @@ class RayAgentLauncher:
         if self.spec.runtime_env:
             options = {**options, "runtime_env": dict(self.spec.runtime_env)}
         actor = _HostActor.options(max_concurrency=_CONCURRENT_CALLS, **options).remote(
-            self.spec, list(agents)
+            self.spec, self._job, list(agents)
         )
         host = _Host(actor=actor, agents=agents, node=node)
         self._hosts.update(dict.fromkeys(agents, host))

@@ -1,0 +1,186 @@
+"""Data sets as users give them, turned into pieces that any process can read rows from.
+
+A source is described in the driver, where everything that is wrong with it comes to light; its
+pieces travel to whoever reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from polytrain.data.read.arrow_datasets import from_arrow_dataset, is_arrow_dataset
+from polytrain.data.read.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
+from polytrain.data.read.files import from_places
+from polytrain.data.read.indexed import from_items, is_map_style
+from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.read.random_transforms import (
+    RandomTransform,
+    random_transform,
+    wants_generator,
+)
+from polytrain.data.read.ray_data import from_ray_data, is_computed
+from polytrain.data.read.tables import from_memory, from_table, is_place
+from polytrain.data.read.transforms import transformed
+from polytrain.data.types.schemas import chosen, index_columns, subschema, without
+from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data_errors import SourceError
+from polytrain.ray_api.dataset import is_ray_dataset
+from polytrain_plugins import DatasetInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A data set: what is known of it, and its pieces in order."""
+
+    info: DatasetInfo
+    schema: pa.Schema
+    """Of what the pieces read."""
+
+    pieces: tuple[Piece, ...]
+
+    stream: Any = None
+    """A Ray dataset whose pipeline runs while workers train; there are no pieces then."""
+
+    transform: RandomTransform | None = None
+    """What is done to batches of what the pieces read."""
+
+    index: tuple[str, ...] = ()
+    """Columns that were left out because they hold the index of a DataFrame."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows lie in this process, rather than where every node can read them."""
+        return self.stream is None and all(piece.in_memory for piece in self.pieces)
+
+
+def describe(
+    name: str,
+    data: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    transform: Callable[..., Mapping[str, Any]] | None = None,
+) -> Source:
+    """Find out what a data set consists of.
+
+    Of Parquet files only the footers are read; of all others everything once, by blocks;
+    of a map-style data set the first item.
+
+    Args:
+        name: the data set's name.
+        data: a path, an address, a glob, a directory or a list of them, of Parquet, CSV, TSV,
+            JSON Lines or Arrow files; a pandas or polars frame; an Arrow table, or anything that
+            gives Arrow tables; a dict of arrays of equal length; dicts, in a list or whatever
+            gives them; a Hugging Face, pyarrow or Ray dataset; or an object that gives items by
+            number, such as PyTorch's map-style `Dataset`.
+        columns: which columns, in which order; by default all but those of a DataFrame's index.
+        transform: applied wherever rows are read: takes a dict of column name to array, of
+            consecutive rows, and returns such a dict of as many rows. With a parameter `rng` it is
+            applied to batches.
+
+    Raises:
+        SourceError: if there is nothing, or nothing that can be read.
+    """
+    columns = _as_list(columns)
+    if is_ray_dataset(data) and not is_computed(data):
+        return _streaming(name, data, columns, transform)
+    found = _found(data, columns)
+    num_rows = sum(piece.rows for piece in found.pieces)
+    if num_rows == 0:
+        raise SourceError("it has no rows", "Pass a data set with rows")
+    if transform is not None and wants_generator(transform):
+        drawn = random_transform(name, found, transform)
+        info = _info(name, drawn.schema, num_rows)
+        return Source(
+            info=info,
+            schema=found.schema,
+            pieces=found.pieces,
+            transform=drawn,
+            index=found.index,
+        )
+    if transform is not None:
+        found = transformed(name, found, transform)
+    info = _info(name, found.schema, num_rows)
+    return Source(info=info, schema=found.schema, pieces=found.pieces, index=found.index)
+
+
+def _as_list(columns: Any) -> Any:
+    """Names in whatever holds them, such as an Index of pandas; of anything else, itself."""
+    if columns is None or isinstance(columns, str):
+        return columns
+    try:
+        return list(columns)
+    except TypeError as error:
+        what = f"columns={columns!r} is no list of names"
+        raise SourceError(what, 'Pass columns=["…", …]') from error
+
+
+def computed(source: Source) -> Source:
+    """A stream's rows, had by running its pipeline now."""
+    if source.stream is None:
+        return source
+    return describe(source.info.name, source.stream.materialize(), columns=source.schema.names)
+
+
+def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform: Any) -> Source:
+    from polytrain.data.read.ray_pipeline import stream_schema
+
+    if transform is not None:
+        raise SourceError(
+            "a transform is not for a Ray dataset that streams",
+            "Put it into the pipeline: dataset.map_batches(transform)",
+        )
+    schema = stream_schema(dataset)
+    index = index_columns(schema) if columns is None else ()
+    names = without(schema.names, index) if columns is None else chosen(columns, schema.names)
+    schema = subschema(schema, names)
+    refuse_unreadable(schema)
+    info = _info(name, schema, None)
+    return Source(info=info, schema=schema, pieces=(), stream=dataset, index=index)
+
+
+def _info(name: str, schema: pa.Schema, num_rows: int | None) -> DatasetInfo:
+    return DatasetInfo(name=name, columns=tuple(schema.names), num_rows=num_rows, schema=schema)
+
+
+def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
+    if is_place(data):
+        return from_places([str(data)], columns, listed=False)
+    if isinstance(data, list | tuple) and not data:
+        raise SourceError("the list is empty", "If it is from a glob, check the glob's path")
+    if isinstance(data, list | tuple) and all(map(is_place, data)):
+        return from_places([str(place) for place in data], columns, listed=True)
+    if are_dicts(data):
+        return from_table(table_of_dicts(data), columns)
+    if is_ray_dataset(data):
+        return from_ray_data(data, columns)
+    if is_arrow_dataset(data):
+        return from_arrow_dataset(data, columns)
+    table = from_memory(data, columns)
+    if table is not None:
+        return table
+    if is_map_style(data):
+        return from_items(data, columns)
+    if gives_rows(data):
+        return from_table(table_of_dicts(data), columns)
+    kind = type(data)
+    raise SourceError(f"{kind.__module__}.{kind.__qualname__} is not a data set", _way(data))
+
+
+def _way(data: Any) -> str:
+    """How to pass what is not a data set."""
+    if hasattr(data, "dtype") or isinstance(data, pa.Array | pa.ChunkedArray):
+        return 'Give it a name: {"x": …}'
+    if is_of_torch(data):
+        return (
+            "Make it in the training function, and pass it, or a DataLoader over it, through "
+            "polytrain_torch.prepare_data_loader"
+        )
+    return (
+        "Pass a path or glob of Parquet, CSV, TSV, JSON Lines or Arrow files, a pandas or polars "
+        "DataFrame, an Arrow table, a dict of arrays, a list of dicts, a Hugging Face or Ray "
+        "dataset, or an object with __getitem__ and __len__"
+    )

@@ -1,0 +1,183 @@
+"""Data sets in files: all of them described, and brought to the same columns and types."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from polytrain.data.read import csv_files, ipc_files, json_files, parquet_files
+from polytrain.data.read.expansion import FoundFile, expand, partition_types
+from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.types.missing import Missing, noted
+from polytrain.data.types.schemas import (
+    bare,
+    chosen,
+    index_columns,
+    subschema,
+    unified_type,
+    without,
+)
+from polytrain.data_errors import SourceError
+
+_AT_ONCE = 8
+"""Files that are looked at concurrently: a remote one takes a while to answer."""
+
+
+class DescribedFile(Protocol):
+    """What is known of a file before its rows are read."""
+
+    @property
+    def place(self) -> str:
+        """Its path or address."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+
+    @property
+    def rows(self) -> int:
+        """How many it has."""
+
+    @property
+    def missing(self) -> frozenset[Missing]:
+        """Columns in which values are missing, as far as that is known."""
+
+    def pieces(self, schema: pa.Schema, constants: Mapping[str, Any]) -> Iterable[Piece]:
+        """Its pieces, in the types of a schema that has these constants besides its columns."""
+
+
+def from_places(places: Sequence[str], columns: Sequence[str] | None, *, listed: bool) -> Pieces:
+    """Describe the files that paths, directories and globs stand for.
+
+    Args:
+        places: paths and addresses.
+        columns: which columns; all by default.
+        listed: the user has given a list of them.
+
+    Raises:
+        SourceError: there are none, one can't be read, or they don't fit together.
+    """
+    files = [file for place in places for file in expand(place, listed=listed)]
+
+    def describe(file: FoundFile) -> DescribedFile:
+        if file.format == "ipc":
+            return ipc_files.described(file.place, columns, elsewhere=file.partition)
+        if file.format == "jsonl":
+            return json_files.described(file.place, columns, elsewhere=file.partition)
+        if file.format != "parquet":
+            return csv_files.described(file.place, columns, elsewhere=file.partition)
+        return parquet_files.described(file.place, columns)
+
+    if len(files) == 1:
+        return together([describe(files[0])], files, columns)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="polytrain-describe") as threads:
+        try:
+            return together(list(threads.map(describe, files)), files, columns)
+        except SourceError:
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+def together(
+    described: Sequence[DescribedFile], files: Sequence[FoundFile], columns: Sequence[str] | None
+) -> Pieces:
+    """Files as one data set.
+
+    Args:
+        described: the files.
+        files: the same, with what their directories tell.
+        columns: which columns; all by default.
+    """
+    types = partition_types(files)
+    whole = [_Whole(file, found, types) for file, found in zip(described, files, strict=True)]
+    # What has no rows has nothing to say about columns, of which writers often know nothing then.
+    filled = [file for file in whole if file.file.rows]
+    if not filled:
+        raise SourceError(f"its {len(files)} file(s) hold no rows", "Pass a data set with rows")
+    index = {name: None for file in filled for name in file.index} if columns is None else {}
+    names = without(_agreed_names(filled, columns, index), index)
+    missing = {name for file in filled for name in file.missing}
+    schema = noted(_unified(filled, names), missing)
+    return Pieces(
+        schema=schema,
+        pieces=tuple(piece for file in filled for piece in file.pieces(schema)),
+        index=tuple(index),
+    )
+
+
+class _Whole:
+    """A file, with the columns that its directories' names give it."""
+
+    def __init__(
+        self, file: DescribedFile, found: FoundFile, types: Mapping[str, pa.DataType]
+    ) -> None:
+        self.file = file
+        self.where = repr(file.place)
+        self.index = index_columns(file.schema)
+        # Where a file has the column itself, as some writers do, that is as good.
+        self.constants = {
+            name: value if value is None or types[name] == pa.string() else int(value)
+            for name, value in found.partition.items()
+            if name not in file.schema.names
+        }
+        extra = [pa.field(name, types[name]) for name in self.constants]
+        self.schema = bare(pa.schema([*file.schema, *extra]))
+        self.missing = {
+            *file.missing,
+            *(name for name, value in self.constants.items() if value is None),
+            *(field.name for field in file.schema if pa.types.is_null(field.type)),
+        }
+
+    def pieces(self, schema: pa.Schema) -> Iterator[Piece]:
+        """The file's pieces, in the types of this schema."""
+        constants = {name: value for name, value in self.constants.items() if name in schema.names}
+        yield from self.file.pieces(schema, constants)
+
+
+def _agreed_names(
+    files: Sequence[_Whole], columns: Sequence[str] | None, index: Collection[str]
+) -> list[str]:
+    """The columns of a data set, which all its files must have, but for those of an index."""
+    first = files[0]
+    if columns is not None:
+        for file in files:
+            chosen(columns, file.schema.names, of=file.where)
+        return list(columns)
+    names = {*without(first.schema.names, index)}
+    for file in files[1:]:
+        others = {*without(file.schema.names, index)}
+        for less, more, odd in (
+            (file, first, sorted(names - others)),
+            (first, file, sorted(others - names)),
+        ):
+            if odd:
+                raise SourceError(
+                    f"{less.where} has no column {', '.join(map(repr, odd))}, which "
+                    f"{more.where} has",
+                    "Give all files of a data set the same columns, or pass columns=[…] with "
+                    "those that all of them have",
+                )
+    return list(first.schema.names)
+
+
+def _unified(files: Sequence[_Whole], names: Sequence[str]) -> pa.Schema:
+    """The schema that holds the rows of all files."""
+    first, *rest = files
+    types = {name: first.schema.field(name).type for name in names}
+    # Which file each type is from, for messages.
+    origins = dict.fromkeys(names, first.where)
+    for file in rest:
+        for name, kind in types.items():
+            own = file.schema.field(name).type
+            both = unified_type(kind, own)
+            if both is None:
+                raise SourceError(
+                    f"the column {name!r} is {kind} in {origins[name]} and {own} in {file.where}",
+                    "Give the columns of all files of a data set the same types",
+                )
+            if both != kind:
+                types[name], origins[name] = both, file.where
+    return subschema(pa.schema(types.items()), names)

@@ -1,0 +1,115 @@
+"""Ray datasets, and tables in Ray's object store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from polytrain.data.read.pieces import Piece, Pieces, selected
+from polytrain.data.types.extension_types import plain_columns
+from polytrain.data.types.missing import Missing, found_missing, noted
+from polytrain.data.types.schemas import (
+    bare,
+    chosen,
+    conformed,
+    index_columns,
+    subschema,
+    unified_type,
+    without,
+)
+from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data_errors import SourceError
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPiece(Piece):
+    """A table in Ray's object store; read without a copy on the node that holds it."""
+
+    reference: Any
+    rows: int
+    schema: pa.Schema
+    """Of the data set, which other tables may be parts of as well."""
+
+    @property
+    def where(self) -> str:
+        return "table in the object store"
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        import ray
+
+        schema = self.schema if columns is None else subschema(self.schema, columns)
+        table = selected(ray.get(self.reference), schema.names).slice(start, stop - start)
+        return conformed(plain_columns(table), schema, self.where)
+
+    def seekable(self, *, scattered: bool) -> bool:
+        # Worker processes would have to join the cluster for it.
+        return False
+
+
+def is_computed(dataset: Any) -> bool:
+    """Whether a Ray dataset's pipeline has been run to its end."""
+    from ray.data.dataset import MaterializedDataset
+
+    return isinstance(dataset, MaterializedDataset)
+
+
+def from_ray_data(dataset: Any, columns: Sequence[str] | None) -> Pieces:
+    """Run the dataset's pipeline and have its blocks as pieces."""
+    import ray
+
+    references = dataset.to_arrow_refs()
+    count = ray.remote(num_cpus=0)(_rows_and_schema)
+    counted = ray.get([count.remote(reference) for reference in references])
+    filled = [found for rows, found, _ in counted if rows]
+    missing = {name for rows, _, names in counted if rows for name in names}
+    index = index_columns(filled[0]) if filled and columns is None else ()
+    schema = unified(filled, columns) if filled else pa.schema([])
+    schema = subschema(schema, without(schema.names, index))
+    schema = noted(schema, missing)
+    pieces = tuple(
+        ObjectPiece(reference, rows, schema)
+        for reference, (rows, *_) in zip(references, counted, strict=True)
+        if rows
+    )
+    return Pieces(schema=schema, pieces=pieces, index=index)
+
+
+def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.Schema:
+    """The schema that holds the rows of all blocks.
+
+    Raises:
+        SourceError: there is none.
+    """
+    first, *rest = schemas
+    names = first.names if columns is None else chosen(columns, first.names)
+    for schema in schemas:
+        refuse_unreadable(subschema(schema, [name for name in names if name in schema.names]))
+    types = {name: first.field(name).type for name in names}
+    for schema in rest:
+        lacking = types.keys() - schema.names
+        if columns is None:
+            lacking |= set(schema.names) - types.keys()
+        if lacking:
+            raise SourceError(
+                f"some blocks have no column {', '.join(map(repr, sorted(lacking)))}",
+                "Give all rows the same columns, or pass columns=[…] with those that all have",
+            )
+        for name, kind in types.items():
+            own = schema.field(name).type
+            both = unified_type(kind, own)
+            if both is None:
+                raise SourceError(
+                    f"the column {name!r} is {kind} in one block and {own} in another",
+                    "Give the columns of all rows the same types",
+                )
+            types[name] = both
+    return pa.schema(types.items())
+
+
+def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[Missing]]:
+    plain = plain_columns(table.slice(0, 1)) if table.num_rows else table
+    schema = bare(plain.schema).with_metadata(table.schema.metadata)
+    return table.num_rows, schema, found_missing(table)

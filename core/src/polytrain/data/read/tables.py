@@ -1,0 +1,180 @@
+"""Data sets in memory: frames, tables and arrays of whichever library, as one Arrow table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+import pyarrow as pa
+
+from polytrain.data.read.pieces import Pieces, TablePiece
+from polytrain.data.types.arrays import refuse_objects, table_of, tensors_of
+from polytrain.data.types.extension_types import plain_columns
+from polytrain.data.types.lists import lists_to_numpy
+from polytrain.data.types.missing import found_missing, noted
+from polytrain.data.types.python_values import check_unchanged
+from polytrain.data.types.schemas import chosen, index_columns, refuse_repeated, without
+from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data.types.views import without_views
+from polytrain.data.types.wide_types import widened
+from polytrain.data_errors import SourceError, one_line
+
+
+def from_memory(data: Any, columns: Sequence[str] | None) -> Pieces | None:
+    """The data set as a table; None if it is nothing of the kind.
+
+    Raises:
+        SourceError: it is, and can't become a table.
+    """
+    table = _table(data, columns)
+    if table is None:
+        return None
+    found = from_table(table, columns)
+    return replace(found, index=(*found.index, *_index_names(data))) if columns is None else found
+
+
+def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
+    """A table as a data set of one piece."""
+    refuse_repeated(table.column_names, "the table")
+    index = index_columns(table.schema) if columns is None else ()
+    names = table.column_names
+    table = table.select(without(names, index) if columns is None else chosen(columns, names))
+    # What pandas notes of an index: Arrow would take its column out of a frame again.
+    table = table.replace_schema_metadata(None)
+    refuse_unreadable(table.schema)
+    table = widened(without_views(plain_columns(table)))
+    missing = found_missing(table)
+    if missing:
+        table = pa.table(table.columns, schema=noted(table.schema, missing))
+    return Pieces(schema=table.schema, pieces=(TablePiece(table),), index=index)
+
+
+def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
+    if isinstance(data, pa.Table):
+        return data
+    kind = type(data)
+    library = kind.__module__.partition(".")[0]
+    if library == "pandas":
+        return _from_pandas(data, columns) if kind.__name__ == "DataFrame" else None
+    if library == "polars" and kind.__name__ == "LazyFrame":
+        data = _collected(data, columns)
+    if library == "polars" and type(data).__name__ == "DataFrame":
+        read = [name for name in data.columns if columns is None or name in columns]
+        refuse_objects({name: data.schema[name] for name in read})
+    if library == "datasets":
+        return _from_hugging_face(data)
+    if isinstance(data, Mapping):
+        return table_of(data)
+    is_column = isinstance(data, pa.Array | pa.ChunkedArray) or (
+        library == "polars" and kind.__name__ == "Series"
+    )
+    if hasattr(data, "__arrow_c_stream__") and not is_column:
+        return _from_stream(data)
+    # A record batch is an Arrow array of structs as well, and has no stream in older versions.
+    return pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else None
+
+
+def _index_names(data: Any) -> tuple[str, ...]:
+    """The names of a DataFrame's index; none if it has none, or this is anything else."""
+    if type(data).__module__.partition(".")[0] != "pandas":
+        return ()
+    return tuple(str(name) for name in data.index.names if name is not None)
+
+
+def _from_pandas(frame: Any, columns: Sequence[str] | None) -> pa.Table:
+    names = _index_names(frame)
+    if wanted := [name for name in names if name in (columns or ()) and name not in frame.columns]:
+        frame = frame.reset_index(level=wanted)
+    try:
+        # Arrow knows the machine's own order of bytes only.
+        foreign = {
+            name: kind.newbyteorder("=")
+            for name, kind in frame.dtypes.items()
+            if getattr(kind, "byteorder", "=") in "<>" and not getattr(kind, "isnative", True)
+        }
+        table = pa.Table.from_pandas(
+            frame.astype(foreign) if foreign else frame, preserve_index=False
+        )
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        for index, name in enumerate(frame.columns):
+            check_unchanged(str(name), frame.iloc[:, index], None)
+        raise SourceError(
+            f"the DataFrame can't become a table: {one_line(error)}",
+            "Give each column a name of its own, and values of one type",
+        ) from error
+    for index, name in enumerate(frame.columns):
+        check_unchanged(str(name), frame.iloc[:, index], table.schema.field(index).type)
+    return table
+
+
+def _collected(frame: Any, columns: Sequence[str] | None) -> Any:
+    try:
+        if columns is not None:
+            # Selected first: what is not asked for need not be computed.
+            frame = frame.select(chosen(columns, frame.collect_schema().names()))
+        return frame.collect()
+    except SourceError:
+        raise
+    except Exception as error:
+        # Whatever the query does, which is the user's.
+        raise SourceError(
+            f"the LazyFrame can't be collected: {one_line(error)}", "Correct its query"
+        ) from error
+
+
+def _from_stream(data: Any) -> pa.Table:
+    try:
+        return pa.RecordBatchReader.from_stream(data).read_all()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SourceError(
+            f"{type(data).__qualname__} can't become a table: {one_line(error)}",
+            "Pass something with named columns",
+        ) from error
+
+
+def _from_hugging_face(dataset: Any) -> pa.Table:
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping):
+        raise SourceError(
+            f"it is a {kind}, which holds the data sets {', '.join(map(repr, dataset))}",
+            f"Pass one of them, such as dataset[{next(iter(dataset), 'train')!r}]",
+        )
+    if kind != "Dataset":
+        raise SourceError(
+            f"a datasets.{kind} can only be read from its start to its end",
+            "Load it without streaming=True, or write it to Parquet files",
+        )
+    if dataset.format["type"] == "custom":
+        raise SourceError(
+            "it has a function of its own, set by with_transform, which would be left out",
+            "Call reset_format() on it, and pass the function as the data set's transform",
+        )
+    # With the indices applied that select(), shuffle() and the like leave behind.
+    shown = None if dataset.format["output_all_columns"] else dataset.format["columns"]
+    table = dataset.with_format("arrow", columns=shown)[:]
+    for index, field in enumerate(table.schema):
+        if isinstance(field.type, pa.BaseExtensionType) and type(field.type).__module__.startswith(
+            "datasets."
+        ):
+            table = table.set_column(index, field.name, _plain_arrays(table.column(index)))
+    return table
+
+
+def _plain_arrays(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Arrays of Hugging Face, whose type other processes would need the library to read.
+
+    As tensors, or as lists if they differ in shape or are missing. Its own conversion would round
+    them to 32 bits.
+    """
+    lists = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    arrays = lists_to_numpy(lists)
+    if arrays.dtype == object or not arrays.size:
+        return lists
+    return pa.chunked_array([tensors_of(arrays)])
+
+
+def is_place(data: Any) -> bool:
+    """Whether this is a path or an address."""
+    return isinstance(data, str | PurePath)

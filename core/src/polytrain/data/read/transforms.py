@@ -1,0 +1,220 @@
+"""A user's function between the rows as they lie and the rows as they are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from polytrain.data.read.pieces import Piece, Pieces, selected
+from polytrain.data.types.arrays import table_of
+from polytrain.data.types.columns import column_to_numpy, empty_table, lists_of_numbers
+from polytrain.data.types.missing import (
+    decides_type,
+    found_missing,
+    is_list_of_numbers,
+    noted,
+)
+from polytrain.data.types.schemas import exactly
+from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
+
+Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
+Transform: TypeAlias = Callable[[Batch], Mapping[str, Any]]
+
+_TRIAL_ROWS = 8
+_SHOWN_ROWS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformedPiece(Piece):
+    """A piece whose rows go through a function."""
+
+    piece: Piece
+    transform: Transform
+    schema: pa.Schema
+    """Of what the function returns."""
+
+    name: str
+    """The data set's, for messages."""
+
+    first_row: int
+    """Which row of the data set is the piece's first."""
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]  # derived here, stored elsewhere
+        return self.piece.rows
+
+    @property
+    def where(self) -> str:
+        return self.piece.where
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        if start == stop:
+            # Functions of users may well not expect that.
+            return selected(empty_table(self.schema), columns)
+        return selected(self._of(self.piece.read(start, stop), self._rows(start, stop)), columns)
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        start = 0
+        for part in self.piece.parts():
+            stop = start + part.num_rows
+            yield selected(self._of(part, self._rows(start, stop)), columns)
+            start = stop
+
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        first = self.first_row + start
+        for table in self.piece.scan(start, stop):
+            if table.num_rows:
+                where = f"rows {first} to {first + table.num_rows - 1}"
+                yield selected(self._of(table, where), columns)
+                first += table.num_rows
+
+    def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
+        shown = ", ".join(str(self.first_row + row) for row in rows[:_SHOWN_ROWS])
+        more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
+        return selected(self._of(self.piece.take(rows), f"rows {shown}{more}"), columns)
+
+    def _rows(self, start: int, stop: int) -> str:
+        return f"rows {self.first_row + start} to {self.first_row + stop - 1}"
+
+    def _of(self, rows: pa.Table, which: str) -> pa.Table:
+        where = f"{which} of {self.name!r} ({self.where})"
+        return typed(applied(self.transform, rows, where), self.schema, where)
+
+    def seekable(self, *, scattered: bool) -> bool:
+        return self.piece.seekable(scattered=scattered)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.piece.in_memory
+
+
+def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
+    """Have a function applied wherever pieces are read; tries it out on the first few rows.
+
+    Args:
+        name: the data set's.
+        found: its pieces.
+        transform: takes and returns a dict of column name to array, of consecutive rows.
+
+    Raises:
+        SourceError: the function fails, or returns no such dict.
+    """
+    schema = tried(name, found, transform)
+    firsts = accumulate((piece.rows for piece in found.pieces), initial=0)
+    pieces = (
+        TransformedPiece(
+            piece=piece, transform=transform, schema=schema, name=name, first_row=first
+        )
+        for piece, first in zip(found.pieces, firsts, strict=False)
+    )
+    return Pieces(schema=schema, pieces=tuple(pieces), index=found.index)
+
+
+def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
+    """The schema of what a function returns for the first few rows.
+
+    Raises:
+        SourceError: the function fails, or returns no such dict.
+    """
+    remedy = "Correct the function; it takes and returns a dict of column names to arrays"
+    if not callable(transform):
+        raise SourceError(f"transform is a {type(transform).__qualname__}", "Pass a function")
+    trial = next(piece for piece in found.pieces if piece.rows)
+    rows = min(trial.rows, _TRIAL_ROWS)
+    where = f"rows 0 to {rows - 1} of {name!r} ({trial.where})"
+    try:
+        schema = applied(transform, trial.read(0, rows), where).schema
+    except (TransformError, ReadError) as error:
+        raise SourceError(str(error), remedy) from error
+    if not schema.names:
+        raise SourceError("the transform returns no columns", remedy)
+    refuse_unreadable(schema)
+    return schema
+
+
+def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
+    """What the function returns for some rows, as a table.
+
+    Raises:
+        TransformError: it fails, or returns no such dict.
+    """
+    batch = {
+        field.name: _writable(_array(column, field))
+        for field, column in zip(rows.schema, rows.columns, strict=True)
+    }
+    try:
+        result = transform(batch)
+    except Exception as error:
+        raise TransformError(f"{raised_at(error)}: the transform failed on {where}") from error
+    if not isinstance(result, Mapping):
+        raise TransformError(
+            f"the transform returned a {type(result).__qualname__} for {where}, not a dict"
+        )
+    try:
+        table = table_of(result)
+    except SourceError as error:
+        raise TransformError(
+            f"what the transform returned for {where} is no table: {error.what}"
+        ) from error
+    if table.num_columns and table.num_rows != rows.num_rows:
+        raise TransformError(
+            f"the transform returned {table.num_rows} rows for {where}, which are {rows.num_rows}. "
+            "It can't leave rows out or add some. Pass a data set without them, such as "
+            "pyarrow.dataset.dataset(path).filter(pyarrow.dataset.field('x') > 0), or have it "
+            "return a column of weights that is 0 for them"
+        )
+    # An array of objects has room for None, be it in other rows.
+    roomy = {
+        str(name)
+        for name, array in result.items()
+        if isinstance(array, np.ndarray) and array.dtype == object
+    }
+    missing = found_missing(table) | {
+        field.name for field in table.schema if field.name in roomy and decides_type(field.type)
+    }
+    return pa.table(table.columns, schema=noted(table.schema, missing))
+
+
+def _array(column: pa.ChunkedArray, field: pa.Field) -> np.ndarray[Any, Any]:
+    # Lists have a form that doesn't depend on which rows are read together: so does what the
+    # function returns, which must have one type.
+    if is_list_of_numbers(column.type):
+        return lists_of_numbers(column, field, by_type=True)
+    return column_to_numpy(column, field)
+
+
+def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, or a copy of it that may be changed in place, as transforms like to do."""
+    return np.require(array, requirements="W")
+
+
+def typed(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    """The table in the columns and types that the function returned for the first rows.
+
+    Raises:
+        TransformError: it has others.
+    """
+    if set(table.column_names) != set(schema.names):
+        raise TransformError(
+            f"the transform returned the columns {table.column_names} for {where}, but "
+            f"{schema.names} for the first rows"
+        )
+    arrays = []
+    for field in schema:
+        column = table.column(field.name)
+        try:
+            arrays.append(column if column.type == field.type else exactly(column, field.type))
+        except pa.ArrowException as error:
+            raise TransformError(
+                f"the transform returned {column.type} as {field.name!r} for {where}, but "
+                f"{field.type} for the first rows"
+            ) from error
+    return pa.table(arrays, schema=schema)

@@ -1,0 +1,165 @@
+"""One process that a zygote forks for this one: its channel, output, page and end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from polytrain.linux.forked_children import OwnDescriptor, keep_from_children
+from polytrain.linux.processes import oom_kills
+from polytrain.linux.progress_page import Page
+from polytrain.workers.messages import FrameBuffer, Message, pack
+from polytrain.workers.processes.output_pipe import READ_SIZE, OutputPipe
+
+
+class Child:
+    """This process's side of it. After `begin`, all methods run on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        on_message: Callable[[Message], None],
+        on_output: Callable[[str, str], None] | None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            on_message: called with each message of the process.
+            on_output: called with a stream's name and the text that the process writes to it;
+                None if it writes to the streams of this process.
+            on_close: called when the process has closed its end of the channel.
+
+        Raises:
+            OSError: the system has no descriptors left. Then none of these is left open.
+        """
+        self.pid = 0
+        """Its process id; 0 until the zygote has sent it."""
+
+        self.ended_at: float | None = None
+        """When it was first noticed that it is ending, on the event loop's clock."""
+
+        self._on_message = on_message
+        self._on_output = on_output
+        self._on_close = on_close
+        self._oom_kills = oom_kills()
+        self._frames = FrameBuffer()
+        self._pipes: dict[str, OutputPipe] = {}
+        self._unsent = bytearray()
+        """Messages for which its socket has had no room."""
+
+        self._readers: dict[str, OwnDescriptor] = {}
+        self._writers: list[OwnDescriptor] = []
+        with ExitStack() as stack:
+            self.page = Page()
+            stack.callback(self.page.close)
+            self._connection, self._their_connection = socket.socketpair()
+            for end in (self._connection, self._their_connection):
+                keep_from_children(stack.enter_context(end))
+            for stream in ("stdout", "stderr") if on_output is not None else ():
+                self._readers[stream], writer = map(OwnDescriptor, os.pipe())
+                self._writers.append(writer)
+                stack.callback(self._readers[stream].close)
+                stack.callback(writer.close)
+            self._opened = stack.pop_all()
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Those that the process gets, in the order of a request to fork."""
+        output = [writer.fileno() for writer in self._writers] or [1, 2]
+        return (self._their_connection.fileno(), *output, self.page.descriptor)
+
+    @property
+    def last_words(self) -> str:
+        """The end of its standard error."""
+        return self._pipes["stderr"].last_words if self._pipes else ""
+
+    @property
+    def memory_ran_out(self) -> bool:
+        """Whether the kernel has killed processes for lack of memory since the start."""
+        return oom_kills() > self._oom_kills
+
+    def begin(self, message: Message) -> None:
+        """Send the first message, and listen. The process has its ends: here they are closed."""
+        self._their_connection.close()
+        for writer in self._writers:
+            writer.close()
+        self._connection.setblocking(False)
+        self.send(message)
+        self.resume()
+        for stream, reader in self._readers.items():
+            assert self._on_output is not None
+            pipe = OutputPipe(reader.detach(), on_text=partial(self._on_output, stream))
+            self._pipes[stream] = pipe
+            pipe.open()
+
+    def send(self, message: Message) -> None:
+        """Send a message once the process reads it, without waiting for that."""
+        self._unsent += pack(message)
+        self._send_some()
+
+    def pause(self) -> None:
+        """Take no further message until `resume` is called."""
+        asyncio.get_running_loop().remove_reader(self._connection)
+
+    def resume(self) -> None:
+        """Take messages as they come."""
+        if self.ended_at is None:
+            asyncio.get_running_loop().add_reader(self._connection, self._read)
+
+    def read_output(self) -> None:
+        """Pass on what it has written so far."""
+        for pipe in self._pipes.values():
+            pipe.read_all()
+
+    def read_messages(self) -> None:
+        """Take all messages that it has sent so far."""
+        while self._read():
+            pass
+
+    def close(self) -> None:
+        """Take what the process has sent and written, which is complete, and close everything."""
+        self.read_messages()
+        self.pause()
+        asyncio.get_running_loop().remove_writer(self._connection)
+        for pipe in self._pipes.values():
+            pipe.close()
+        self._opened.close()
+
+    def discard(self) -> None:
+        """Close everything: no process was forked."""
+        self._opened.close()
+
+    def _send_some(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            del self._unsent[: self._connection.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # The process is gone; the zygote is about to report its end.
+            self._unsent.clear()
+        if self._unsent:
+            loop.add_writer(self._connection, self._send_some)
+        else:
+            loop.remove_writer(self._connection)
+
+    def _read(self) -> bool:
+        """Read once; return whether there may be more."""
+        try:
+            data = self._connection.recv(READ_SIZE)
+        except OSError:
+            return False
+        if not data:
+            # The zygote will report how it ends.
+            if self.ended_at is None:
+                self.ended_at = asyncio.get_running_loop().time()
+                self._on_close()
+            self.pause()
+            return False
+        for message in self._frames.feed(data):
+            self._on_message(message)
+        return True

@@ -1,0 +1,136 @@
+"""The pipe that a worker process writes its standard output or error to."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import fcntl
+import os
+from collections.abc import Callable
+
+from polytrain.events.output import OutputLimit
+from polytrain.text.bars import BarStates
+
+READ_SIZE = 1 << 16
+
+_READS = 64
+"""Reads that empty a pipe, which holds 64 KiB to 1 MiB on Linux, unless it is refilled."""
+
+_SHORTEST_BAR_PAUSE_S = 0.001
+_BAR_PAUSE_S = 0.5
+"""While a bar moves slowly, the pipe is read this often: each state would wake the agent."""
+
+_BAR_PASSES_EVERY_S = 10.0
+"""How often a state of a bar that moves is passed on."""
+
+LAST_WORDS = 4000
+"""Characters that are kept to explain the worker process's end."""
+
+
+class OutputPipe:
+    """Reads the pipe as text, and passes it on. All methods run on the agent's event loop."""
+
+    def __init__(self, reader: int, *, on_text: Callable[[str], None]) -> None:
+        """
+        Args:
+            reader: the descriptor, which is closed with this.
+            on_text: called with what is written.
+        """
+        self._reader = reader
+        self._on_text = on_text
+        self._loop = asyncio.get_running_loop()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._limit = OutputLimit(now=self._loop.time())
+        self._bars = BarStates()
+        self._passed_at = self._moved_at = self._loop.time()
+        self._pause: asyncio.Handle | None = None
+        self._pause_s = _SHORTEST_BAR_PAUSE_S
+        # Small writes leave gaps in the pipe's pages: it is full with little more than half of it.
+        self._full = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ) // 2
+        self._is_over = False
+        """Whether all that can write to it are gone."""
+
+        self._said = ""
+
+    @property
+    def last_words(self) -> str:
+        """The end of what was written."""
+        return (self._said + self._bars.held)[-LAST_WORDS:]
+
+    def open(self) -> None:
+        """Begin to read."""
+        os.set_blocking(self._reader, False)
+        self._loop.add_reader(self._reader, self._look)
+
+    def read_all(self) -> None:
+        """Pass on what the pipe holds now; other processes may still write to it."""
+        for _ in range(_READS):
+            if not self._read():
+                break
+        self._pass_on(self._bars.take_held())
+
+    def close(self) -> None:
+        """Pass on what the pipe holds, and close it."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self.read_all()
+        self._emit(self._limit.notice())
+        self._loop.remove_reader(self._reader)
+        os.close(self._reader)
+
+    def _look(self) -> None:
+        """Read some of it. The amount is limited, since the event loop has other work.
+
+        A process that never stops writing would keep the pipe full.
+        """
+        is_paused, self._pause = self._pause is not None, None
+        size = self._read()
+        now = self._loop.time()
+        if size and self._bars.moves:
+            if not is_paused:
+                self._loop.remove_reader(self._reader)
+                self._pause_s = _SHORTEST_BAR_PAUSE_S
+            self._moved_at = now
+            if now - self._passed_at >= _BAR_PASSES_EVERY_S:
+                self._pass_on(self._bars.take_held())
+            self._look_later(is_full=size >= self._full)
+        elif is_paused and self._is_over:
+            self._pass_on(self._bars.take_held())
+        elif is_paused and self._bars.held and now - self._moved_at < _BAR_PAUSE_S:
+            self._look_later(is_full=False)
+        elif is_paused:
+            # The bar stands still: its state may be the last thing that is known of a hang.
+            self._pass_on(self._bars.take_held())
+            self._loop.add_reader(self._reader, self._look)
+
+    def _look_later(self, *, is_full: bool) -> None:
+        """Look again before a process that goes on writing as fast would have to wait."""
+        if is_full:
+            self._pause_s = _SHORTEST_BAR_PAUSE_S
+            self._pause = self._loop.call_soon(self._look)
+        else:
+            self._pause = self._loop.call_later(self._pause_s, self._look)
+            self._pause_s = min(2 * self._pause_s, _BAR_PAUSE_S)
+
+    def _read(self) -> int:
+        """Read once; return the number of bytes: with none, there are no more now."""
+        try:
+            data = os.read(self._reader, READ_SIZE)
+        except BlockingIOError:
+            return 0
+        text = self._decoder.decode(data, final=not data)
+        self._pass_on(self._bars.passed(text))
+        if not data:
+            self._is_over = True
+            self._loop.remove_reader(self._reader)
+        return len(data)
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self._passed_at = self._loop.time()
+            self._said = (self._said + text)[-LAST_WORDS:]
+        self._emit(self._limit.passed(text, now=self._loop.time()))
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._on_text(text)
