@@ -119,11 +119,13 @@ def opened(run: Run, queues: CallQueues) -> UserCallbacks:
     """
     context = TrainRunContext(
         run=run.info,
-        run_config=run.config,
-        scaling_config=run.scaling,
-        train_loop_config=run.training_config,
+        run_config=run.spec.run_config,
+        scaling_config=run.spec.scaling_config,
+        train_loop_config=run.spec.train_loop_config,
     )
-    return UserCallbacks(run.config.callbacks, context, run.location.filesystem, queues=queues)
+    return UserCallbacks(
+        run.spec.run_config.callbacks, context, run.location.filesystem, queues=queues
+    )
 
 
 @dataclass(slots=True)

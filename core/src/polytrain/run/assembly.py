@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from dataclasses import replace
 
 from polytrain import satellites
-from polytrain.config.runtime_env import variables_of
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
@@ -52,19 +50,19 @@ def controller_of(
     # The end of a run waits for them once all that it holds is released.
     followers = (
         [stack.enter_context(satellites.callbacks.opened(run, hooks))]
-        if run.config.callbacks
+        if run.spec.run_config.callbacks
         else []
     )
     output = stack.enter_context(opened_output(run, queues))
     group = _group(run, observers)
     background_tasks = stack.enter_context(
-        BackgroundTasks(wake=group.wake, at_once=run.scaling.num_workers == 0)
+        BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
     )
     # Closed after the workers are: it may have restarted the zygote that they share.
     companion = stack.enter_context(_companion(run, group, journal, output))
     workers = stack.enter_context(contextlib.ExitStack())
     workers.callback(group.close)
-    failure = run.config.failure_config
+    failure = run.spec.run_config.failure_config
     checkpoints = CheckpointCoordinator(
         run=run.info,
         group=group,
@@ -77,13 +75,13 @@ def controller_of(
     )
     return Controller(
         state=State(
-            world_size=run.world_size,
+            world_size=run.spec.world_size,
             policy=FailurePolicy(
                 max_failures=failure.max_failures, retry_user_errors=failure.retry_user_errors
             ),
             node_cooldown_s=failure.node_cooldown_s,
             committed=run.start.step,
-            saves=run.start.own or run.saves_by_itself,
+            saves=run.start.own or run.spec.saves_by_itself,
         ),
         group=group,
         checkpoints=checkpoints,
@@ -96,12 +94,12 @@ def controller_of(
             observers=observers,
             background_tasks=background_tasks,
             output=output,
-            keeps_all_reports=run.config.keep_reports == "every_rank",
+            keeps_all_reports=run.spec.run_config.keep_reports == "every_rank",
         ),
         followers=followers,
         output=output,
         health_monitor=HealthMonitor(
-            config=run.config.failure_config, group=group, journal=journal
+            config=run.spec.run_config.failure_config, group=group, journal=journal
         ),
         companion=companion,
         stop_requests=run.stop_requests,
@@ -113,7 +111,7 @@ def controller_of(
 
 
 def _remote_requests(run: Run) -> RemoteRequests:
-    is_inline = run.scaling.num_workers == 0
+    is_inline = run.spec.is_inline
     return RemoteRequests(
         replace(run.location, retry_s=0).open(),
         run.lease.token,
@@ -124,45 +122,36 @@ def _remote_requests(run: Run) -> RemoteRequests:
 
 def _companion(run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput) -> Companion:
     # Without a function, validations of earlier drivers may be left.
-    if run.validation is None and not run.manager.validations:
+    if run.spec.validation_config is None and not run.manager.validations:
         return Companion()
     return satellites.validation.opened(run, group, journal, output.write)
 
 
 def _group(run: Run, observers: Observers) -> WorkerGroup:
-    if run.scaling.num_workers == 0:
+    if run.spec.is_inline:
         from polytrain.workers.inline_group import InlineGroup
 
         return InlineGroup(
-            job=run.job,
+            run=run.spec,
             store=run.manager.store,
+            demand=run.demand,
             datasets=run.datasets,
-            specs=run.specs,
-            environment=run.demand.environment,
-            variables=variables_of(run.config.worker_runtime_env),
-            cpus=run.scaling.cpus_per_worker,
+            specs=run.shard_specs,
         )
     assert run.cluster is not None, "a run that isn't inline has a cluster"
-    failure = run.config.failure_config
+    config = run.spec.run_config
     return AgentGroup(
         AgentGroupSpec(
-            scaling=run.scaling,
-            demand=run.demand,
-            job=run.job,
+            run=run.spec,
             store=run.manager.store,
-            marker=run.lease.path,
-            hang_timeout_s=failure.hang_timeout_s,
-            straggler_window_s=(
-                failure.straggler_window_s if failure.stragglers != "ignore" else None
-            ),
-            passes_all_reports=observers.want_every_rank
-            or bool(run.config.callbacks)
-            or run.config.keep_reports == "every_rank",
+            demand=run.demand,
             datasets=run.datasets,
-            specs=run.specs,
-            directory=os.getcwd(),
+            specs=run.shard_specs,
+            marker=run.lease.path,
+            passes_all_reports=observers.want_every_rank
+            or bool(config.callbacks)
+            or config.keep_reports == "every_rank",
             path=run.import_path,
-            runtime_env=run.config.worker_runtime_env or {},
         ),
         run.cluster,
     )

@@ -134,7 +134,7 @@ def _run_to_end(
 
 def _queues_of_hooks(run: Run, queues: CallQueues, interrupts: Interrupts) -> CallQueues:
     """Return what calls the user's hooks: in an inline run, the thread that also trains."""
-    if run.scaling.num_workers == 0:
+    if run.spec.is_inline:
         return CallQueues(at_once=True, around=interrupts.allowed)
     return queues
 
@@ -144,7 +144,7 @@ def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conc
 
     def ask(signal_name: str) -> bool:
         # An inline training function runs in this thread: only an exception may end it.
-        ends_by_itself = run.scaling.num_workers != 0 or controller.state.saves
+        ends_by_itself = not run.spec.is_inline or controller.state.saves
         return ends_by_itself and request(signal_name)
 
     interrupts.ask = ask
@@ -182,7 +182,7 @@ def _followers(
     run: Run, ledger: Ledger, queues: CallQueues, interrupts: Interrupts
 ) -> Iterator[list[Follower]]:
     """Attach those who follow the record: trackers, and what shows the progress."""
-    config = run.config
+    config = run.spec.run_config
     followers: list[Follower] = []
     with contextlib.ExitStack() as stack:
         if follow_record(config.track, config.observers):
@@ -202,7 +202,7 @@ def _journal(run: Run, past: RunHistory, followers: Sequence[Follower]) -> Itera
         for each in followers:
             each(entry)
 
-    ranking = run.config.checkpoint_config
+    ranking = run.spec.run_config.checkpoint_config
     with Journal(
         run.location.open(),
         token=run.lease.token,
@@ -216,10 +216,10 @@ def _journal(run: Run, past: RunHistory, followers: Sequence[Follower]) -> Itera
             journal.opened(
                 anew=run.past is None,
                 identity=run.identity,
-                world_size=run.world_size,
+                world_size=run.spec.world_size,
                 ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
                 total_steps=run.total_steps,
-                time_budget_s=run.config.time_budget_s,
+                time_budget_s=run.spec.run_config.time_budget_s,
                 stop_function=function_fingerprint(run.stop_rule.function),
                 configuration=_configuration(run),
             )
@@ -227,11 +227,13 @@ def _journal(run: Run, past: RunHistory, followers: Sequence[Follower]) -> Itera
 
 
 def _configuration(run: Run) -> Configuration:
-    is_on_ray = run.choice is not None and not run.choice.is_local
+    spec, is_on_ray = run.spec, run.choice is not None and not run.choice.is_local
     return Configuration(
-        options=options_of(run.scaling, run.config, run.validation),
+        options=options_of(
+            run.spec.scaling_config, run.spec.run_config, run.spec.validation_config
+        ),
         datasets=datasets_of(run.datasets),
-        versions=versions_of(run.backend, "numpy", "pyarrow", *(["ray"] if is_on_ray else [])),
+        versions=versions_of(spec.backend, "numpy", "pyarrow", *(["ray"] if is_on_ray else [])),
         cluster=run.info.cluster,
     )
 
@@ -239,7 +241,7 @@ def _configuration(run: Run) -> Configuration:
 def _observers(run: Run) -> list[Any]:
     given = [
         each
-        for each in run.config.observers
+        for each in run.spec.run_config.observers
         if not isinstance(each, RecordFollower) or each.has_hooks
     ]
     return [*run.watchers, *installed_observers(), *given]

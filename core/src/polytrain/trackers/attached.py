@@ -46,11 +46,11 @@ def followed(
         location=run.location,
         since=own if run.past is None else run.past.since_token,
         identity=run.identity,
-        world_size=run.world_size,
+        world_size=run.spec.world_size,
     )
-    expose = exposed_figures(run.config.observers, run.info, ledger, run.lease.clock)
+    expose = exposed_figures(run.spec.run_config.observers, run.info, ledger, run.lease.clock)
     with Tracking(
-        trackers_of(run.config.track, run.config.observers),
+        trackers_of(run.spec.run_config.track, run.spec.run_config.observers),
         facts,
         own_token=own,
         check_lease=run.lease.check,

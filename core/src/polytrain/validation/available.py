@@ -36,21 +36,21 @@ def opened(
         show: shows what the validation function prints.
     """
     coordinator = ValidationCoordinator(
-        config=run.validation,
+        config=run.spec.validation_config,
         manager=run.manager,
         journal=journal,
         wake=group.wake,
         show=show,
     )
-    if run.validation is not None:
+    if run.spec.validation_config is not None:
         coordinator.validator = opened_validator(
-            run.validation,
+            run.spec.validation_config,
             group=group,
             demand=run.demand,
-            threads=run.scaling.cpus_per_worker,
+            threads=run.spec.scaling_config.cpus_per_worker,
             is_local=run.choice is None or run.choice.is_local,
             path=run.import_path,
-            runtime_env=run.config.worker_runtime_env,
+            runtime_env=run.spec.run_config.worker_runtime_env,
             tell=coordinator.tell,
         )
     return coordinator
