@@ -89,8 +89,8 @@ class PlannedBatches(EpochSampler):
             mine = [
                 int(row)
                 for shard, indices in plan.batch_share(positions.start, positions.stop, size, rank)
-                for picked in order.of_shard(shard).pick(indices)
-                for row in picked.rows
+                for selection in order.of_shard(shard).select(indices)
+                for row in selection.rows
             ]
             stops.append(Stop(positions.stop, len(mine) * size / len(positions)))
             # The batch has fewer rows than ranks, and data loaders have no empty batches.

@@ -1,27 +1,26 @@
-"""A shard whose rows stream past: nobody knows how many there are, or can go back to one.
+"""A shard of a stream, which can only be read once, from its start, and whose length is unknown.
 
-What a rank is dealt of an epoch comes in parts, in an order that only the stream knows. Every rank
-is dealt as many rows as any other, give or take one at the end, and so ranks cut their own rows
-into batches without knowing of one another.
+A rank's rows of an epoch come in parts. All ranks get equally many rows, give or take one at the
+end, so each rank cuts its own rows into batches without knowing of the others.
 """
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 import pyarrow as pa
 
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.position import StreamPosition
-from polytrain.data.plan.row_plan import Cut, Remainder
+from polytrain.data.plan.row_plan import Cut
 from polytrain.data.plan.stream_partitioner import Segment, rank_total
-from polytrain.data.shards.batched import Batch, BatchedShard
-from polytrain.data.shards.regions import RowSlice
+from polytrain.data.shards.decoded import TableRows
+from polytrain.data.shards.shard import BatchedShard, UnformattedBatch
+from polytrain.data.shards.spec import StreamSpec
 from polytrain.data.types.columns import empty_table
 from polytrain.data.types.wide_types import in_one_piece
 from polytrain.data_errors import too_few
@@ -29,31 +28,19 @@ from polytrain.errors import BadDataError
 from polytrain.linux.progress_page import Stage, during
 
 _WHOLE = -1
-"""Stands for the epoch that is read when a shard is asked for as a whole."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSpec:
-    """A streaming data set of a run: the same for every rank and attempt."""
-
-    name: str
-    schema: pa.Schema
-    remainder: Remainder
-
-    data: Mapping[str, str] = field(default_factory=dict)
-    """What the data set is known by: see `fingerprint.marks`."""
+"""The number of the epoch that is read if the shard is read as a whole."""
 
 
 class PartSource(ABC):
-    """Where a rank's parts come from."""
+    """Gives the parts of a rank."""
 
     @abstractmethod
-    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
-        """The parts of this epoch are wanted, after what these legs have consumed of it."""
+    def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
+        """Begin an epoch, after the segments of it that were consumed."""
 
     @abstractmethod
     def next_part(self, epoch: int, index: int) -> pa.Table | int:
-        """The next part; after the last, how many rows all ranks were dealt.
+        """Return the next part; after the last one, the number of rows of all ranks together.
 
         Raises:
             StreamLostError: the stream failed.
@@ -83,7 +70,7 @@ class StreamShard(BatchedShard):
         self._whole: pa.Table | None = None
 
     def __len__(self) -> int:
-        self._unknown("its length")
+        self._refuse("its length")
 
     def schema(self) -> pa.Schema:
         return self._spec.schema
@@ -105,9 +92,9 @@ class StreamShard(BatchedShard):
         return self._whole
 
     def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
-        self._unknown("how many batches it gives")
+        self._refuse("how many batches it gives")
 
-    def _unknown(self, what: str) -> NoReturn:
+    def _refuse(self, what: str) -> NoReturn:
         raise TypeError(
             f"The data set {self.name!r} streams while it is computed: {what} is not known before "
             "its end. Pass dataset.materialize() to have it computed first."
@@ -115,10 +102,10 @@ class StreamShard(BatchedShard):
 
     def _batches(
         self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
-    ) -> Generator[Batch, None, None]:
+    ) -> Generator[UnformattedBatch, None, None]:
         position = self.cursor.position
-        legs = position.legs if position.epoch == epoch.number else ()
-        self._parts.begin(epoch.number, legs)
+        segments = position.segments if position.epoch == epoch.number else ()
+        self._parts.begin(epoch.number, segments)
         start = epoch.start
         last = empty_table(self._spec.schema)
         with _Buffer(self._parts, epoch.number, self._spec.schema) as rows:
@@ -126,64 +113,64 @@ class StreamShard(BatchedShard):
                 if epoch.has_begun:
                     self._parts.forget()
                 size = self._size(start, global_rows)
-                # Whether these are the last rows decides how large a batch is.
+                # The size of a batch depends on whether its rows are the last ones.
                 rows.fill(2 * size)
-                if rows.dealt is not None and not legs:
-                    self._check_enough(rows.dealt)
+                if rows.total is not None and not segments:
+                    self._check_enough(rows.total)
                 stop = self._batch_stop(start, size, rows, cut)
                 if stop == start:
                     return
                 mine = rows.take(stop - start)
-                weight = self._weight(start, stop, rows.dealt)
+                weight = self._weight(start, stop, rows.total)
                 if cut == "pad" and len(mine) < size:
-                    # Another rank may have been dealt a row more, and this one none at all.
+                    # Another rank may have one row more, and this one none at all.
                     some = mine if len(mine) else last
                     repeats = [mine, *[some] * -(-size // max(1, len(some)))]
                     mine = pa.concat_tables(repeats).slice(0, size)
                 last = mine
-                yield Batch(content=[RowSlice.of(mine)], stop=stop, weight=weight)
+                yield UnformattedBatch(parts=[TableRows.of(mine)], stop=stop, weight=weight)
                 start = stop
 
     def _size(self, start: int, global_rows: int) -> int:
-        """Rows of a rank in the batch that begins at its row `start`: the same on every rank.
+        """Return a rank's rows in the batch that begins at its row `start`, the same on every rank.
 
-        Ranks are dealt equally many. Where their number doesn't divide a global batch, batches
-        differ by a row, such that so many rows are in a global batch on average.
+        If the number of ranks doesn't divide a global batch, batches differ by a row, so that a
+        global batch has the requested size on average.
         """
         number = -(-start * self._world_size // global_rows)
         return max(1, (number + 1) * global_rows // self._world_size - start)
 
     def _check_enough(self, rows: int) -> None:
-        """Refuse to train on an epoch that leaves a rank without rows, as for other sources."""
+        """Refuse to train on an epoch that leaves a rank without rows, as for other data sets."""
         if self.name == "train" and rows < self._world_size:
             raise BadDataError((too_few(self.name, rows, "row", self._world_size),))
 
     def _batch_stop(self, start: int, size: int, rows: _Buffer, cut: Cut) -> int:
-        """Where the next batch ends, in rows of a rank: the same on every rank."""
-        if rows.dealt is None:
+        """Return the end of the next batch in a rank's rows, the same on every rank."""
+        if rows.total is None:
             return start + size
-        most = rank_total(rows.dealt, self._world_size, 0) - start
-        least = rank_total(rows.dealt, self._world_size, self._world_size - 1) - start
+        most = rank_total(rows.total, self._world_size, 0) - start
+        least = rank_total(rows.total, self._world_size, self._world_size - 1) - start
         if cut == "drop":
             return start + size if least >= size else start
         if most >= 2 * size or cut != "share":
             return start + min(size, most)
-        # The last two are as even as can be.
+        # The last two batches are as even as possible.
         batches = -(-most // size)
         return start + (-(-most // batches) if batches else 0)
 
-    def _weight(self, start: int, stop: int, dealt: int | None) -> float:
-        if dealt is None:
+    def _weight(self, start: int, stop: int, total: int | None) -> float:
+        if total is None:
             return 1.0
-        totals = [rank_total(dealt, self._world_size, rank) for rank in range(self._world_size)]
-        shares = [max(0, min(total, stop) - start) for total in totals]
+        totals = [rank_total(total, self._world_size, rank) for rank in range(self._world_size)]
+        shares = [max(0, min(rows, stop) - start) for rows in totals]
         return shares[self._rank] * self._world_size / max(1, sum(shares))
 
 
 class _KeptParts(PartSource):
-    """Parts that come once, kept until it is certain that nobody asks for them again.
+    """Parts that can be fetched once, kept until the epoch has really begun.
 
-    Whoever takes batches ahead may discard them, and begin the same epoch again.
+    A framework that takes batches ahead may discard them, and begin the same epoch again.
     """
 
     def __init__(self, parts: PartSource) -> None:
@@ -192,12 +179,12 @@ class _KeptParts(PartSource):
         self._kept: list[pa.Table | int] | None = []
         self._lock = threading.Lock()
 
-    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
+    def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
         with self._lock:
-            if self._kept is not None and self._begun == (epoch, tuple(legs)):
+            if self._kept is not None and self._begun == (epoch, tuple(segments)):
                 return
-            self._begun, self._kept = (epoch, tuple(legs)), []
-            self._parts.begin(epoch, legs)
+            self._begun, self._kept = (epoch, tuple(segments)), []
+            self._parts.begin(epoch, segments)
 
     def next_part(self, epoch: int, index: int) -> pa.Table | int:
         with self._lock:
@@ -209,12 +196,12 @@ class _KeptParts(PartSource):
             return kept[index]
 
     def forget(self) -> None:
-        """The epoch has begun."""
+        """Drop the kept parts: the epoch has begun."""
         self._kept = None
 
 
 class _Buffer:
-    """A rank's rows of an epoch, as far as they have come; the next part is on its way."""
+    """A rank's rows of an epoch that have come so far. The next part is being fetched."""
 
     def __init__(self, parts: PartSource, epoch: int, schema: pa.Schema) -> None:
         self._parts = parts
@@ -223,8 +210,8 @@ class _Buffer:
         self._table = empty_table(schema)
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="polytrain-stream")
         self._next = self._fetch()
-        self.dealt: int | None = None
-        """Rows that all ranks were dealt, once the end has come."""
+        self.total: int | None = None
+        """Number of rows of all ranks, once the end has come."""
 
     def __enter__(self) -> _Buffer:
         return self
@@ -239,11 +226,11 @@ class _Buffer:
         """Wait for so many rows, or for all."""
         tables = [self._table]
         have = self._table.num_rows
-        while self.dealt is None and (rows is None or have < rows):
+        while self.total is None and (rows is None or have < rows):
             with during(Stage.WAITING_FOR_DATA):
                 part = self._next.result()
             if isinstance(part, int):
-                self.dealt = part
+                self.total = part
             else:
                 self._next = self._fetch()
                 tables.append(part)
@@ -251,7 +238,7 @@ class _Buffer:
         self._table = pa.concat_tables(tables)
 
     def take(self, rows: int) -> pa.Table:
-        """The first so many rows, or as many as there are."""
+        """Remove the first `rows` rows, or all if there are fewer."""
         taken = self._table.slice(0, rows)
         self._table = self._table.slice(rows)
         return taken

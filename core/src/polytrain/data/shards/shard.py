@@ -1,4 +1,4 @@
-"""What all shards have in common: batches in every format, prepared ahead, and counted as given."""
+"""Batches of a shard: in every format, prepared ahead, and counted when they are given."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import queue
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.row_plan import Cut, Remainder
-from polytrain.data.shards.regions import excerpts_to_format
+from polytrain.data.shards.decoded import TableRows, to_batch
 from polytrain.data.types.columns import to_format
 from polytrain.text.plain_values import is_whole
 from polytrain_plugins import Batches, BatchesAhead, BatchFormat, Shard
@@ -23,21 +23,20 @@ _DEFAULT_BATCH_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """A batch, and what it means for the position."""
+class UnformattedBatch:
+    """The rows of a rank's batch, and the position after it."""
 
-    content: Any
-    """Excerpts, or what has been made of them."""
+    parts: list[TableRows]
 
     stop: int
-    """Where the epoch stands once it has been given."""
+    """The position in the epoch once the batch has been given."""
 
     weight: float
     """See `Shard.gradient_weight`."""
 
 
 class BatchedShard(Shard):
-    """A shard whose subclass says what its batches consist of."""
+    """A shard whose subclass chooses the rows of its batches."""
 
     def __init__(
         self, *, name: str, cursor: Cursor[Any], remainder: Remainder, world_size: int
@@ -54,11 +53,11 @@ class BatchedShard(Shard):
 
     @abstractmethod
     def count(self) -> int | None:
-        """How many rows of this shard are really there; None if nobody knows yet."""
+        """Return how many rows of this shard exist; None if that is not known yet."""
 
     @abstractmethod
     def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
-        """How many batches an epoch has from this position on.
+        """Return the number of batches from a position to the epoch's end.
 
         Raises:
             TypeError: for a stream of unknown length.
@@ -67,14 +66,14 @@ class BatchedShard(Shard):
     @abstractmethod
     def _batches(
         self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
-    ) -> Generator[Batch, None, None]:
-        """The batches that are left of an epoch, as excerpts.
+    ) -> Generator[UnformattedBatch, None, None]:
+        """Yield the remaining batches of an epoch.
 
         Args:
-            epoch: which one.
-            global_rows: rows in a global batch, at most.
+            epoch: the epoch.
+            global_rows: maximum number of rows in a global batch.
             cut: how the epoch is cut.
-            least: rows that the last global batch should have, if it can share those of another.
+            least: number of rows that the last global batch should have; see `Plan.batch_stop`.
         """
 
     def to_pandas(self) -> Any:
@@ -108,24 +107,22 @@ class BatchedShard(Shard):
                 f"prefetch_batches={prefetch_batches!r}: give a number of batches, 0 or more"
             )
 
-        def finished(batch: Batch) -> Batch:
-            content = excerpts_to_format(batch.content, wanted)
-            return Batch(
-                content=content if convert is None else convert(content),
-                stop=batch.stop,
-                weight=batch.weight,
-            )
+        def formatted(batch: UnformattedBatch) -> tuple[Any, int, float]:
+            content = to_batch(batch.parts, wanted)
+            return content if convert is None else convert(content), batch.stop, batch.weight
 
         def epoch_of_batches() -> Iterator[Any]:
-            with self.cursor.epoch() as epoch:
-                batches = self._batches(
-                    epoch, global_rows, self._cut(drop_last, shares=not allow_empty), least=least
-                )
-                for batch in _finished(batches, finished, prefetch_batches):
-                    # Given is given: whoever reports while handling a batch has used it.
-                    epoch.given(batch.stop)
-                    self.gradient_weight = batch.weight
-                    yield batch.content
+            cut = self._cut(drop_last, shares=not allow_empty)
+            with (
+                self.cursor.epoch() as epoch,
+                closing(self._batches(epoch, global_rows, cut, least=least)) as batches,
+                closing(_prefetched(map(formatted, batches), prefetch_batches)) as ready,
+            ):
+                for content, stop, weight in ready:
+                    # A batch counts once it is given: a report in its step includes it.
+                    epoch.given(stop)
+                    self.gradient_weight = weight
+                    yield content
 
         def length() -> int:
             return self._num_batches_from(0, global_rows, self._cut(drop_last))
@@ -162,7 +159,7 @@ class BatchedShard(Shard):
         return "share" if shares and self._remainder == "keep" else self._remainder
 
     def _global_rows(self, batch_size: int | None, global_batch_size: int | None) -> int:
-        """Rows in a global batch."""
+        """Check the sizes and return the number of rows in a global batch."""
         if batch_size is not None and global_batch_size is not None:
             raise ValueError(
                 f"batch_size={batch_size} and global_batch_size={global_batch_size}: give one of "
@@ -177,7 +174,7 @@ class BatchedShard(Shard):
 
 
 class _TakenAhead(BatchesAhead):
-    def __init__(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
+    def __init__(self, epoch: Epoch, batches: Iterator[UnformattedBatch]) -> None:
         self._epoch = epoch
         self._batches = batches
         self._next = next(batches, None)
@@ -187,14 +184,14 @@ class _TakenAhead(BatchesAhead):
         batch = self._next
         if batch is None:
             if not self._stops:
-                # A restart may have gone on where nothing was left: the epoch begins, and is over.
+                # A restart may have resumed at the epoch's end: it begins, and is over.
                 self._epoch.given(self._epoch.start)
                 self._epoch.end()
             raise StopIteration
         self._stops.append(batch.stop)
-        content = excerpts_to_format(batch.content, "numpy")
-        # Whether there is another must be known before this one is used: a checkpoint that is made
-        # then goes on with the next epoch if there is none.
+        content = to_batch(batch.parts, "numpy")
+        # The end of the epoch must be known before the last batch is used: a checkpoint that is
+        # made then resumes with the next epoch.
         self._next = next(self._batches, None)
         return content
 
@@ -212,34 +209,25 @@ class _TakenAhead(BatchesAhead):
 _END = object()
 
 
-def _finished(
-    batches: Generator[Batch, None, None], finish: Callable[[Batch], Batch], ahead: int
-) -> Iterator[Batch]:
-    """Batches in the form that is asked for, so many of them prepared while others are used."""
-    with closing(batches):
-        if not ahead:
-            yield from map(finish, batches)
-            return
-        yield from _prepared(batches, finish, ahead)
-
-
-def _prepared(
-    batches: Iterator[Batch], finish: Callable[[Batch], Batch], count: int
-) -> Iterator[Batch]:
+def _prefetched(items: Iterable[Any], count: int) -> Generator[Any, None, None]:
+    """Take so many items ahead, on a thread."""
+    if not count:
+        yield from items
+        return
     ready: queue.Queue[Any] = queue.Queue(maxsize=count)
     abandoned = threading.Event()
 
-    def prepare() -> None:
+    def take() -> None:
         try:
-            for batch in batches:
-                ready.put(finish(batch))
+            for item in items:
+                ready.put(item)
                 if abandoned.is_set():
                     return
             ready.put(_END)
         except BaseException as error:
             ready.put(error)
 
-    thread = threading.Thread(target=prepare, name="polytrain-prefetch", daemon=True)
+    thread = threading.Thread(target=take, name="polytrain-prefetch", daemon=True)
     thread.start()
     try:
         while (item := ready.get()) is not _END:
@@ -248,7 +236,7 @@ def _prepared(
             yield item
     finally:
         abandoned.set()
-        # It may be waiting to put a batch; after that it looks up.
+        # The thread may be waiting to put an item, and ends after that.
         while not ready.empty():
             ready.get()
         thread.join()
