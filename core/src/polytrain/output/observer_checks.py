@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from polytrain.text.close_names import close_to
 from polytrain_plugins import Problem
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 
-
-class RecordFollower:
-    """An observer that gets a run's record: from a satellite, which knows it."""
-
-    __slots__ = ()
-
-    has_hooks: ClassVar[bool] = False
-    """Whether it has hooks too."""
-
-
 _FIELD = "RunConfig.observers"
 _PREFIX = "polytrain_"
 _MARK = f"{PROJECT}_impl"
 """What pluggy's marker, `hookimpl`, sets on a function."""
+
+
+class RecordFollower:
+    """An observer that gets a run's record: from a satellite, which knows it. It may lack hooks."""
+
+    __slots__ = ()
+
+
+def is_called(observer: Any) -> bool:
+    """Return whether an observer is one for its hooks, and not only for the record."""
+    kind = type(observer)
+    marked = (hasattr(getattr(kind, name, None), _MARK) for name in dir(kind))
+    return not isinstance(observer, RecordFollower) or any(marked)
 
 
 def follow_record(track: Any, observers: Any) -> bool:
@@ -55,7 +58,7 @@ def observers_problems(observers: Any) -> Iterator[Problem]:
         field = f"{_FIELD}[{place}]"
         if any(observer is earlier for earlier in observers[:place]):
             yield Problem(field=field, what="it is given twice", remedy="Leave one of them out")
-        elif not isinstance(observer, RecordFollower) or observer.has_hooks:
+        elif is_called(observer):
             yield from observer_problems(observer, field)
 
 

@@ -15,7 +15,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.observer_checks import RecordFollower, follow_record
+from polytrain.output.observer_checks import follow_record, is_called
 from polytrain.output.observers import Observers, installed_observers
 from polytrain.output.queued_records import queued_records
 from polytrain.record.configuration import Configuration, datasets_of, options_of
@@ -239,11 +239,7 @@ def _configuration(run: Run) -> Configuration:
 
 
 def _observers(run: Run) -> list[Any]:
-    given = [
-        each
-        for each in run.spec.run_config.observers
-        if not isinstance(each, RecordFollower) or each.has_hooks
-    ]
+    given = [each for each in run.spec.run_config.observers if is_called(each)]
     return [*run.watchers, *installed_observers(), *given]
 
 

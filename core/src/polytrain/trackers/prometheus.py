@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 from polytrain.output.observer_checks import RecordFollower
 from polytrain.trackers.tracker import flat, numbers
@@ -62,8 +62,6 @@ class Prometheus(RecordFollower):
         ValueError: the port isn't one.
         OSError: the port is taken.
     """
-
-    has_hooks: ClassVar[bool] = True
 
     def __init__(self, registry: Any = None, port: int | None = None) -> None:
         if find_spec("prometheus_client") is None:
