@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from polytrain.lazy_names import LazyNames
 
 if TYPE_CHECKING:
-    from polytrain.adapted_layers import adapted_digests, unequal_layers
     from polytrain.data.plan.cursor import Cursor, Epoch
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from polytrain.data.shards.tensor_shapes import TensorShapes, check_named, check_range
     from polytrain.data.types.columns import empty_table, to_format
     from polytrain.errors import BadDataError
+    from polytrain.keras_layers import adapted_digests, nested_layers, unequal_layers
     from polytrain.workers.call_counter import Calls
     from polytrain.workers.context import Context
     from polytrain.workers.worker_api import open_cursor, scratch_directory, starting_checkpoint
@@ -36,6 +36,7 @@ __all__ = [
     "check_range",
     "empty_table",
     "group_sizes",
+    "nested_layers",
     "open_cursor",
     "scratch_directory",
     "starting_checkpoint",
@@ -46,8 +47,9 @@ __all__ = [
 _NAMES = LazyNames(
     module=__name__,
     homes={
-        "polytrain.adapted_layers": (
+        "polytrain.keras_layers": (
             "adapted_digests",
+            "nested_layers",
             "unequal_layers",
         ),
         "polytrain.data.plan.cursor": (
