@@ -13,7 +13,6 @@ from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Piece, Pieces
 from polytrain.data.types.missing import noted
 from polytrain.data.types.schemas import (
-    bare,
     chosen,
     index_columns,
     subschema,
@@ -101,7 +100,7 @@ class _Whole:
             if name not in file.schema.names
         }
         extra = [pa.field(name, types[name]) for name in self.constants]
-        self.schema = bare(pa.schema([*file.schema, *extra]))
+        self.schema = pa.schema([*file.schema, *extra])
         self.missing = {
             *file.missing,
             *(name for name, value in self.constants.items() if value is None),

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces
-from polytrain.data.types.arrays import check_exact, column_of, tensors_of
+from polytrain.data.types.arrays import check_exact, column_of
+from polytrain.data.types.nested import tensors_of
 from polytrain.data.types.schemas import chosen, index_columns, subschema, without
 from polytrain.data_errors import ReadError, SourceError, one_line, raised_at
 

@@ -16,6 +16,7 @@ import pyarrow.json as pajson
 
 from polytrain.data.read.file_pieces import DescribedFile, current_file, describing, unreadable
 from polytrain.data.read.text_files import ColumnFacts, TextPiece, open_decompressed, rounded
+from polytrain.data.types.nested import with_parts
 from polytrain.data.types.schemas import columns_to_count, unified_type
 from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import ResolvedPath, find
@@ -116,13 +117,7 @@ def _parsed(block: bytes, schema: pa.Schema | None) -> pa.Table:
 
 def _without_times(kind: pa.DataType) -> pa.DataType:
     """The type, with text where Arrow has seen times in it."""
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_without_times(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([found.with_type(_without_times(found.type)) for found in kind])
-    return kind
+    return pa.string() if pa.types.is_timestamp(kind) else with_parts(kind, _without_times)
 
 
 def _holds_floats(kind: pa.DataType) -> bool:

@@ -20,10 +20,9 @@ from polytrain.data.read.file_pieces import (
     describing,
 )
 from polytrain.data.read.pieces import rows_of_scan
-from polytrain.data.types.extension_types import plain_columns, plain_schema
 from polytrain.data.types.missing import InLists, Missing, decides_type, is_list
-from polytrain.data.types.schemas import bare, index_columns, refuse_repeated, subschema, without
-from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
+from polytrain.data.types.schemas import index_columns, refuse_repeated, subschema, without
 
 _BUFFER_BYTES = 1 << 20
 
@@ -78,7 +77,7 @@ def described(
     index = index_columns(schema)
     names = without(schema.names, index) if columns is None else columns
     refuse_unreadable(subschema(schema, [name for name in schema.names if name in names]))
-    own = bare(plain_schema(schema))
+    own = plain_schema(schema)
     wanted = [field for field in own if columns is None or field.name in columns]
     return DescribedFile(
         place=place,

@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces, selected
-from polytrain.data.types.extension_types import plain_columns
 from polytrain.data.types.missing import Missing, found_missing, noted
+from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
 from polytrain.data.types.schemas import (
-    bare,
     chosen,
     conformed,
     index_columns,
@@ -20,7 +19,6 @@ from polytrain.data.types.schemas import (
     unified_type,
     without,
 )
-from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import SourceError
 
 
@@ -110,6 +108,5 @@ def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.S
 
 
 def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[Missing]]:
-    plain = plain_columns(table.slice(0, 1)) if table.num_rows else table
-    schema = bare(plain.schema).with_metadata(table.schema.metadata)
+    schema = plain_schema(table.schema).with_metadata(table.schema.metadata)
     return table.num_rows, schema, found_missing(table)

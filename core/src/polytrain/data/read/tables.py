@@ -10,14 +10,13 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Pieces, TablePiece
-from polytrain.data.types.arrays import refuse_objects, table_of, tensors_of
-from polytrain.data.types.extension_types import plain_columns
+from polytrain.data.types.arrays import refuse_objects, table_of
 from polytrain.data.types.lists import lists_to_numpy
 from polytrain.data.types.missing import found_missing, noted
+from polytrain.data.types.nested import tensors_of
+from polytrain.data.types.plain import plain_columns, refuse_unreadable
 from polytrain.data.types.python_values import check_unchanged
 from polytrain.data.types.schemas import chosen, index_columns, refuse_repeated, without
-from polytrain.data.types.unreadable import refuse_unreadable
-from polytrain.data.types.views import without_views
 from polytrain.data.types.wide_types import widened
 from polytrain.data_errors import SourceError, one_line
 
@@ -44,7 +43,7 @@ def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
     # What pandas notes of an index: Arrow would take its column out of a frame again.
     table = table.replace_schema_metadata(None)
     refuse_unreadable(table.schema)
-    table = widened(without_views(plain_columns(table)))
+    table = widened(plain_columns(table))
     missing = found_missing(table)
     if missing:
         table = pa.table(table.columns, schema=noted(table.schema, missing))

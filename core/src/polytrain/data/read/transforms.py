@@ -19,8 +19,8 @@ from polytrain.data.types.missing import (
     is_list_of_numbers,
     noted,
 )
+from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data.types.schemas import exactly
-from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
