@@ -51,7 +51,7 @@ def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
 
 
 def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
-    """The row groups that the data set consists of; None if it is made of anything else."""
+    """The data set's row groups as pieces; None if it consists of anything else."""
     import pyarrow.dataset as pads
 
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(

@@ -100,7 +100,12 @@ def described(
 
 
 def _missing(metadata: Any, types: Mapping[str, pa.DataType]) -> frozenset[Missing]:
-    """What the footer says that is missing in the columns of these types."""
+    """The columns in which values are missing, by the footer.
+
+    Args:
+        metadata: the footer.
+        types: of the columns that are looked at.
+    """
     # Tensors are lists in the file, and lie one level down.
     leaves = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     owners = {
@@ -123,7 +128,7 @@ def _missing(metadata: Any, types: Mapping[str, pa.DataType]) -> frozenset[Missi
 
 
 def _missing_lists(name: str, kind: pa.DataType, rows: int, chunk: Any) -> Iterator[Missing]:
-    """Whether lists of a fixed size are missing, or lack numbers: the footer counts both as one."""
+    """Tell missing lists of a fixed size from missing numbers: the footer counts both as one."""
     size = kind.list_size
     if size == 1 or is_list(kind.value_type):
         yield from (name, InLists(name))
@@ -137,7 +142,7 @@ def _missing_lists(name: str, kind: pa.DataType, rows: int, chunk: Any) -> Itera
 
 
 def _rows(parquet: Any, row_group: int, rows: range, columns: list[str]) -> Iterator[pa.Table]:
-    """Rows of a row group. Never more of it than a part is in memory."""
+    """Yield rows of a row group, of which no more than a part is in memory at once."""
     first = 0
     found = False
     group = parquet.metadata.row_group(row_group)
@@ -202,7 +207,7 @@ def _opened(file: CurrentFile, *, at_once: bool = True) -> Iterator[Any]:
             source,
             metadata=footer,
             pre_buffer=not place.is_local,
-            # Otherwise Arrow reads the whole column of a row group, of which a part is wanted.
+            # Without a buffer Arrow reads a row group's whole column, even for a part of it.
             buffer_size=0 if at_once or not place.is_local else _BUFFER_BYTES,
             page_checksum_verification=True,
         )

@@ -15,8 +15,8 @@ from polytrain.data.types.schemas import (
     chosen,
     conformed,
     index_columns,
+    merged_type,
     subschema,
-    unified_type,
     without,
 )
 from polytrain.data_errors import SourceError
@@ -29,7 +29,7 @@ class ObjectPiece(Piece):
     reference: Any
     rows: int
     schema: pa.Schema
-    """Of the data set, which other tables may be parts of as well."""
+    """The columns of the data set."""
 
     @property
     def where(self) -> str:
@@ -96,14 +96,13 @@ def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.S
                 "Give all rows the same columns, or pass columns=[…] with those that all have",
             )
         for name, kind in types.items():
-            own = schema.field(name).type
-            both = unified_type(kind, own)
-            if both is None:
-                raise SourceError(
-                    f"the column {name!r} is {kind} in one block and {own} in another",
-                    "Give the columns of all rows the same types",
-                )
-            types[name] = both
+            types[name] = merged_type(
+                name,
+                kind,
+                schema.field(name).type,
+                ("one block", "another"),
+                "Give the columns of all rows the same types",
+            )
     return pa.schema(types.items())
 
 

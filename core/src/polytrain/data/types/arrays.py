@@ -1,4 +1,4 @@
-"""Arrays, of whatever library, as columns."""
+"""Turns arrays of any library into columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polytrain.data.types.times import in_one_unit, in_unit_of_arrow, is_time
 from polytrain.data_errors import SourceError, one_line
 
 _EXACT = 2**53
-"""Up to here a 64-bit float holds every whole number."""
+"""A 64-bit float holds every whole number up to here."""
 
 _REMEDY = "Give an array with a row for each example, of numbers, booleans or strings"
 
@@ -89,7 +89,7 @@ def _converted(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
 
 
 def refuse_objects(types: Mapping[str, Any]) -> None:
-    """Refuse columns of polars that hold Python's objects, of which Arrow gets the addresses.
+    """Refuse columns of polars that hold Python's objects: Arrow would get their addresses.
 
     Args:
         types: of the columns, as polars has them.
@@ -106,7 +106,7 @@ def refuse_objects(types: Mapping[str, Any]) -> None:
 
 
 def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array as Arrow takes it with all that it holds."""
+    """The array in a type that Arrow takes without loss."""
     if array.dtype.kind in "SUT":
         # Arrow takes a zero in a text or bytes for its end, and doesn't know NumPy's newest texts.
         return array.astype(object)
@@ -135,7 +135,7 @@ def _refuse_masks(name: str, value: Any) -> None:
 
 
 def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | None:
-    """What NumPy would change on the way: masks, missing values, text, rows of different shapes."""
+    """Convert what NumPy would change: masks, missing values, text, rows of different shapes."""
     if isinstance(value, np.ma.MaskedArray):
         if value.ndim != 1:
             return None
@@ -216,7 +216,7 @@ def _lists(
     rows: Sequence[np.ndarray[Any, Any] | None],
     kinds: Sequence[np.dtype[Any]],
 ) -> pa.Array:
-    """Rows of these types, not all of which are numbers, as a column of lists.
+    """Make a column of lists of rows that aren't all numbers.
 
     Args:
         name: of the column.

@@ -1,4 +1,4 @@
-"""Columns: which ones a data set has, and in which types when its parts differ."""
+"""Chooses the columns of a data set, and brings parts that differ to the same types."""
 
 from __future__ import annotations
 
@@ -146,6 +146,33 @@ def unified_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return None
 
 
+def merged_type(
+    name: str, one: pa.DataType, other: pa.DataType, places: tuple[str, str], remedy: str
+) -> pa.DataType:
+    """The type that holds the values of both without loss.
+
+    Args:
+        name: the column's.
+        one: its type in one place.
+        other: its type in another.
+        places: both, for the message.
+        remedy: what to do if there is no such type.
+
+    Raises:
+        SourceError: there is none.
+    """
+    both = unified_type(one, other)
+    if both is None:
+        raise two_types(name, one, other, places, remedy)
+    return both
+
+
+def two_types(name: str, one: Any, other: Any, places: tuple[str, str], remedy: str) -> SourceError:
+    """The error of a column whose types have nothing in common."""
+    here, there = places
+    return SourceError(f"the column {name!r} is {one} in {here} and {other} in {there}", remedy)
+
+
 def _type_of_both_tensors(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Nested lists, for tensors of different shapes."""
     (dimensions, values), (others, other_values) = dimensions_of(one), dimensions_of(other)
@@ -219,7 +246,7 @@ def _conformed(table: pa.Table, field: pa.Field, where: str, why_missing: str) -
 
 
 def exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The same values in another type.
+    """Cast a column without loss.
 
     Raises:
         pa.ArrowException: it doesn't hold them. Arrow's own cast rounds some, without a word.

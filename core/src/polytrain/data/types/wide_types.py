@@ -1,4 +1,4 @@
-"""Columns that may be put together: their offsets and numbers of categories have room for all.
+"""Widens types of columns that are put together, so that offsets and categories have room for all.
 
 Arrow's usual strings and lists end at 2 GiB of text, or as many items, in one array, and a category
 of 8 bits at 128. What is read in parts, or lies in chunks, may well be more.
