@@ -17,7 +17,8 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.stream_partitioner import Segment
-from polytrain.data.streams.stream import PartSource, StreamShard, StreamSpec
+from polytrain.data.shards.spec import StreamSpec
+from polytrain.data.shards.stream_shard import PartSource, StreamShard
 from polytrain.linux import progress_page
 from polytrain.linux.processes import cpu_seconds, is_stopped
 from polytrain.linux.progress_page import Page, Stage
@@ -135,7 +136,7 @@ class Slow(PartSource):
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
+    def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
         assert self._page.stage is Stage.TRAINING
 
     def next_part(self, epoch: int, index: int) -> pa.Table | int:

@@ -476,4 +476,4 @@ def _lines(order: LaunchOrder, streams: tuple[StreamOrder, ...], rank: int) -> l
     from polytrain.workers.ray.streams import open_lines
 
     world_size = len(order.members)
-    return open_lines(streams, attempt=order.attempt, world_size=world_size, rank=rank)
+    return open_lines(streams, world_size=world_size, rank=rank)

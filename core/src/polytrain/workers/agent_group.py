@@ -32,8 +32,7 @@ from polytrain_plugins import Demand, Member
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
-    from polytrain.data.shards.spec import ShardSpec
-    from polytrain.data.streams.stream import StreamSpec
+    from polytrain.data.shards.spec import DatasetSpec
     from polytrain.workers.ray.streams import StreamOrder, Streams
     from polytrain.workers.shard_cache import ShardCachePlanner
 
@@ -116,7 +115,7 @@ class AgentGroupSpec:
     """Whether all reports of ranks above 0 are sent to the driver, and not only the newest."""
 
     datasets: tuple[RunDataset, ...]
-    specs: tuple[ShardSpec | StreamSpec, ...]
+    specs: tuple[DatasetSpec, ...]
     """Of the data sets, in the same order."""
 
     path: tuple[str, ...]

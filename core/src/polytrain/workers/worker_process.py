@@ -40,7 +40,7 @@ from polytrain.workers.worker_api import current_session
 from polytrain_plugins import Engine, Member, World
 
 if TYPE_CHECKING:
-    from polytrain.data.shards.batched import BatchedShard
+    from polytrain.data.shards.shard import BatchedShard
     from polytrain.data.shards.shared_memory import Extent
 
 

@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.shards.assignment import RunDataset
-from polytrain.data.streams.ray_stream import End, read_part, start_stream
+from polytrain.workers.ray.stream_actor import End, read_part, start_stream
 from polytrain.workers.stream_connection import serve_stream
 
 logger = logging.getLogger(__name__)
@@ -74,16 +74,14 @@ def _log_notices(notices: Any) -> None:
             logger.warning("%s", ray.get(notice))
 
 
-def open_lines(
-    orders: Sequence[StreamOrder], *, attempt: int, world_size: int, rank: int
-) -> list[socket.socket]:
+def open_lines(orders: Sequence[StreamOrder], *, world_size: int, rank: int) -> list[socket.socket]:
     """Open connections for a new worker, each served by a thread of this agent."""
     lines = []
     for order in orders:
         ours, theirs = socket.socketpair()
         threading.Thread(
             target=_serve,
-            args=(ours, order, attempt, world_size, rank),
+            args=(ours, order, world_size, rank),
             name="polytrain-stream",
             daemon=True,
         ).start()
@@ -91,16 +89,14 @@ def open_lines(
     return lines
 
 
-def _serve(
-    connection: socket.socket, order: StreamOrder, attempt: int, world_size: int, rank: int
-) -> None:
+def _serve(connection: socket.socket, order: StreamOrder, world_size: int, rank: int) -> None:
     actor = order.actor
 
-    def begin(epoch: int, legs: tuple[Segment, ...]) -> None:
-        _answer(actor.begin.remote(attempt, epoch, legs, world_size))
+    def begin(epoch: int, segments: tuple[Segment, ...]) -> None:
+        _answer(actor.begin.remote(epoch, segments, world_size))
 
     def next_part(epoch: int, index: int) -> pa.Table | int:
-        part = _answer(actor.next_part.remote(attempt, epoch, rank, index))
+        part = _answer(actor.next_part.remote(epoch, rank, index))
         return part.rows if isinstance(part, End) else read_part(part, order.schema)
 
     serve_stream(connection, begin=begin, next_part=next_part)
