@@ -329,8 +329,8 @@ def _check_no_table_format(directory: str, names: Iterable[str]) -> None:
             raise SourceError(
                 f"{directory!r} is part of a table in {kind}'s format, among whose files are some "
                 "that hold removed rows",
-                "Pass the files that its library takes for valid, as a list or a table (for "
-                "Delta, DeltaTable(path).to_pyarrow_dataset())",
+                "Pass what its library takes for valid, as a list of files or a table (for Delta, "
+                "DeltaTable(path).to_pyarrow_dataset())",
             )
 
 
