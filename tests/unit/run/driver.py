@@ -26,7 +26,7 @@ from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
 from polytrain.run.actions import Conclude
-from polytrain.run.attached import Companion, RunFollower
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
@@ -191,8 +191,6 @@ class Driver:
     released: threading.Event = field(default_factory=threading.Event)
     """Set when training has ended and the run waits for validations alone."""
 
-    followers: Sequence[RunFollower] = ()
-
     def companion(self, manager: CheckpointManager, journal: Journal) -> Companion:
         """What works on checkpoints beside training."""
         return Companion()
@@ -250,7 +248,6 @@ class Driver:
                     background_tasks=background_tasks,
                     output=output,
                 ),
-                followers=self.followers,
                 output=output,
                 health_monitor=HealthMonitor(
                     config=self.failure_config, group=group, journal=journal

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
-from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked, Committed
+from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
@@ -30,7 +30,7 @@ from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import AttemptEnded, Launched, RunConcluded
 from polytrain.record.journal import Journal
 from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
-from polytrain.run.attached import Companion, RunFollower
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.health_monitor import HealthMonitor
@@ -67,7 +67,6 @@ class Controller:
     stop_requests: StopRequests
     remote_requests: RemoteRequests
     companion: Companion = field(default_factory=Companion)
-    followers: Sequence[RunFollower] = ()
     stop_rule: StopRule = field(default_factory=StopRule)
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
@@ -288,11 +287,6 @@ class Controller:
         if noted is not None:
             self.state = noted
             self._fail_if(self.checkpoints.take(event))
-            if isinstance(event, Committed):
-                info = self.checkpoints.manager.info_of(event.manifest.directory)
-                if info is not None:
-                    for follower in self.followers:
-                        follower.committed(info)
 
     def _happen(self, event: Event) -> None:
         self._follow(event, step(self.state, event, now=time.monotonic()))
@@ -331,8 +325,6 @@ class Controller:
                         failures=action.failures,
                     )
                 )
-                for follower in self.followers:
-                    follower.failed(action.failures)
                 self._distrust_after_storage_failure()
                 why = reason if root is None else f"{root} ({reason})"
                 self.publisher.attempt_ended(
@@ -343,8 +335,6 @@ class Controller:
                     failures=action.failures,
                 )
             case Conclude():
-                for follower in self.followers if action.succeeded else ():
-                    follower.succeeded()
                 if action.succeeded and action.stopped is None:
                     self.publisher.attempt_ended(
                         succeeded=True,
@@ -393,8 +383,6 @@ class Controller:
                 first_step=start.step + 1,
             )
         )
-        for follower in self.followers:
-            follower.attempt_started(world_size)
         self.group.launch(
             LaunchOrder(
                 attempt_id=AttemptId(token=self.lease.token, attempt=attempt),
@@ -418,8 +406,6 @@ class Controller:
         noted = note(self.state, report)
         if noted is not None:
             self.state = noted
-            for follower in self.followers:
-                follower.reported(report)
             self.publisher.reported(report)
 
     def _distrust_after_storage_failure(self) -> None:
