@@ -17,8 +17,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 
-from polytrain.boosting.leaf_rows import rows_by_leaf
-from polytrain.boosting.numbers import Numbers, one_after_another
+from polytrain.boosting.numbers import Numbers, one_after_another, rows_by_leaf
 from polytrain.boosting.row_draws import Mask
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
