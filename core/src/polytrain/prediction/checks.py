@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.constraints import Wrong
@@ -138,14 +138,3 @@ def output_problems(output: OutputFiles, now: PredictionRecord) -> Iterator[Prob
             what=f"{place!r} has files that aren't predictions of this version of polytrain",
             remedy="Give an empty directory, or one that doesn't exist",
         )
-
-
-def raise_if_any(problems: Iterable[Problem]) -> None:
-    """Raise all problems together, if there are any.
-
-    Raises:
-        InvalidJobError: there are.
-    """
-    found = tuple(problems)
-    if found:
-        raise InvalidJobError(found)

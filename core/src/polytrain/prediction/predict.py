@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 
+from polytrain.api.problems import raise_if_any
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
@@ -33,7 +34,6 @@ from polytrain.prediction.checks import (
     key_problems,
     option_problems,
     output_problems,
-    raise_if_any,
     truth_value,
 )
 from polytrain.prediction.columns import joined
