@@ -11,14 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from polytrain import satellites
-from polytrain.api.datasets import (
-    fingerprints,
-    identified_datasets,
-    ready_datasets,
-    start_problems,
-)
-from polytrain.api.problems import missing_options, raise_if_any, unknown_options
-from polytrain.api.request import (
+from polytrain.api.backend_checks import missing_options, raise_if_any, unknown_options
+from polytrain.api.checks import (
     checked,
     cluster_problems_now,
     damage_problems,
@@ -27,6 +21,12 @@ from polytrain.api.request import (
     location_of,
     start_of,
     storage_problems_of,
+)
+from polytrain.api.datasets import (
+    fingerprints,
+    identified_datasets,
+    ready_datasets,
+    start_problems,
 )
 from polytrain.api.result import Result, recorded, result_of
 from polytrain.api.run_handle import RunHandle, Watcher

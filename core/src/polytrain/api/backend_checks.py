@@ -1,4 +1,4 @@
-"""Everything that is wrong with a job, found before any worker starts."""
+"""Checks of a backend with its options and devices, and of the training function for it."""
 
 from __future__ import annotations
 
