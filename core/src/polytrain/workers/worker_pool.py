@@ -21,8 +21,9 @@ from polytrain.events.attempt import (
     PlacementFailed,
     Purpose,
 )
-from polytrain.policy.autoscaling import Outlook, only_we_use
-from polytrain.policy.scaling import SizePolicy, holds, largest_fit
+from polytrain.policy.autoscaling import Outlook
+from polytrain.policy.placement import PlacementPolicy
+from polytrain.policy.scaling import SizePolicy, largest_fit
 from polytrain.workers.agent_handle import AgentHandle, Gone
 from polytrain.workers.placement import NodeAddress, rank_order
 
@@ -31,15 +32,6 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 10.0
 """Seconds between two looks at what the cluster says while resources are missing. The first one is
 logged."""
-
-_IF_HOPELESS = (
-    "No other job holds any, so waiting doesn't help: ask for fewer workers or less per worker, or "
-    "let the autoscaler add more or larger nodes"
-)
-
-_SETBACKS = 3
-"""Agents that may be lost before one arrives; at least the number of workers."""
-
 
 _SETTLE_S = 0.5
 """Seconds after an arrival for which an elastic run waits for others. They start together."""
@@ -119,6 +111,7 @@ class WorkerPool:
         """Agents of the last attempt, by rank; some may be gone."""
 
         self._scaling = scaling
+        self._policy = PlacementPolicy(scaling=scaling)
         self._sizes = SizePolicy(
             least=scaling.min_workers, most=scaling.max_workers, standby=scaling.standby
         )
@@ -133,7 +126,7 @@ class WorkerPool:
         self._coming: list[AgentHandle] = []
         """Agents that are requested."""
 
-        self._setbacks = 0
+        self._losses = 0
         """Agents that were lost since the last arrival."""
 
         self._why_failed: str | None = None
@@ -153,7 +146,7 @@ class WorkerPool:
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
         """Complete the pool; see `WorkerGroup.place`."""
         now, scaling = self._clock(), self._scaling
-        self._setbacks = 0
+        self._losses = 0
         self._placing = _Placing(
             room=self._room(),
             look_at=now + min(_LOOK_S, scaling.start_timeout_s),
@@ -180,7 +173,7 @@ class WorkerPool:
         agent_handle.place = place
         if agent_handle.bundle is not None:
             self._bundle_nodes[agent_handle.bundle] = place.node_id
-        self._setbacks = 0
+        self._losses = 0
         if place.unusable is not None:
             self._reject(agent_handle, place.unusable)
             return
@@ -191,7 +184,9 @@ class WorkerPool:
             return
         self._spares.append(agent_handle)
         if self._placing is not None:
-            if self._is_worth_waiting(len(self.here)):
+            if self._policy.is_worth_waiting(
+                up=len(self.here), coming=len(self._coming), size=len(self.ranked)
+            ):
                 self._placing.settled_at = self._clock() + _SETTLE_S
             else:
                 self._staff()
@@ -200,19 +195,11 @@ class WorkerPool:
             if growth is not None:
                 self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
 
-    def _is_worth_waiting(self, up: int) -> bool:
-        """Whether an elastic run that has lost too many agents may soon have more than the least.
-
-        It would be smaller until its next checkpoint.
-        """
-        return bool(self.ranked and self._coming) and self._sizes.least <= up < len(self.ranked)
-
     def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
         """Reject a node: end the run if workers are missing, otherwise request another agent."""
         self._dismiss(agent_handle)
         if self._placing is not None:
-            self._placing = None
-            self._tell(PlacementFailed(reason=reason))
+            self._fail(reason)
             return
         logger.warning("No worker is placed on a node: %s.", reason)
         self._avoided |= {agent_handle.place.node_id}
@@ -223,7 +210,7 @@ class WorkerPool:
         agent_handle, was_wanted = gone.agent_handle, not gone.agent_handle.is_gone
         agent_handle.is_gone = True
         # Agents that had arrived may all be lost at once, with their node.
-        self._setbacks += was_wanted and agent_handle in self._coming
+        self._losses += was_wanted and agent_handle in self._coming
         self._forget(agent_handle)
         if not was_wanted:
             return None
@@ -235,16 +222,22 @@ class WorkerPool:
             if gone.reason != self._why_failed:
                 logger.warning("An agent without a rank is lost: %s.", gone.reason)
             self._ask_for_more()
-        elif gone.kind is FailureKind.STARTUP:
-            self._placing = None
-            self._why_failed = gone.reason
-            self._tell(PlacementFailed(reason=gone.reason))
-        elif not self._may_wait:
-            self._placing = None
-            self._tell(PlacementFailed(reason=f"agents don't stay: {gone.reason}"))
         else:
-            self._staff()
+            self._lost_while_placing(gone)
         return None
+
+    def _lost_while_placing(self, gone: Gone) -> None:
+        if gone.kind is FailureKind.STARTUP:
+            self._why_failed = gone.reason
+        reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
+        if reason is None:
+            self._staff()
+        else:
+            self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        self._placing = None
+        self._tell(PlacementFailed(reason=reason))
 
     def dismiss_those_to_come(self) -> None:
         """Dismiss the requested agents."""
@@ -264,8 +257,11 @@ class WorkerPool:
         if now >= placing.look_at:
             self._look_for_missing(placing)
         if self._placing is not None and now >= placing.give_up_at:
-            self._placing = None
-            self._tell(PlacementFailed(reason=self._why_not_placed()))
+            self._fail(
+                self._policy.why_late(
+                    self._launcher.outlook(), self._launcher.setup(), self._cluster.free_nodes()
+                )
+            )
 
     def _look_for_missing(self, placing: _Placing) -> None:
         """Log once what is missing; fail the placement if it can't come."""
@@ -278,32 +274,28 @@ class WorkerPool:
                 return
         outlook = self._launcher.outlook()
         placing.look_at = placing.give_up_at if outlook is None else self._clock() + _LOOK_S
-        if outlook is not None and self._is_hopeless(outlook):
-            self._placing = None
-            self._tell(PlacementFailed(reason=f"{self._wanted_and_free(outlook)}. {_IF_HOPELESS}"))
+        hopeless = None if outlook is None or self.ranked else self._why_hopeless(outlook)
+        if hopeless is not None:
+            self._fail(hopeless)
         elif not placing.is_noticed:
             setup = self._launcher.setup()
             logger.warning(
                 "Waiting for %s, up to %g s: %s.",
                 "resources" if setup is None else "workers",
                 self._scaling.start_timeout_s,
-                self._wanted_and_free(outlook) if setup is None else f"Ray sets up {setup}",
+                self._policy.shortage(outlook, self._cluster.free_nodes())
+                if setup is None
+                else f"Ray sets up {setup}",
             )
         placing.is_noticed = True
 
-    def _is_hopeless(self, outlook: Outlook) -> bool:
-        """Whether too few agents can come: no nodes are added, and nobody else frees any.
-
-        A run that has trained waits: its nodes may come back.
-        """
-        if self.ranked:
-            return False
-        to_come = len(self._coming) - outlook.refused
-        return len(self.here) + to_come < self._sizes.least and only_we_use(
-            self._cluster.living_nodes(),
-            self._cluster.free_nodes(),
-            [agent_handle.place.node_id for agent_handle in self.here],
-            self._scaling.resources,
+    def _why_hopeless(self, outlook: Outlook) -> str | None:
+        return self._policy.why_hopeless(
+            outlook,
+            up_on=[agent_handle.place.node_id for agent_handle in self.here],
+            coming=len(self._coming),
+            living=self._cluster.living_nodes(),
+            free=self._cluster.free_nodes(),
         )
 
     def _staff(self) -> None:
@@ -335,24 +327,20 @@ class WorkerPool:
         ]
 
     def _ask_for_more(self) -> None:
-        """Request the missing agents: workers first, then standbys."""
-        scaling = self._scaling
-        wanted = scaling.max_workers
-        if scaling.is_elastic or self._placing is None:
-            wanted += scaling.standby
-        if not self._may_wait:
+        """Request the missing agents."""
+        if not self._policy.may_request(self._losses):
             return
-        bundles = [] if scaling.is_elastic else self._free_bundles()
-        for _ in range(wanted - len(self.here) - len(self._coming)):
+        missing = self._policy.number_to_request(
+            up=len(self.here), coming=len(self._coming), is_placing=self._placing is not None
+        )
+        bundles = self._free_bundles()
+        for _ in range(missing):
             if bundles:
                 agent_handle = self._launcher.ask(bundle=bundles.pop(0))
             else:
-                agent_handle = self._launcher.ask(avoid=self._avoided | self._busy_nodes())
+                avoid = self._avoided | self._nodes_without_standby()
+                agent_handle = self._launcher.ask(avoid=avoid)
             self._coming.append(agent_handle)
-
-    @property
-    def _may_wait(self) -> bool:
-        return self._setbacks <= max(_SETBACKS, self._scaling.max_workers)
 
     def _room(self) -> int:
         """Return the number of further workers for which there are free resources."""
@@ -360,48 +348,27 @@ class WorkerPool:
 
     def _free_bundles(self) -> list[int]:
         taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
-        # Ray moves the bundles of a lost node to another node.
         avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
-        return [
-            bundle
-            for bundle in range(self._scaling.max_workers)
-            if bundle not in taken and self._bundle_nodes.get(bundle) not in avoided
-        ]
+        return self._policy.free_bundles(taken, self._bundle_nodes, avoided)
 
-    def _busy_nodes(self) -> frozenset[str]:
-        """Return the nodes that a standby should avoid, if others have room."""
+    def _nodes_without_standby(self) -> frozenset[str]:
         if self._placing is not None or not self._scaling.standby:
             return frozenset()
-        busy = frozenset(agent_handle.place.node_id for agent_handle in self.ranked)
-        others = {
-            node: free for node, free in self._cluster.free_nodes().items() if node not in busy
-        }
-        demand = self._scaling.resources
-        return busy if any(holds(free, demand) for free in others.values()) else frozenset()
+        ranked_on = {agent_handle.place.node_id for agent_handle in self.ranked}
+        return self._policy.nodes_without_standby(ranked_on, self._cluster.free_nodes())
 
     def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
-        """Dismiss agents on nodes to avoid, if other nodes have room for them."""
-        unwanted = [
-            agent_handle for agent_handle in self.here if agent_handle.place.node_id in avoid
-        ]
-        if unwanted:
-            others = [
-                total for node, total in self._cluster.living_nodes().items() if node not in avoid
-            ]
-            if largest_fit(others, self._scaling.resources).workers < self._sizes.least:
-                if others:
-                    logger.warning(
-                        "%d agent(s) stay on nodes that they should leave: no others can hold the "
-                        "workers.",
-                        len(unwanted),
-                    )
-                unwanted, avoid = [], frozenset()
-        self._avoided = avoid
-        replaceable = len(
-            [agent_handle for agent_handle in self._spares if agent_handle not in unwanted]
-        )
-        ranked = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
-        for agent_handle in {*unwanted, *ranked}:
+        """Dismiss agents on nodes to avoid, and of ranks to replace if others take them."""
+        nodes = {agent_handle.number: agent_handle.place.node_id for agent_handle in self.here}
+        living = self._cluster.living_nodes() if avoid.intersection(nodes.values()) else {}
+        departure = self._policy.departure(nodes, avoid, living)
+        if departure.reason:
+            logger.warning("%s.", departure.reason)
+        self._avoided = departure.avoided
+        leaving = [each for each in self.here if each.number in departure.leaving]
+        replaceable = sum(each not in leaving for each in self._spares)
+        replaced = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
+        for agent_handle in {*leaving, *replaced}:
             self._dismiss(agent_handle)
 
     def _avoid_no_more(self) -> None:
@@ -420,29 +387,3 @@ class WorkerPool:
         for agent_handles in (self._spares, self._coming):
             if agent_handle in agent_handles:
                 agent_handles.remove(agent_handle)
-
-    def _why_not_placed(self) -> str:
-        setup = self._launcher.setup()
-        if setup is not None:
-            return (
-                f"Ray has not set up {setup} within {self._scaling.start_timeout_s:g} s. Raise "
-                "ScalingConfig(start_timeout_s=…), or install what it has on the nodes"
-            )
-        return (
-            f"the workers could not be placed within {self._scaling.start_timeout_s:g} s: "
-            f"{self._wanted_and_free(self._launcher.outlook())}. Wait for other jobs, ask for "
-            "fewer workers, or raise ScalingConfig(start_timeout_s=…)"
-        )
-
-    def _wanted_and_free(self, outlook: Outlook | None) -> str:
-        resources = self._scaling.resources
-        wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
-        free = self._cluster.free_nodes().values()
-        has = ", ".join(f"{sum(node.get(name, 0) for node in free):g} {name}" for name in resources)
-        nodes = "1 node" if len(free) == 1 else f"{len(free)} nodes"
-        if self._scaling.label_selector:
-            nodes += f" with labels that meet {self._scaling.label_selector}"
-        least = self._scaling.min_workers
-        workers = "1 worker" if least == 1 else f"{least} workers"
-        said = f"{workers} of {wanted} each; the cluster has {has} free on {nodes}"
-        return f"{said}; {outlook.says}" if outlook is not None else said
