@@ -23,8 +23,8 @@ from polytrain.workers.calls import Kill, LaunchProcess, ReadStacks, Seat, SendR
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.job_memory import JobMemory
-from polytrain.workers.messages import SocketChannel
 from polytrain.workers.placement import NodeAddress, members
+from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.processes.zygotes import Listener
 from polytrain.workers.shard_cache import ShardCache

@@ -16,15 +16,11 @@ from polytrain.checkpoint.parts import StagedPart
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import Done, Drained, Event, Failed, Joined, Offered, Reported
 from polytrain.workers.messages import (
-    FrameBuffer,
-    Message,
-    SocketChannel,
     done_message,
     drained_message,
     joined_message,
     leave_message,
     offer_message,
-    pack,
     raised_message,
     report_message,
     roster_message,
@@ -35,7 +31,8 @@ from polytrain.workers.messages import (
     world_from,
 )
 from polytrain.workers.placement import NodeAddress, members
-from polytrain.workers.report_ring import Ring
+from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel, pack
+from polytrain.workers.processes.report_ring import Ring
 from polytrain_plugins import Offer
 
 plain = st.recursive(

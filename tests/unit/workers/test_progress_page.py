@@ -25,7 +25,8 @@ from polytrain.testing.processes import eventually
 from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.job import LaunchOrder, WorkerJob
-from polytrain.workers.messages import Message, settled_message
+from polytrain.workers.messages import settled_message
+from polytrain.workers.processes.channel import Message
 from polytrain_plugins import CheckpointKind
 
 JOB = WorkerJob(

@@ -7,14 +7,9 @@ import socket
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polytrain.workers.messages import (
-    FrameBuffer,
-    Message,
-    ReportReader,
-    SocketChannel,
-    report_message,
-)
-from polytrain.workers.report_ring import Ring
+from polytrain.workers.messages import report_message
+from polytrain.workers.processes.channel import FrameBuffer, Message, ReportReader, SocketChannel
+from polytrain.workers.processes.report_ring import Ring
 
 ROOM = 100
 """Bytes of a ring with room for two reports."""

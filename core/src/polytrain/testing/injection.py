@@ -17,7 +17,7 @@ from polytrain.testing.faults import Fault, Point
 from polytrain.testing.strikes import DRIVER, count_services
 from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.checkpoint_uploader import CheckpointUploader
-from polytrain.workers.messages import Message, SocketChannel
+from polytrain.workers.processes.channel import Message, SocketChannel
 from polytrain_plugins import (
     Backend,
     Demand,

@@ -13,7 +13,7 @@ import psutil
 
 from polytrain.data.shards.opening import open_shards
 from polytrain.testing.processes import eventually
-from polytrain.workers.messages import SocketChannel
+from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.worker_process import run_worker
 
 

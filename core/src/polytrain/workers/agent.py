@@ -45,7 +45,6 @@ from polytrain.workers.import_path import import_path
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.job_memory import JobMemory
 from polytrain.workers.messages import (
-    Message,
     checkpoints_message,
     drain_message,
     leave_message,
@@ -54,6 +53,7 @@ from polytrain.workers.messages import (
 )
 from polytrain.workers.part_storer import PartStorer
 from polytrain.workers.placement import NodeAddress
+from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.processes.zygotes import Zygotes
 from polytrain.workers.rank_data import RankData

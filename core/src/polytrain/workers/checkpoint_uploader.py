@@ -21,13 +21,12 @@ from polytrain.linux.progress_page import Stage, during
 from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
-    Channel,
-    Message,
     checkpoints_asked_message,
     drain_message,
     drained_message,
     staged_message,
 )
+from polytrain.workers.processes.channel import Channel, Message
 
 _NAP_S = 0.005
 """Seconds between two looks for a message that is waited for until a deadline."""

@@ -37,8 +37,6 @@ from polytrain.workers.calls import (
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
-    ConnectionClosedError,
-    Message,
     checkpoints_message,
     drain_message,
     leave_message,
@@ -48,6 +46,7 @@ from polytrain.workers.messages import (
     to_part,
 )
 from polytrain.workers.placement import NodeAddress, members
+from polytrain.workers.processes.channel import ConnectionClosedError, Message
 from polytrain.workers.worker_process import run_worker
 from polytrain_plugins import Member, changed_environment
 

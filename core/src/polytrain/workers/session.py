@@ -32,13 +32,12 @@ from polytrain.workers.context import Context
 from polytrain.workers.data_cursors import DataCursors
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
-    Channel,
-    Message,
     condition_met_message,
     report_message,
     saves_on_request_message,
 )
 from polytrain.workers.metrics import plain_metrics
+from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.reported_checkpoints import (
     CheckpointConsistencyMode,
     ReportedCheckpoint,

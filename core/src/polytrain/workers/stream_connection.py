@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.streams.stream import PartSource
 from polytrain.data_errors import StreamLostError
-from polytrain.workers.messages import SocketChannel, pack
+from polytrain.workers.processes.channel import SocketChannel, pack
 
 if TYPE_CHECKING:
     import pyarrow as pa

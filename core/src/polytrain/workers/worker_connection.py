@@ -15,9 +15,10 @@ from polytrain.observe.stacks import stacks_of
 from polytrain.observe.utilization_probe import UtilizationProbe
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.messages import Message, ReportReader, to_event, to_part
+from polytrain.workers.messages import to_event, to_part
+from polytrain.workers.processes.channel import Message, ReportReader
 from polytrain.workers.processes.child import Child
-from polytrain.workers.report_ring import Ring, calls_every_s
+from polytrain.workers.processes.report_ring import Ring, calls_every_s
 
 
 class WorkerConnection:

@@ -22,9 +22,6 @@ from polytrain.workers.device_names import device_name
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.job_memory import unpickled_job
 from polytrain.workers.messages import (
-    Channel,
-    ConnectionClosedError,
-    Message,
     done_message,
     joined_message,
     leave_message,
@@ -32,8 +29,9 @@ from polytrain.workers.messages import (
     raised_message,
     world_from,
 )
+from polytrain.workers.processes.channel import Channel, ConnectionClosedError, Message
 from polytrain.workers.processes.preload import ImportRecorder
-from polytrain.workers.report_ring import Ring, calls_every_s
+from polytrain.workers.processes.report_ring import Ring, calls_every_s
 from polytrain.workers.session import WorkerSession
 from polytrain.workers.spawned_scripts import explain_pickling
 from polytrain.workers.worker_api import current_session
