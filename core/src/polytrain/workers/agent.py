@@ -39,6 +39,7 @@ from polytrain.workers.calls import (
     SendCheckpoints,
     SendRoster,
     StoreRest,
+    StreamOrder,
 )
 from polytrain.workers.group import Happening
 from polytrain.workers.import_path import import_path
@@ -61,7 +62,6 @@ from polytrain.workers.storage_marker import storage_problem
 from polytrain.workers.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
-    from polytrain.workers.ray.streams import StreamOrder
     from polytrain.workers.shard_cache import ShardCache
 
 
@@ -369,7 +369,11 @@ class Agent:
         )
         lines: list[socket.socket] = []
         try:
-            lines += _lines(order, streams, self._rank)
+            for stream in streams:
+                line = stream.open_line(
+                    attempt=order.attempt, world_size=len(order.members), rank=self._rank
+                )
+                lines.append(line)
             self._zygotes.fork(
                 order.attempt,
                 environment=self._environment,
@@ -468,12 +472,3 @@ class Agent:
         self._events.put_nowait(
             Exited(attempt=attempt, rank=self._rank, how="never started", killed=True)
         )
-
-
-def _lines(order: LaunchOrder, streams: tuple[StreamOrder, ...], rank: int) -> list[socket.socket]:
-    if not streams:
-        return []
-    from polytrain.workers.ray.streams import open_lines
-
-    world_size = len(order.members)
-    return open_lines(streams, attempt=order.attempt, world_size=world_size, rank=rank)

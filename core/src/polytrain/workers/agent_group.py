@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,7 @@ from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.policy.scaling import holds
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
-from polytrain.workers.calls import Call, LaunchProcess, Seat
+from polytrain.workers.calls import Call, LaunchProcess, Seat, StreamOrder
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.placement import members
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
     from polytrain.data.shards.spec import ShardSpec
     from polytrain.data.streams.stream import StreamSpec
-    from polytrain.workers.ray.streams import StreamOrder, Streams
     from polytrain.workers.shard_cache import ShardCachePlanner
 
 _CLOSE_TIMEOUT_S = 10.0
@@ -58,6 +57,13 @@ class Watch(Protocol):
 
     def close(self) -> None:
         """End it."""
+
+
+class StreamSource(Watch, Protocol):
+    """Starts the streaming data sets of each attempt."""
+
+    def start(self) -> tuple[StreamOrder, ...]:
+        """Start them for a new attempt."""
 
 
 class CallingLauncher(AgentLauncher, Protocol):
@@ -95,6 +101,14 @@ class AgentCluster(Cluster, SharedStore, Protocol):
             job: the pickled job of their worker processes.
             scaling: the wanted number of workers, with their resources.
             mailbox: receives the agents' events.
+        """
+
+    def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
+        """Return what starts the streaming data sets of each attempt.
+
+        Args:
+            datasets: the run's data sets.
+            held: the resources of all workers together.
         """
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Watch:
@@ -163,7 +177,8 @@ class AgentGroup:
             tell=self._of_the_pool.append,
         )
         self._data: ShardCachePlanner | None = None
-        self._streams = _streams(spec)
+        held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
+        self._streams = cluster.streams(spec.datasets, held)
         self._nodes = cluster.watch(self._nodes_are_leaving)
 
     @property
@@ -185,7 +200,7 @@ class AgentGroup:
 
     def launch(self, order: LaunchOrder) -> None:
         self._let_zygote_go_if_unused()
-        streams: tuple[StreamOrder, ...] = () if self._streams is None else self._streams.start()
+        streams = self._streams.start()
         seats = self._new_seats(len(order.members))
         self._launcher.call(
             {
@@ -224,8 +239,7 @@ class AgentGroup:
 
     def close(self) -> None:
         self._nodes.close()
-        if self._streams is not None:
-            self._streams.close()
+        self._streams.close()
         self._pool.dismiss_those_to_come()
         self._launcher.close(_CLOSE_TIMEOUT_S)
         if self._data is not None:
@@ -350,14 +364,3 @@ def _planner(spec: AgentGroupSpec, store: SharedStore) -> ShardCachePlanner | No
     from polytrain.workers.shard_cache import ShardCachePlanner
 
     return ShardCachePlanner(spec.datasets, spec.specs, store)
-
-
-def _streams(spec: AgentGroupSpec) -> Streams | None:
-    if all(dataset.source.stream is None for dataset in spec.datasets):
-        return None
-    # Only Ray has streams.
-    from polytrain.workers.ray.streams import Streams
-
-    scaling = spec.scaling
-    held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
-    return Streams(spec.datasets, held)

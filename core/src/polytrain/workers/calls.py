@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
     from polytrain.workers.job import LaunchOrder
-    from polytrain.workers.ray.streams import StreamOrder
     from polytrain.workers.shard_cache import CacheRequest
 
 
@@ -22,6 +22,13 @@ class Seat:
     world_size: int
     data: CacheRequest | None
     """The rows of this rank; None if the run has no data sets."""
+
+
+class StreamOrder(Protocol):
+    """Where an agent gets its parts of a streaming data set."""
+
+    def open_line(self, *, attempt: int, world_size: int, rank: int) -> socket.socket:
+        """Open a connection for a new worker process, which a thread of the agent serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.policy.scaling import largest_fit
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
+from polytrain.workers.calls import StreamOrder
 from polytrain.workers.local_launcher import LocalAgentLauncher
 from polytrain.workers.machine_resources import machine_resources, visible_gpus
 from polytrain.workers.placement import NodeAddress
@@ -20,6 +21,8 @@ from polytrain.workers.shared_store import OpenShared
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from polytrain.data.shards.assignment import RunDataset
 
 
 class LocalCluster:
@@ -65,13 +68,21 @@ class LocalCluster:
 
         return LocalMemory(descriptor=bytes_to_shared_memory(memoryview(content)))
 
+    def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> Nothing:
+        """Return nothing: validation has refused streaming data sets."""
+        return Nothing()
+
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Nothing:
         """Watch nothing: this machine isn't drained."""
         return Nothing()
 
 
 class Nothing:
-    """A watch without events."""
+    """A watch without events, and streaming data sets of a run without any."""
+
+    def start(self) -> tuple[StreamOrder, ...]:
+        """Start nothing."""
+        return ()
 
     def close(self) -> None:
         """Do nothing."""

@@ -14,11 +14,14 @@ import pyarrow as pa
 import ray
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
 from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_group import StreamSource
 from polytrain.workers.agent_handle import Delivery
+from polytrain.workers.local_cluster import Nothing
 from polytrain.workers.node_watch import NodeWatch
 from polytrain.workers.ray.launcher import RayAgentLauncher
 from polytrain.workers.shared_store import OpenShared
@@ -75,6 +78,15 @@ class RayCluster:
         """Put bytes where the agents of all nodes can read them."""
         # In a list, so that it isn't fetched before it is opened.
         return RayMemory(references=[ray.put(np.frombuffer(content, dtype=np.uint8))])
+
+    def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
+        """Return what starts the streaming data sets of each attempt."""
+        if all(dataset.source.stream is None for dataset in datasets):
+            return Nothing()
+        # Importing Ray Data takes a while.
+        from polytrain.workers.ray.streams import Streams
+
+        return Streams(datasets, held)
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
         """Report draining nodes."""
