@@ -17,7 +17,7 @@ import pytest
 from polytrain.data.read import csv_files
 from polytrain.data.read.csv_files import CsvPiece
 from polytrain.data.read.describe import describe
-from polytrain.data.read.file_version import FileVersion
+from polytrain.data.read.file_pieces import FileVersion
 from polytrain.data_errors import ReadError, SourceError
 
 
@@ -257,7 +257,7 @@ import resource, sys
 import pyarrow as pa
 from polytrain.data.read.csv_files import CsvPiece
 from polytrain.data.read.describe import describe
-from polytrain.data.read.file_version import FileVersion
+from polytrain.data.read.file_pieces import FileVersion
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 source = describe("train", sys.argv[1])
 assert [str(field.type) for field in source.schema] == ["string", "double"], source.schema

@@ -17,7 +17,7 @@ import pytest
 from polytrain.data.read import parquet_files
 from polytrain.data.read.describe import Source, describe
 from polytrain.data.read.expansion import expand
-from polytrain.data.read.file_version import FileVersion
+from polytrain.data.read.file_pieces import FileVersion
 from polytrain.data.read.parquet_files import RowGroupPiece
 from polytrain.data_errors import ReadError, SourceError
 

@@ -33,6 +33,8 @@ class Play:
         self.actions: list[Action] = list(first.actions)
         self.latest: tuple[Action, ...] = first.actions
         self.reason = first.reason
+        self.phases = [type(self.state.phase).__name__]
+        """The phases so far, each time that they changed."""
 
     def tell(self, *events: Event | Reported | CheckpointEvent) -> Play:
         """Feed the events; `latest` holds the actions that the last of them led to."""
@@ -45,6 +47,9 @@ class Play:
             self.state, self.latest = transition.state, transition.actions
             self.reason = transition.reason
             self.actions += transition.actions
+            phase = type(self.state.phase).__name__
+            if phase != self.phases[-1]:
+                self.phases.append(phase)
         return self
 
     def launched(self) -> Play:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from polytrain import DataConfig
 from polytrain.backends.reference import Reference
+from polytrain.config.run_spec import RunSpec
 from polytrain.run.identity import content_differences, differences, identity_of, options_of
 from polytrain_plugins import Backend, Problem
 
@@ -36,9 +37,11 @@ def identity(
     fingerprints: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     return identity_of(
-        backend or Tunable(),
-        function=function,
-        config=config,
+        RunSpec(
+            backend=backend or Tunable(),
+            train_loop_per_worker=function,
+            train_loop_config=config,
+        ),
         datasets={} if datasets is None else datasets,
         fingerprints={} if fingerprints is None else fingerprints,
         salt="salt",

@@ -19,7 +19,9 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.api.checkpoint_validation import inline_problems, validation_problems
+from polytrain.backends.reference import Reference
 from polytrain.config.configs import RunConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.config.validation_config import task_of, validation_of_report
 from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
 
@@ -49,6 +51,16 @@ def holding_a_lock(lock: Any = threading.Lock()) -> Any:  # noqa: B008  # one th
         return {"locked": lock.locked()}
 
     return function
+
+
+def train() -> None:
+    """Do nothing."""
+
+
+def spec(validation: Any, function: Any = None) -> RunSpec:
+    return RunSpec(
+        backend=Reference(), train_loop_per_worker=function, validation_config=validation
+    )
 
 
 def task(**fields: Any) -> ValidationTaskConfig:
@@ -121,8 +133,8 @@ def test_what_is_wrong_is_named(case: str) -> None:
 
 def test_a_report_may_give_what_is_missing_and_only_a_function_reports() -> None:
     config = ValidationConfig(fn=takes_more)
-    assert not list(validation_problems(config, has_training_function=True))
-    [problem] = validation_problems(config, has_training_function=False)
+    assert not list(validation_problems(spec(config, train)))
+    [problem] = validation_problems(spec(config))
     assert "missing a required argument: 'threshold'" in problem.what
 
 
@@ -154,7 +166,7 @@ def test_they_are_made_as_in_ray_train() -> None:
     assert made.ray_remote_kwargs == {"num_cpus": 2}
     bare = ValidationConfig(fn=validate, task_config=None, ray_remote_kwargs=None)  # type: ignore[arg-type]  # None stands for the default
     assert bare == ValidationConfig(fn=validate)
-    assert not list(validation_problems(bare, has_training_function=True))
+    assert not list(validation_problems(spec(bare, train)))
     assert ValidationTaskConfig(fn_kwargs=None).fn_kwargs == {}  # type: ignore[arg-type]  # the same
 
 
@@ -181,15 +193,15 @@ def test_options_that_only_ray_has_need_ray() -> None:
     assert not list(inline_problems(ValidationConfig(fn=validate)))
 
 
-class Reference:
+class ObjectRef:
     """Stands for `ray.ObjectRef`, which only a process of its cluster can read."""
 
 
 @pytest.mark.parametrize("scaling", [{"num_workers": 0}, {"cluster": "local"}])
 def test_data_in_the_memory_of_ray_needs_ray(scaling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = SimpleNamespace(ObjectRef=Reference, is_initialized=lambda: False)
+    ray = SimpleNamespace(ObjectRef=ObjectRef, is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    blocks = [Reference()]
+    blocks = [ObjectRef()]
 
     def validate_on_blocks(checkpoint: Any) -> Any:
         return {"rows": len(blocks)}
@@ -204,8 +216,8 @@ def test_data_in_the_memory_of_ray_needs_ray(scaling: Any, monkeypatch: pytest.M
 
 
 def test_worker_processes_are_not_connected_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(ObjectRef=Reference))
-    blocks = [Reference()]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(ObjectRef=ObjectRef))
+    blocks = [ObjectRef()]
 
     def train_on_blocks() -> None:
         print(len(blocks))

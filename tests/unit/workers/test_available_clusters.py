@@ -5,10 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from polytrain.backends.reference import Reference
+from polytrain.config.run_spec import RunSpec
+from polytrain.policy.cluster import AvailableClusters
 from polytrain.workers.available_clusters import available_clusters
+
+
+def clusters(**arguments: Any) -> AvailableClusters:
+    return available_clusters(RunSpec(backend=Reference(), **arguments))
 
 
 def plain(config: dict[str, int]) -> int:
@@ -61,17 +69,17 @@ class Called:
     ],
 )
 def test_a_function_that_names_ray_uses_it(function: object, uses: bool) -> None:
-    assert available_clusters(function, {}).function_uses_ray is uses
+    assert clusters(train_loop_per_worker=function).function_uses_ray is uses
 
 
 def test_data_sets_of_ray_are_known_by_their_module() -> None:
     theirs = type("Dataset", (), {"__module__": "ray.data.dataset"})()
     data = {"train": theirs, "valid": {"x": [1, 2]}}
-    assert available_clusters(None, data).ray_datasets == ("train",)
+    assert clusters(datasets=data).ray_datasets == ("train",)
 
 
 def test_a_ray_that_another_thread_imports_now_is_not_initialised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    assert not available_clusters(plain, None).ray_is_initialized
+    assert not clusters(train_loop_per_worker=plain).ray_is_initialized

@@ -13,6 +13,7 @@ import pytest
 from polytrain.backends.reference import Reference
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.config.run_spec import RunSpec
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.stream_partitioner import Segment
@@ -27,20 +28,9 @@ from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import settled_message
 from polytrain.workers.processes.channel import Message
-from polytrain_plugins import CheckpointKind
 
 JOB = WorkerJob(
-    run_name="run",
-    backend=Reference(),
-    training_function=None,
-    training_config=None,
-    checkpoint_frequency=0,
-    checkpoint_kind=CheckpointKind.ONE_RANK,
-    merges_files=False,
-    max_in_flight=2,
-    waits_for_commit=False,
-    near_staging=None,
-    checkpoints=Location.of("/nowhere"),
+    spec=RunSpec(backend=Reference()), near_staging=None, checkpoints=Location.of("/nowhere")
 )
 ORDER = LaunchOrder(
     attempt_id=AttemptId(token=0, attempt=0), members=(), start=StartingPoint(), first_checkpoint=0
@@ -48,6 +38,7 @@ ORDER = LaunchOrder(
 
 WRITER = """
 import sys
+from polytrain.config.run_spec import RunSpec
 from polytrain.linux import progress_page
 
 progress_page.write_to(int(sys.argv[1]))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.constraints import field_problems, wrong_type
+from polytrain.config.run_spec import RunSpec
 from polytrain.config.validation_config import (
     ValidationConfig,
     ValidationTaskConfig,
@@ -23,14 +24,10 @@ _FN = "ValidationConfig.fn"
 _OPTIONS = "ValidationConfig.ray_remote_kwargs"
 
 
-def validation_problems(config: Any, *, has_training_function: bool) -> Iterator[Problem]:
-    """Yield what is wrong with what a user passed as `validation_config`.
-
-    Args:
-        config: what the user passed.
-        has_training_function: whether there is one, whose `report(validation=…)` may give further
-            arguments.
-    """
+def validation_problems(spec: RunSpec) -> Iterator[Problem]:
+    """Yield what is wrong with what a user passed as `validation_config`."""
+    # It may be anything, whatever the annotation says.
+    config: Any = spec.validation_config
     if config is None:
         return
     if not isinstance(config, ValidationConfig):
@@ -43,7 +40,8 @@ def validation_problems(config: Any, *, has_training_function: bool) -> Iterator
     yield from _function_problems(
         config.fn,
         ValidationTaskConfig() if wrong_task else task,
-        may_get_more=has_training_function,
+        # `report(validation=…)` of a training function may give further arguments.
+        may_get_more=spec.train_loop_per_worker is not None,
     )
     options: Any = config.ray_remote_kwargs
     if not isinstance(options, Mapping):

@@ -11,22 +11,32 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from polytrain.config.configs import ScalingConfig
-from polytrain_plugins import Demand, Problem
+from polytrain.config.run_spec import RunSpec
+from polytrain_plugins import Backend, Demand, Problem
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
     from polytrain.run.run import Run
 
 
-def described_datasets(
-    datasets: Any, configs: Any, *, needs_train: bool, num_workers: int
-) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+def described_datasets(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
     """Describe the data sets; see `data.checks.described`."""
-    if _is_empty(datasets) and _is_empty(configs) and not needs_train:
+    backend: Backend | None = spec.backend
+    needs_train = (
+        spec.train_loop_per_worker is None
+        and backend is not None
+        and backend.capabilities.declarative
+    )
+    if _is_empty(spec.datasets) and _is_empty(spec.dataset_config) and not needs_train:
         return (), ()
     from polytrain.data.checks import described
 
-    return described(datasets, configs, needs_train=needs_train, num_workers=num_workers)
+    return described(
+        spec.datasets,
+        spec.dataset_config,
+        needs_train=needs_train,
+        num_workers=spec.world_size,
+    )
 
 
 def grouped_datasets(
@@ -80,9 +90,9 @@ def start_problems(run: Run) -> tuple[Problem, ...]:
 
     own = run.start.own
     field = f"datasets, for the run in {run.location.address}" if own else "restore_from"
-    problems = tuple(position_problems(run.specs, run.start.positions, field=field))
+    problems = tuple(position_problems(run.shard_specs, run.start.positions, field=field))
     if not problems:
-        tell_excess(run.specs, run.world_size)
+        tell_excess(run.shard_specs, run.spec.world_size)
     return problems
 
 

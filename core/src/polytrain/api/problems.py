@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from polytrain.config.configs import ScalingConfig
 from polytrain.config.constraints import wrong_type
 from polytrain.config.installation import installation_problems
+from polytrain.config.run_spec import RunSpec, accepts
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.functions.pickle_checks import pickle_problems, reference_problems
 from polytrain.text.plain_values import is_whole
@@ -73,23 +73,13 @@ def _option_fields(cls: type[Backend]) -> dict[str, Field[Any]]:
     return {option.name: option for option in fields(cls) if option.init}  # type: ignore[arg-type]  # every backend is a dataclass
 
 
-def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[Problem]:
+def function_problems(spec: RunSpec) -> Iterator[Problem]:
     """What is wrong with the training function, or with its absence."""
+    # What a user passes may be anything, whatever the annotation says.
+    function: Any = spec.train_loop_per_worker
+    config: Any = spec.train_loop_config
     if function is None:
-        program = backend.program(max_failures=0)
-        if not backend.capabilities.declarative and program is None:
-            yield Problem(
-                field="train_loop_per_worker",
-                what=f"the {backend.name} backend doesn't declare 'declarative': it can't train "
-                "without a training function",
-                remedy=f"Pass one: make_trainer({backend.name!r}, train_func)",
-            )
-        if config is not None:
-            yield Problem(
-                field="train_loop_config",
-                what="there is no training function to pass it to",
-                remedy="Pass train_loop_per_worker too, or leave it out",
-            )
+        yield from _absence_problems(spec.backend, config)
         return
     if not callable(function):
         yield Problem(
@@ -100,74 +90,61 @@ def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[
         return
     if config is not None and not isinstance(config, Mapping):
         yield wrong_type("train_loop_config", config, dict)
-    yield from _signature_problems(function, config)
+    name = getattr(function, "__name__", type(function).__name__)
+    if not accepts(function, *(() if config is None else ({},))):
+        wanted = "no argument" if config is None else "one argument, train_loop_config"
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"{name}{inspect.signature(function)} is called with {wanted}",
+            remedy="Let it take one argument, the config, or none",
+        )
     deferred = deferred_kind(function)
     if deferred is not None:
         yield Problem(
             field="train_loop_per_worker",
-            what=f"calling {_name_of(function)} makes {deferred} and trains nothing",
+            what=f"calling {name} makes {deferred} and trains nothing",
             remedy=PLAIN_INSTEAD[deferred],
         )
     yield from pickle_problems("train_loop_per_worker", function)
     yield from pickle_problems("train_loop_config", config)
 
 
-def ray_data_problems(function: Any, config: Any) -> Iterator[Problem]:
+def _absence_problems(backend: Backend, config: Any) -> Iterator[Problem]:
+    if not backend.capabilities.declarative and backend.program(max_failures=0) is None:
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"the {backend.name} backend doesn't declare 'declarative': it can't train "
+            "without a training function",
+            remedy=f"Pass one: make_trainer({backend.name!r}, train_func)",
+        )
+    if config is not None:
+        yield Problem(
+            field="train_loop_config",
+            what="there is no training function to pass it to",
+            remedy="Pass train_loop_per_worker too, or leave it out",
+        )
+
+
+def ray_data_problems(spec: RunSpec) -> Iterator[Problem]:
     """Yield a problem if a training function that can be pickled names data in Ray's memory."""
-    for field, value in (("train_loop_per_worker", function), ("train_loop_config", config)):
+    for field in ("train_loop_per_worker", "train_loop_config"):
         yield from reference_problems(
             field,
-            value,
+            getattr(spec, field),
             process="a worker process",
             remedy="Pass a data set as datasets={…}, and get_dataset_shard(name) has its rows",
         )
 
 
-def config_of(function: Any, config: Any) -> Any:
-    """The config that a training function gets: an empty one if it needs one and none is given.
-
-    Args:
-        function: what the user passed as training function.
-        config: what the user passed as `train_loop_config`; None if nothing.
-    """
-    if config is not None or not callable(function):
-        return config
-    return {} if not _accepts(function) and _accepts(function, {}) else None
-
-
-def _accepts(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether it can be called with these arguments; True if its signature is unknown."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables in C have no signature
-        return True
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _signature_problems(function: Callable[..., Any], config: Any) -> Iterator[Problem]:
-    if _accepts(function, *(() if config is None else ({},))):
-        return
-    wanted = "no argument" if config is None else "one argument, train_loop_config"
-    yield Problem(
-        field="train_loop_per_worker",
-        what=f"{_name_of(function)}{inspect.signature(function)} is called with {wanted}",
-        remedy="Let it take one argument, the config, or none",
-    )
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def frequency_problems(run: Any, function: Any) -> Iterator[Problem]:
+def frequency_problems(spec: RunSpec) -> Iterator[Problem]:
     """Yield a problem if checkpoints are requested of polytrain that only the function can make."""
-    checkpoints = getattr(run, "checkpoint_config", None)
+    backend: Backend | None = spec.backend
+    has_function = spec.train_loop_per_worker is not None or (
+        backend is not None and backend.program(max_failures=0) is not None
+    )
+    checkpoints = spec.run_config.checkpoint_config
     frequency = getattr(checkpoints, "checkpoint_frequency", 0)
-    if function is not None and is_whole(frequency) and frequency > 0:
+    if has_function and is_whole(frequency) and frequency > 0:
         yield Problem(
             field="CheckpointConfig.checkpoint_frequency",
             what="a training function makes its checkpoints itself",
@@ -195,13 +172,14 @@ def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
     yield from problems
 
 
-def unused_gpu_problems(backend: Backend, scaling: ScalingConfig) -> Iterator[Problem]:
+def unused_gpu_problems(spec: RunSpec) -> Iterator[Problem]:
     """Yield a problem if workers get GPUs that the backend would use, and isn't to use.
 
     A training function may use GPUs by itself with a backend that doesn't declare them.
     """
+    scaling = spec.scaling_config
     amount = scaling.resources.get("GPU", 0)
-    if amount and not scaling.use_gpu and Device.GPU in backend.capabilities.devices:
+    if amount and not scaling.use_gpu and Device.GPU in spec.backend.capabilities.devices:
         yield Problem(
             field="ScalingConfig.use_gpu",
             what=f"it is False, and resources_per_worker gives a worker {amount:g} GPU",

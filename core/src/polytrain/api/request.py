@@ -1,12 +1,12 @@
-"""A user's request, and everything that is wrong with it. The checks start nothing."""
+"""Collects everything that is wrong with a request. The checks start nothing."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from polytrain.api.cluster_validation import cluster_problems, label_problems, r
 from polytrain.api.datasets import described_datasets, grouped_datasets
 from polytrain.api.problems import (
     backend_problems,
-    config_of,
     frequency_problems,
     function_problems,
     ray_data_problems,
@@ -31,13 +30,12 @@ from polytrain.api.stop_checks import stop_problems
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
 from polytrain.config.checks import config_problems
-from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
+from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.config.constraints import wrong_type
-from polytrain.config.validation_config import ValidationConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
 from polytrain.output.observer_checks import observers_problems
 from polytrain.policy.cluster import (
-    AvailableClusters,
     choose_cluster,
     local_problems,
     new_ray_problems,
@@ -58,112 +56,36 @@ if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The arguments of `Trainer`, except the backend."""
-
-    training_function: Callable[..., Any] | None
-    training_config: Mapping[str, Any] | None
-    datasets: Any
-    dataset_configs: Any
-    scaling: ScalingConfig
-    run: RunConfig
-    restore_from: Any
-    validation: Any = None
-
-    @classmethod
-    def of(
-        cls,
-        function: Callable[..., Any] | None,
-        *,
-        train_loop_config: Mapping[str, Any] | None,
-        datasets: Mapping[str, Any] | None,
-        dataset_config: DataConfig | Mapping[str, DataConfig] | None,
-        scaling_config: ScalingConfig | None,
-        run_config: RunConfig | None,
-        restore_from: Checkpoint | str | Path | None,
-        validation_config: ValidationConfig | None = None,
-    ) -> Request:
-        """The request of these arguments, with defaults for those that were left out."""
-        configs: Any = {} if dataset_config is None else dataset_config
-        if isinstance(configs, DataConfig) and isinstance(datasets, Mapping):
-            configs = dict.fromkeys(datasets, configs)
-        return cls(
-            training_function=function,
-            training_config=config_of(function, train_loop_config),
-            datasets={} if datasets is None else datasets,
-            dataset_configs=configs,
-            scaling=ScalingConfig() if scaling_config is None else scaling_config,
-            run=RunConfig() if run_config is None else run_config,
-            restore_from=restore_from,
-            validation=validation_config,
-        )
-
-    def with_program(self, backend: Backend) -> Request:
-        """The request with what the backend's options name in place of a training function.
-
-        A program is restarted after every failure. One that reports nothing has no steps, by which
-        an error that comes again can be told from one that passes.
-        """
-        failures = self.run.failure_config
-        program = backend.program(max_failures=failures.max_failures)
-        if program is None:
-            return self
-        if failures.retry_user_errors == "unless_repeated":
-            failures = replace(failures, retry_user_errors=True)
-        run = replace(self.run, failure_config=failures)
-        return replace(self, training_function=program, run=run)
-
-
-def checked(
-    backend: Backend | None, request: Request
-) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
     """Describe the data, and collect everything that is wrong. Starts nothing.
 
     Args:
-        backend: None if its own options don't suffice to make it.
-        request: everything else.
+        spec: the request. Its backend is None if that lacks options without which it can't be made.
     """
-    problems = [*guard_problems(), *config_problems(request.scaling, request.run)]
-    program = None if backend is None else backend.program(max_failures=0)
-    problems += frequency_problems(request.run, request.training_function or program)
-    problems += observers_problems(getattr(request.run, "observers", ()))
-    problems += tracker_problems(
-        getattr(request.run, "track", None), getattr(request.run, "observers", ())
-    )
-    problems += callback_problems(getattr(request.run, "callbacks", ()))
-    problems += stop_problems(request.run)
-    wrong_validation = tuple(
-        validation_problems(
-            request.validation, has_training_function=request.training_function is not None
-        )
-    )
+    backend: Backend | None = spec.backend
+    problems = [*guard_problems(), *config_problems(spec.scaling_config, spec.run_config)]
+    problems += run_config_problems(spec)
+    wrong_validation = tuple(validation_problems(spec))
     if wrong_validation:
         problems += wrong_validation
-        request = replace(request, validation=None)
+        spec = replace(spec, validation_config=None)
     if problems:
         # The following checks read the configuration; replace what is wrong with defaults.
-        storage = getattr(request.run, "storage_path", None)
+        storage = getattr(spec.run_config, "storage_path", None)
         run = RunConfig(storage_path=storage if isinstance(storage, str | Path) else None)
-        request = replace(request, scaling=ScalingConfig(), run=run)
-    problems += storage_problems_of(request, location_of(request.run, backend))
-    problems += cluster_problems_now(request)
-    declarative = backend is not None and backend.capabilities.declarative
-    datasets, wrong_data = described_datasets(
-        request.datasets,
-        request.dataset_configs,
-        needs_train=declarative and request.training_function is None,
-        num_workers=max(1, request.scaling.max_workers),
-    )
+        spec = replace(spec, scaling_config=ScalingConfig(), run_config=run)
+    problems += storage_problems_of(spec, location_of(spec))
+    problems += cluster_problems_now(spec)
+    datasets, wrong_data = described_datasets(spec)
     problems += wrong_data
-    problems += _start_problems(request)
+    problems += _start_problems(spec)
     if backend is not None:
-        problems += function_problems(request.training_function, request.training_config, backend)
-        if not problems and request.scaling.num_workers != 0:
-            problems += ray_data_problems(request.training_function, request.training_config)
-        job = job_of(request, datasets)
+        problems += function_problems(spec)
+        if not problems and not spec.is_inline:
+            problems += ray_data_problems(spec)
+        job = job_of(spec, datasets)
         problems += backend_problems(backend, job)
-        problems += unused_gpu_problems(backend, request.scaling)
+        problems += unused_gpu_problems(spec)
         if not problems:
             # This reads a column, and needs a backend with valid options.
             datasets, wrong_groups = grouped_datasets(
@@ -173,14 +95,26 @@ def checked(
     return datasets, tuple(problems)
 
 
-def start_of(request: Request) -> StartingPoint:
+def run_config_problems(spec: RunSpec) -> Iterable[Problem]:
+    """Yield what is wrong with those fields of a `RunConfig` that take objects and functions."""
+    run: Any = spec.run_config
+    if not isinstance(run, RunConfig):
+        return
+    yield from frequency_problems(spec)
+    yield from observers_problems(run.observers)
+    yield from tracker_problems(run.track, run.observers)
+    yield from callback_problems(run.callbacks)
+    yield from stop_problems(run)
+
+
+def start_of(spec: RunSpec) -> StartingPoint:
     """The starting point of a new run.
 
     Raises:
         OSError: the checkpoint can't be read.
         ValueError: its files aren't those that were committed.
     """
-    given = request.restore_from
+    given = spec.restore_from
     if given is None:
         return StartingPoint()
     if isinstance(given, Checkpoint):
@@ -188,13 +122,13 @@ def start_of(request: Request) -> StartingPoint:
     return starting_point(Location.of(given, retry_s=0))
 
 
-def _start_problems(request: Request) -> Iterable[Problem]:
-    given: Any = request.restore_from
+def _start_problems(spec: RunSpec) -> Iterable[Problem]:
+    given: Any = spec.restore_from
     if given is not None and not isinstance(given, Checkpoint | str | Path):
         yield wrong_type("restore_from", given, Checkpoint)
         return
     try:
-        start_of(request)
+        start_of(spec)
     except (OSError, ValueError) as error:
         yield _unreadable_start(error)
 
@@ -215,14 +149,14 @@ def _unreadable_start(error: Exception) -> Problem:
     )
 
 
-def storage_problems_of(request: Request, location: Location) -> Iterable[Problem]:
+def storage_problems_of(spec: RunSpec, location: Location) -> Iterable[Problem]:
     """Yield why a run can't be stored at this location."""
-    num_workers = request.scaling.max_workers
+    num_workers = spec.scaling_config.max_workers
     yield from storage_problems(location, num_workers=num_workers)
-    for tracker in trackers_of(request.run.track, request.run.observers):
+    for tracker in trackers_of(spec.run_config.track, spec.run_config.observers):
         yield from tracker.place_problems(location.address, is_directory=location.is_local)
     if num_workers == 0:
-        yield from memory_problems(request.validation, location)
+        yield from memory_problems(spec.validation_config, location)
 
 
 def fit_problems(resume: Any, wait: Any) -> Iterable[Problem]:
@@ -241,30 +175,30 @@ def fit_problems(resume: Any, wait: Any) -> Iterable[Problem]:
         )
 
 
-def cluster_problems_now(request: Request) -> Iterable[Problem]:
+def cluster_problems_now(spec: RunSpec) -> Iterable[Problem]:
     """Problems that show before any worker starts: on this machine, or on a running Ray."""
-    scaling = request.scaling
-    if scaling.num_workers == 0:
-        return inline_problems(request.validation)
+    scaling = spec.scaling_config
+    if spec.is_inline:
+        return inline_problems(spec.validation_config)
     refused = (*system_problems(), *warm_problems(os.environ))
     if refused:
         return refused
-    around = surroundings_of(request)
+    around = available_clusters(spec)
     if choose_cluster(scaling, around).is_local:
-        return (*local_problems(scaling, around), *without_ray_problems(request.validation))
+        return (*local_problems(scaling, around), *without_ray_problems(spec.validation_config))
     problem = client_problem(ray_client_address())
     if problem is not None:
         return (problem,)
     if not around.ray_is_initialized:
         return new_ray_problems(scaling, around)
-    return _problems_on_ray(request)
+    return _problems_on_ray(spec)
 
 
-def _problems_on_ray(request: Request) -> tuple[Problem, ...]:
+def _problems_on_ray(spec: RunSpec) -> tuple[Problem, ...]:
     from polytrain.ray_api.state import autoscaler_totals, living_nodes, node_labels
     from polytrain.workers.ray.autoscaler import can_add_nodes
 
-    scaling, validation = request.scaling, request.validation
+    scaling, validation = spec.scaling_config, spec.validation_config
     refused = tuple(refused_by_ray(scaling))
     if refused:
         return (*refused, *ray_problems(validation, None))
@@ -284,46 +218,37 @@ def _problems_on_ray(request: Request) -> tuple[Problem, ...]:
     return tuple(ray_problems(validation, None)) if problems and can_add_nodes() else problems
 
 
-def surroundings_of(request: Request) -> AvailableClusters:
-    """The clusters that the request's workers could use."""
-    return available_clusters(
-        request.training_function,
-        request.datasets,
-        request.validation,
-        runtime_env=request.run.worker_runtime_env,
-    )
-
-
-def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:
+def job_of(spec: RunSpec, datasets: tuple[RunDataset, ...]) -> Job:
     """The request, as the backend gets it."""
-    names = map(str, request.datasets) if isinstance(request.datasets, Mapping) else ()
+    names = map(str, spec.datasets) if isinstance(spec.datasets, Mapping) else ()
     known = {dataset.name: dataset.source.info for dataset in datasets}
     return Job(
-        num_workers=max(1, request.scaling.max_workers),
-        use_gpu=request.scaling.use_gpu,
-        cpus_per_worker=request.scaling.cpus_per_worker,
-        has_training_function=request.training_function is not None,
+        num_workers=spec.world_size,
+        use_gpu=spec.scaling_config.use_gpu,
+        cpus_per_worker=spec.scaling_config.cpus_per_worker,
+        has_training_function=spec.train_loop_per_worker is not None,
         datasets={name: known.get(name, DatasetInfo(name=name)) for name in names},
-        is_in_this_environment=_is_in_this_environment(request),
+        is_in_this_environment=_is_in_this_environment(spec),
     )
 
 
-def _is_in_this_environment(request: Request) -> bool:
+def _is_in_this_environment(spec: RunSpec) -> bool:
     """Whether workers import what is installed here: inline, or on this machine alone."""
-    around = surroundings_of(request)
-    return request.scaling.num_workers == 0 or (
+    around = available_clusters(spec)
+    return spec.is_inline or (
         not around.runtime_env and not around.ray_is_initialized and around.ray_address is None
     )
 
 
-def location_of(config: RunConfig, backend: Backend | None) -> Location:
+def location_of(spec: RunSpec) -> Location:
     """The run's location; it gets a new name if it has none."""
+    config = spec.run_config
     runs = Location.of(
         config.storage_path or "~/polytrain_results",
         config.storage_filesystem,
         retry_s=config.storage_timeout_s,
     )
-    return runs.below(config.name or _new_name(backend))
+    return runs.below(config.name or _new_name(spec.backend))
 
 
 def _new_name(backend: Backend | None) -> str:

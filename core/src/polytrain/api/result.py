@@ -375,7 +375,7 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
         validation_failure=outcome.validation_failure,
         storage_filesystem=run.location.filesystem,
         returned=Returns(values=outcome.returned, may_unpickle=True),
-        backend=run.backend,
+        backend=run.spec.backend,
     )
     if outcome.error is not None:
         outcome.error.result = result

@@ -18,7 +18,6 @@ from polytrain.api.datasets import (
 )
 from polytrain.api.problems import missing_options, unknown_options
 from polytrain.api.request import (
-    Request,
     checked,
     cluster_problems_now,
     damage_problems,
@@ -27,12 +26,12 @@ from polytrain.api.request import (
     location_of,
     start_of,
     storage_problems_of,
-    surroundings_of,
 )
 from polytrain.api.result import Result, recorded, result_of
 from polytrain.api.run_handle import RunHandle, Watcher
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.config.validation_config import ValidationConfig
 from polytrain.errors import TrainingFailedError
 from polytrain.linux.clock import Clock
@@ -57,7 +56,7 @@ from polytrain.storage.location import Location
 from polytrain.storage.retry import no_retries_once
 from polytrain.text.plain_values import plain, with_plain_fields
 from polytrain.view.page.ending import write_at_end
-from polytrain.workers.available_clusters import opened_cluster
+from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
 
 logger = logging.getLogger(__name__)
@@ -93,6 +92,7 @@ def make_trainer(
         _raise_if_any((_no_name(given),))
     cls = load_backend(backend)
     arguments: dict[str, Any] = {
+        "train_loop_per_worker": train_loop_per_worker,
         "train_loop_config": train_loop_config,
         "datasets": datasets,
         "dataset_config": dataset_config,
@@ -101,15 +101,15 @@ def make_trainer(
         "restore_from": restore_from,
         "validation_config": validation_config,
     }
-    unknown = tuple(unknown_options(cls, options, _TRAINER_ARGUMENTS))
+    unknown = tuple(unknown_options(cls, options, arguments))
     missing = tuple(missing_options(cls, options))
     if unknown or missing:
         names = {problem.field for problem in unknown}
         known = {name: value for name, value in options.items() if name not in names}
-        request = Request.of(train_loop_per_worker, **arguments)
-        _, others = checked(None if missing else cls(**plain(known)), request)
+        incomplete: Any = None if missing else cls(**plain(known))
+        _, others = checked(RunSpec.of(incomplete, **arguments))
         raise InvalidJobError((*unknown, *missing, *others))
-    return Trainer(cls(**options), train_loop_per_worker, **arguments)
+    return Trainer(cls(**options), **arguments)
 
 
 class Trainer:
@@ -151,9 +151,9 @@ class Trainer:
         given: Any = backend
         if not isinstance(given, Backend):
             _raise_if_any((_no_backend(given),))
-        self._backend = backend = with_plain_fields(backend)
-        self._request = Request.of(
-            train_loop_per_worker,
+        spec = RunSpec.of(
+            with_plain_fields(backend),
+            train_loop_per_worker=train_loop_per_worker,
             train_loop_config=train_loop_config,
             datasets=datasets,
             dataset_config=dataset_config,
@@ -162,9 +162,9 @@ class Trainer:
             restore_from=restore_from,
             validation_config=validation_config,
         )
-        self._datasets, problems = checked(backend, self._request)
+        self._datasets, problems = checked(spec)
         _raise_if_any(problems)
-        self._request = self._request.with_program(backend)
+        self._spec = spec.with_program()
 
     @overload
     def fit(
@@ -203,8 +203,8 @@ class Trainer:
             KeyboardInterrupt: on the second Ctrl-C, after everything has been released.
         """
         clock = Clock()
-        request, location = self._request, location_of(self._request.run, self._backend)
-        _raise_if_any((*fit_problems(resume, wait), *storage_problems_of(request, location)))
+        location = location_of(self._spec)
+        _raise_if_any((*fit_problems(resume, wait), *storage_problems_of(self._spec, location)))
         self._datasets = marked_datasets(self._datasets)
         watcher = Watcher()
         with storage_needed(location):
@@ -233,8 +233,8 @@ class Trainer:
                         f" ({history.stopped})" if history.stopped else "",
                         "; RunConfig with another condition resumes it" if history.stopped else "",
                     )
-                    config = request.run.checkpoint_config
-                    result = recorded(location, history, config=config, backend=self._backend)
+                    config = self._spec.run_config.checkpoint_config
+                    result = recorded(location, history, config=config, backend=self._spec.backend)
                     if wait:
                         return result
                     return RunHandle(
@@ -260,9 +260,7 @@ class Trainer:
     def _identity(self, known: PreviousRun | None) -> dict[str, Any]:
         history = None if known is None else known.history
         return identity_of(
-            self._backend,
-            function=self._request.training_function,
-            config=self._request.training_config,
+            self._spec,
             datasets={dataset.name: dataset.config for dataset in self._datasets},
             fingerprints=fingerprints(self._datasets),
             salt=salt_of({} if history is None else history.identity),
@@ -282,7 +280,9 @@ class Trainer:
         _raise_if_any(
             tuple(
                 differences(
-                    history.identity, identity, mutable_on_resume=self._backend.mutable_on_resume
+                    history.identity,
+                    identity,
+                    mutable_on_resume=self._spec.backend.mutable_on_resume,
                 )
             )
         )
@@ -290,14 +290,14 @@ class Trainer:
 
     def _is_left_to_train(self, history: RunHistory) -> bool:
         """Whether a condition ended the run, and this call's conditions aren't met."""
-        rule = stop_rule(self._request.run)
+        rule = stop_rule(self._spec.run_config)
         return history.stopped is not None and already_met(rule, history, start_step=0) is None
 
     def _finished(
         self, location: Location, history: RunHistory, identity: Mapping[str, Any]
     ) -> RunHistory | None:
         """The finished run, if its result is returned; None if it is trained again."""
-        wanted = self._request.run.if_finished
+        wanted = self._spec.run_config.if_finished
         if wanted == "error":
             _raise_if_any((_is_finished(location),))
         if wanted is None:
@@ -314,18 +314,14 @@ class Trainer:
         history: RunHistory | None,
         cluster: contextlib.ExitStack,
     ) -> Run:
-        request = self._request
-        origin = start_of(request)
+        spec = self._spec
         with storage_needed(location):
             manager = checkpoint_manager(
-                self._backend,
-                config=request.run,
-                is_declarative=request.training_function is None,
+                spec,
                 location=location,
-                world_size=max(1, request.scaling.max_workers),
                 lease=lease,
                 past=history,
-                origin=origin,
+                origin=start_of(spec),
                 transform=transform_fingerprint(
                     {dataset.name: dataset.config for dataset in self._datasets}
                 ),
@@ -334,24 +330,19 @@ class Trainer:
         if not start.own:
             _raise_if_any(tuple(damage_problems(start)))
         choice, place = None, None
-        if request.scaling.num_workers != 0:
-            choice = choose_cluster(request.scaling, surroundings_of(request))
-            place = cluster.enter_context(opened_cluster(choice, request.scaling))
-            _raise_if_any(tuple(cluster_problems_now(request)))
-        demand = self._backend.demand(job_of(request, self._datasets))
-        datasets, problems = ready_datasets(self._datasets, demand, request.scaling)
+        if not spec.is_inline:
+            choice = choose_cluster(spec.scaling_config, available_clusters(spec))
+            place = cluster.enter_context(opened_cluster(choice, spec.scaling_config))
+            _raise_if_any(tuple(cluster_problems_now(spec)))
+        demand = spec.backend.demand(job_of(spec, self._datasets))
+        datasets, problems = ready_datasets(self._datasets, demand, spec.scaling_config)
         _raise_if_any(problems)
         run = Run(
-            backend=self._backend,
-            training_function=request.training_function,
-            training_config=request.training_config,
+            spec=spec,
             datasets=datasets,
             demand=demand,
-            scaling=request.scaling,
             cluster=place,
             choice=choice,
-            config=request.run,
-            validation=request.validation,
             location=location,
             identity=identity,
             lease=lease,
@@ -390,18 +381,6 @@ def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack
     if result.error is not None:
         raise result.error from _root_exception(result.error)
     return result
-
-
-_TRAINER_ARGUMENTS = (
-    "train_loop_per_worker",
-    "train_loop_config",
-    "datasets",
-    "dataset_config",
-    "scaling_config",
-    "run_config",
-    "restore_from",
-    "validation_config",
-)
 
 
 def _no_backend(given: Any) -> Problem:

@@ -15,6 +15,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
 from polytrain.config.installation import installation_problems
+from polytrain.config.run_spec import RunSpec
 from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
 from polytrain.data.read.describe import Source
 from polytrain.data.shards.rows import PieceRows
@@ -310,7 +311,7 @@ def _workers(
         yield InlineWorkers(task)
         return
     scaling = ScalingConfig(num_workers=request.num_workers or 1, use_gpu=request.use_gpu)
-    around = available_clusters(None, {"data": request.data})
+    around = available_clusters(RunSpec(backend=request.backend, datasets={"data": request.data}))
     raise_if_any(new_ray_problems(scaling, around))
     if choose_cluster(scaling, around).is_local:
         cpus = max(1, int(machine_resources(os.environ)["CPU"]))

@@ -8,7 +8,6 @@ import sys
 import threading
 from dataclasses import replace
 
-from polytrain.config.runtime_env import variables_of
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
@@ -56,13 +55,13 @@ def controller_of(
     output = stack.enter_context(opened_output(run, queues))
     group = _group(run, observers)
     background_tasks = stack.enter_context(
-        BackgroundTasks(wake=group.wake, at_once=run.scaling.num_workers == 0)
+        BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
     )
     # Closed after the workers are: it may have restarted the zygote that they share.
     validations = stack.enter_context(_validations(run, group, journal, output))
     workers = stack.enter_context(contextlib.ExitStack())
     workers.callback(group.close)
-    failure = run.config.failure_config
+    failure = run.spec.run_config.failure_config
     checkpoints = CheckpointCoordinator(
         run=run.info,
         group=group,
@@ -75,13 +74,13 @@ def controller_of(
     )
     return Controller(
         state=State(
-            world_size=run.world_size,
+            world_size=run.spec.world_size,
             policy=FailurePolicy(
                 max_failures=failure.max_failures, retry_user_errors=failure.retry_user_errors
             ),
             node_cooldown_s=failure.node_cooldown_s,
             committed=run.start.step,
-            saves=run.start.own or run.saves_by_itself,
+            saves=run.start.own or run.spec.saves_by_itself,
         ),
         group=group,
         checkpoints=checkpoints,
@@ -94,12 +93,12 @@ def controller_of(
             observers=observers,
             background_tasks=background_tasks,
             output=output,
-            keeps_all_reports=run.config.keep_reports == "every_rank",
+            keeps_all_reports=run.spec.run_config.keep_reports == "every_rank",
         ),
         callbacks=callbacks,
         output=output,
         health_monitor=HealthMonitor(
-            config=run.config.failure_config, group=group, journal=journal
+            config=run.spec.run_config.failure_config, group=group, journal=journal
         ),
         validations=validations,
         stop_requests=run.stop_requests,
@@ -111,7 +110,7 @@ def controller_of(
 
 
 def _remote_requests(run: Run) -> RemoteRequests:
-    is_inline = run.scaling.num_workers == 0
+    is_inline = run.spec.is_inline
     return RemoteRequests(
         replace(run.location, retry_s=0).open(),
         run.lease.token,
@@ -123,71 +122,64 @@ def _remote_requests(run: Run) -> RemoteRequests:
 def _callbacks(run: Run, hooks: CallQueues) -> UserCallbacks:
     context = TrainRunContext(
         run=run.info,
-        run_config=run.config,
-        scaling_config=run.scaling,
-        train_loop_config=run.training_config,
+        run_config=run.spec.run_config,
+        scaling_config=run.spec.scaling_config,
+        train_loop_config=run.spec.train_loop_config,
     )
-    return UserCallbacks(run.config.callbacks, context, run.location.filesystem, queues=hooks)
+    return UserCallbacks(
+        run.spec.run_config.callbacks, context, run.location.filesystem, queues=hooks
+    )
 
 
 def _validations(
     run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput
 ) -> ValidationCoordinator:
     coordinator = ValidationCoordinator(
-        config=run.validation,
+        config=run.spec.validation_config,
         manager=run.manager,
         journal=journal,
         wake=group.wake,
         show=output.write,
     )
-    if run.validation is not None:
+    if run.spec.validation_config is not None:
         coordinator.validator = opened_validator(
-            run.validation,
+            run.spec.validation_config,
             group=group,
             demand=run.demand,
-            threads=run.scaling.cpus_per_worker,
+            threads=run.spec.scaling_config.cpus_per_worker,
             is_local=run.choice is None or run.choice.is_local,
             path=_import_path(),
-            runtime_env=run.config.worker_runtime_env,
+            runtime_env=run.spec.run_config.worker_runtime_env,
             tell=coordinator.tell,
         )
     return coordinator
 
 
 def _group(run: Run, observers: Observers) -> WorkerGroup:
-    if run.scaling.num_workers == 0:
+    if run.spec.is_inline:
         from polytrain.workers.inline_group import InlineGroup
 
         return InlineGroup(
-            job=run.job,
+            run=run.spec,
             store=run.manager.store,
+            demand=run.demand,
             datasets=run.datasets,
-            specs=run.specs,
-            environment=run.demand.environment,
-            variables=variables_of(run.config.worker_runtime_env),
-            cpus=run.scaling.cpus_per_worker,
+            specs=run.shard_specs,
         )
     assert run.cluster is not None, "a run that isn't inline has a cluster"
-    failure = run.config.failure_config
+    config = run.spec.run_config
     return AgentGroup(
         AgentGroupSpec(
-            scaling=run.scaling,
-            demand=run.demand,
-            job=run.job,
+            run=run.spec,
             store=run.manager.store,
-            marker=run.lease.path,
-            hang_timeout_s=failure.hang_timeout_s,
-            straggler_window_s=(
-                failure.straggler_window_s if failure.stragglers != "ignore" else None
-            ),
-            passes_all_reports=observers.want_every_rank
-            or bool(run.config.callbacks)
-            or run.config.keep_reports == "every_rank",
+            demand=run.demand,
             datasets=run.datasets,
-            specs=run.specs,
-            directory=os.getcwd(),
+            specs=run.shard_specs,
+            marker=run.lease.path,
+            passes_all_reports=observers.want_every_rank
+            or bool(config.callbacks)
+            or config.keep_reports == "every_rank",
             path=_import_path(),
-            runtime_env=run.config.worker_runtime_env or {},
         ),
         run.cluster,
     )

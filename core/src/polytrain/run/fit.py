@@ -93,13 +93,18 @@ def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> 
         interrupts: takes signals from before the run starts until it has ended.
     """
     past = RunHistory() if run.past is None else run.past
-    expose = exposed_figures(run.config.observers, run.info, past.ledger, run.lease.clock)
+    config = run.spec.run_config
+    expose = exposed_figures(config.observers, run.info, past.ledger, run.lease.clock)
     with (
         CallQueues(is_urgent=lambda: interrupts.are_urgent) as queues,
         queued_records(queues),
         _tracking(run, interrupts) as tracking,
         shown_progress(
-            run.info, run.config.progress, past.ledger, now=run.lease.clock.now, queues=queues
+            run.info,
+            run.spec.run_config.progress,
+            past.ledger,
+            now=run.lease.clock.now,
+            queues=queues,
         ) as show,
         _journal(run, past, (show, tracking.follow, expose)) as journal,
     ):
@@ -139,7 +144,7 @@ def _run_to_end(
 
 def _queues_of_hooks(run: Run, queues: CallQueues, interrupts: Interrupts) -> CallQueues:
     """Return what calls the user's hooks: in an inline run, the thread that also trains."""
-    if run.scaling.num_workers == 0:
+    if run.spec.is_inline:
         return CallQueues(at_once=True, around=interrupts.allowed)
     return queues
 
@@ -149,7 +154,7 @@ def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conc
 
     def ask(signal_name: str) -> bool:
         # An inline training function runs in this thread: only an exception may end it.
-        ends_by_itself = run.scaling.num_workers != 0 or controller.state.saves
+        ends_by_itself = not run.spec.is_inline or controller.state.saves
         return ends_by_itself and request(signal_name)
 
     interrupts.ask = ask
@@ -190,7 +195,7 @@ def _journal(
         for each in followers:
             each(entry)
 
-    ranking = run.config.checkpoint_config
+    ranking = run.spec.run_config.checkpoint_config
     with Journal(
         run.location.open(),
         token=run.lease.token,
@@ -204,10 +209,10 @@ def _journal(
             journal.opened(
                 anew=run.past is None,
                 identity=run.identity,
-                world_size=run.world_size,
+                world_size=run.spec.world_size,
                 ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
                 total_steps=run.total_steps,
-                time_budget_s=run.config.time_budget_s,
+                time_budget_s=run.spec.run_config.time_budget_s,
                 stop_function=function_fingerprint(run.stop_rule.function),
                 configuration=_configuration(run),
             )
@@ -215,11 +220,13 @@ def _journal(
 
 
 def _configuration(run: Run) -> Configuration:
-    is_on_ray = run.choice is not None and not run.choice.is_local
+    spec, is_on_ray = run.spec, run.choice is not None and not run.choice.is_local
     return Configuration(
-        options=options_of(run.scaling, run.config, run.validation),
+        options=options_of(
+            run.spec.scaling_config, run.spec.run_config, run.spec.validation_config
+        ),
         datasets=datasets_of(run.datasets),
-        versions=versions_of(run.backend, "numpy", "pyarrow", *(["ray"] if is_on_ray else [])),
+        versions=versions_of(spec.backend, "numpy", "pyarrow", *(["ray"] if is_on_ray else [])),
         cluster=run.info.cluster,
     )
 
@@ -230,9 +237,9 @@ def _tracking(run: Run, interrupts: Interrupts) -> Tracking:
         location=run.location,
         since=own if run.past is None else run.past.since_token,
         identity=run.identity,
-        world_size=run.world_size,
+        world_size=run.spec.world_size,
     )
-    trackers = trackers_of(run.config.track, run.config.observers)
+    trackers = trackers_of(run.spec.run_config.track, run.spec.run_config.observers)
     return Tracking(
         trackers,
         facts,
@@ -243,7 +250,7 @@ def _tracking(run: Run, interrupts: Interrupts) -> Tracking:
 
 
 def _observers(run: Run) -> list[Any]:
-    given = [each for each in run.config.observers if not isinstance(each, Tracker)]
+    given = [each for each in run.spec.run_config.observers if not isinstance(each, Tracker)]
     return [*run.watchers, *installed_observers(), *given]
 
 

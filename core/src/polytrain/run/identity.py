@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from polytrain.config.configs import DataConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.functions.code_fingerprint import code_fingerprint, python_version
 from polytrain.record.secrecy import digests, shown, without_secrets
 from polytrain.text.secret_names import HIDDEN
-from polytrain_plugins import Backend, Problem
+from polytrain_plugins import Problem
 
 _ORDERING = ("shuffle", "seed", "shards", "remainder", "group", "window_rows")
 """The options of a data set that decide the order of rows."""
 
 
 def identity_of(
-    backend: Backend,
+    spec: RunSpec,
     *,
-    function: Callable[..., Any] | None,
-    config: Mapping[str, Any] | None,
     datasets: Mapping[str, DataConfig],
     fingerprints: Mapping[str, str],
     salt: str,
@@ -37,20 +36,19 @@ def identity_of(
     content has their fingerprints. Of what is secret by its name there are digests.
 
     Args:
-        backend: the backend, with its options.
-        function: the training function.
-        config: the function's config.
+        spec: the request.
         datasets: name → description of each data set.
         fingerprints: name → fingerprint of each data set's rows.
         salt: of the digests; the same for all drivers of a run.
     """
+    backend, function = spec.backend, spec.train_loop_per_worker
     options = {
         field.name: getattr(backend, field.name)
         for field in fields(backend)  # type: ignore[arg-type]  # every backend is a dataclass
         if field.init
     }
     given = without_secrets(options, digests(salt))
-    config = without_secrets(config, digests(salt))
+    config = without_secrets(spec.train_loop_config, digests(salt))
     return {
         "salt": salt,
         "backend": backend.name,

@@ -1,10 +1,7 @@
 """The state machine of a run: an event in, the next state and its actions out.
 
-    Placing ──► Gathering ──► Training ──► Leaving ──► Concluded
-       ▲            │             │
-       │            └──► Ending ◄─┘        every failure, of whatever kind, and every resize
-       └───────────────────┘ │
-                             └──► Concluded
+Its phases are Placing, Gathering, Training, Leaving, Ending and Concluded; ARCHITECTURE.md has a
+table of the ways between them.
 
 Pure: no clock, no Ray, no process. Any failure ends the attempt. Once all its processes are gone
 the cause is known, the failure policy decides, and the next attempt is launched. Before a planned

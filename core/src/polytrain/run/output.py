@@ -36,7 +36,7 @@ def opened_output(run: Run, queues: CallQueues) -> Iterator[WorkerOutput]:
             logs,
             retry_s=run.location.retry_s,
             address=f"{run.location.address}/{_logs_of(run)}",
-            show=run.config.show_output,
+            show=run.spec.run_config.show_output,
             queues=queues,
         )
         if not run.location.is_local:

@@ -11,28 +11,19 @@ from importlib import metadata
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.config.configs import RunConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.record.history import RunHistory, read_history
 from polytrain.record.journal import JOURNAL
 from polytrain.run.lease import Lease
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
-from polytrain_plugins import Backend, CheckpointKind
-
-
-def checkpoint_kind(backend: Backend, config: RunConfig) -> CheckpointKind:
-    """Return which ranks write the run's checkpoints."""
-    chosen = config.checkpoint_config.written_by
-    return CheckpointKind(chosen) if chosen is not None else backend.capabilities.checkpoint
+from polytrain_plugins import Backend
 
 
 def checkpoint_manager(
-    backend: Backend,
+    spec: RunSpec,
     *,
-    config: RunConfig,
-    is_declarative: bool,
     location: Location,
-    world_size: int,
     lease: Lease,
     past: RunHistory | None,
     origin: StartingPoint,
@@ -41,11 +32,8 @@ def checkpoint_manager(
     """Return the manager of the run's checkpoints, with those of earlier drivers.
 
     Args:
-        backend: the backend.
-        config: the run's config.
-        is_declarative: whether the backend trains and saves without a training function.
+        spec: the request.
         location: the run's location.
-        world_size: number of ranks.
         lease: this driver's lease.
         past: the history of earlier drivers.
         origin: the starting point of the run itself.
@@ -55,16 +43,14 @@ def checkpoint_manager(
         OSError: the storage can't be read.
     """
     store = CheckpointStore(location=location)
-    kind = checkpoint_kind(backend, config)
-    is_undecided = config.checkpoint_config.written_by is None
     manager = CheckpointManager(
         store=store,
-        config=config.checkpoint_config,
-        backend=backend.name,
-        kind=kind,
-        merges_files=is_undecided and not is_declarative and kind is CheckpointKind.ONE_RANK,
-        versions=versions_of(backend),
-        world_size=world_size,
+        config=spec.run_config.checkpoint_config,
+        backend=spec.backend.name,
+        kind=spec.checkpoint_kind,
+        merges_files=spec.merges_files,
+        versions=versions_of(spec.backend),
+        world_size=spec.world_size,
         token=lease.token,
         origin=origin,
         transform=transform,

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from polytrain.api.problems import backend_problems, function_problems
+from polytrain.config.run_spec import RunSpec
 from polytrain.testing.faults import Fault
 from polytrain.testing.functions import STEPS, broadcast, count_steps
 from polytrain.testing.local_world import WorldRecord, run_world
@@ -316,7 +317,7 @@ class ContractTier:
         return record
 
     def _assert_needs_function(self) -> None:
-        problems = list(function_problems(None, None, self.backend))
+        problems = list(function_problems(RunSpec(backend=self.backend)))
         assert any("declarative" in problem.what for problem in problems)
 
 

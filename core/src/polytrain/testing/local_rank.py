@@ -23,7 +23,7 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
     _, start = channel.receive()
     job, order, rank, spec, table, path = pickle.loads(start)
     # The framework's import may set variables and start threads; the engine isn't to blame.
-    job.backend.engine()
+    job.spec.backend.engine()
     before = _Traces.now()
     run_worker(
         job=job,

@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.config.configs import CheckpointConfig, RunConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.events.attempt import Done, Failed, Offered, Reported
@@ -27,7 +29,7 @@ from polytrain.workers.messages import leave_message, roster_message, to_event
 from polytrain.workers.placement import NodeAddress, members
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
-from polytrain_plugins import Backend, CheckpointKind, Job
+from polytrain_plugins import Backend, Job
 
 _HOST = "127.0.0.1"
 _ENTRY = "polytrain.testing.local_rank"
@@ -105,20 +107,15 @@ def run_world(
         TimeoutError: if nothing has happened for this time.
     """
     path.mkdir(parents=True, exist_ok=True)
-    job = WorkerJob(
-        run_name="conformance",
+    # No agent stores them: a rank's files stay in its staging directory.
+    checkpoints = CheckpointConfig(written_by="every_rank", max_in_flight=sys.maxsize)
+    spec = RunSpec(
         backend=backend,
-        training_function=training_function,
-        training_config=training_config,
-        checkpoint_frequency=0,
-        checkpoint_kind=CheckpointKind.EVERY_RANK,
-        merges_files=False,
-        # No agent stores them: a rank's files stay in its staging directory.
-        max_in_flight=sys.maxsize,
-        waits_for_commit=False,
-        near_staging=None,
-        checkpoints=Location.of(path),
+        train_loop_per_worker=training_function,
+        train_loop_config=training_config,
+        run_config=RunConfig(checkpoint_config=checkpoints),
     )
+    job = WorkerJob(spec=spec, checkpoints=Location.of(path), near_staging=None)
     order = LaunchOrder(
         attempt_id=AttemptId(token=0, attempt=0),
         members=members([NodeAddress(node_id="local", host=_HOST)] * world_size, cpus=1, gpus=0),
@@ -162,7 +159,7 @@ class _World:
         spec = dataset.spec(world_size=world_size, whole=False, as_tables=False, only_tables=False)
         for member in self._order.members:
             start = (self._job, self._order, member.rank, spec, self._data, self._path)
-            written = code_of_job(self._job.training_function, self._job.backend)
+            written = code_of_job(self._job.spec.train_loop_per_worker, self._job.spec.backend)
             self._processes.start(member.rank, ["start", pickled_with(*written, value=start)])
 
     def run(self) -> WorldRecord:
@@ -213,8 +210,8 @@ class _World:
             num_workers=len(self._order.members),
             use_gpu=False,
             cpus_per_worker=1,
-            has_training_function=self._job.training_function is not None,
+            has_training_function=self._job.spec.train_loop_per_worker is not None,
             datasets={},
         )
-        demand = self._job.backend.demand(job)
+        demand = self._job.spec.backend.demand(job)
         return demand.preload, {"OMP_NUM_THREADS": "1", **demand.environment}

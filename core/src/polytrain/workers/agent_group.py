@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import sys
@@ -9,13 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import ScalingConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.attempt import DrainWanted, Event, Purpose
-from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.policy.scaling import holds
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
@@ -119,15 +120,12 @@ class AgentCluster(Cluster, SharedStore, Protocol):
 class AgentGroupSpec:
     """The settings of the workers."""
 
-    scaling: ScalingConfig
+    run: RunSpec
     demand: Demand
-    job: WorkerJob
     store: CheckpointStore
     marker: str
     """A file that the driver wrote into the run's storage."""
 
-    hang_timeout_s: float | None
-    straggler_window_s: float | None
     passes_all_reports: bool
     """Whether all reports of ranks above 0 are sent to the driver, and not only the newest."""
 
@@ -135,14 +133,8 @@ class AgentGroupSpec:
     specs: tuple[ShardSpec | StreamSpec, ...]
     """Of the data sets, in the same order."""
 
-    directory: str
-    """The driver's working directory."""
-
     path: tuple[str, ...]
     """The driver's `sys.path`."""
-
-    runtime_env: Mapping[str, Any]
-    """`RunConfig.worker_runtime_env`."""
 
 
 class AgentGroup:
@@ -156,7 +148,7 @@ class AgentGroup:
         self._cluster = cluster
         self._token = secrets.token_hex(8)
         self._node_id = cluster.node_id
-        scaling, agent_spec = spec.scaling, self._describe_agents()
+        scaling, agent_spec = spec.run.scaling_config, self._describe_agents()
         # The zygote imports frameworks while agents start.
         self._zygote = self._have_zygote_early(agent_spec.zygote)
         if self._zygote is not None:
@@ -164,10 +156,8 @@ class AgentGroup:
             agent_spec = replace(agent_spec, zygote=replace(agent_spec.zygote, name=name))
         self._zygote_spec = agent_spec.zygote
         self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-        job = spec.job
-        code = code_of_job(job.training_function, job.backend, job.stop_rule.function)
-        pickled = pickled_with(*code, value=job)
-        self._launcher = cluster.launcher(agent_spec, pickled, scaling, self._mailbox)
+        job = WorkerJob.of(spec.run, spec.store).pickled()
+        self._launcher = cluster.launcher(agent_spec, job, scaling, self._mailbox)
         self._of_the_pool: deque[Event] = deque()
         self._pool = WorkerPool(
             scaling,
@@ -185,8 +175,8 @@ class AgentGroup:
     def members(self) -> tuple[Member, ...]:
         return members(
             [agent_handle.place for agent_handle in self._pool.ranked],
-            cpus=self._spec.scaling.cpus_per_worker,
-            gpus=self._spec.scaling.gpus_per_worker,
+            cpus=self._spec.run.scaling_config.cpus_per_worker,
+            gpus=self._spec.run.scaling_config.gpus_per_worker,
         )
 
     @property
@@ -251,39 +241,44 @@ class AgentGroup:
                 self._zygote.connection.close()
 
     def _describe_agents(self) -> AgentSpec:
+        config = self._spec.run.run_config
+        runtime_env, failure = config.worker_runtime_env or {}, config.failure_config
         zygote = zygote_for(
             self._spec.demand,
             name=self._token,
-            threads=self._spec.scaling.cpus_per_worker,
+            threads=self._spec.run.scaling_config.cpus_per_worker,
             with_data=bool(self._spec.datasets),
             path=self._spec.path,
         )
-        zygote = replace(zygote, variables=variables_of(self._spec.runtime_env))
+        zygote = replace(zygote, variables=variables_of(runtime_env))
         return AgentSpec(
             token=self._token,
             zygote=zygote,
             environment=zygote.environment,
-            directory=self._spec.directory,
+            directory=os.getcwd(),
             argv=tuple(sys.argv),
             store=self._spec.store,
             marker=self._spec.marker,
             prefix=sys.prefix,
             # Agents set the variables of worker processes themselves.
-            runtime_env=self._spec.runtime_env if parts_of_ray(self._spec.runtime_env) else {},
-            hang_timeout_s=self._spec.hang_timeout_s,
-            straggler_window_s=self._spec.straggler_window_s,
+            runtime_env=runtime_env if parts_of_ray(runtime_env) else {},
+            hang_timeout_s=failure.hang_timeout_s,
+            straggler_window_s=(
+                failure.straggler_window_s if failure.stragglers != "ignore" else None
+            ),
             passes_all_reports=self._spec.passes_all_reports,
             leave_timeout_s=LEAVE_TIMEOUT_S,
             kill_timeout_s=_KILL_TIMEOUT_S,
-            merges_files=self._spec.job.merges_files,
+            merges_files=self._spec.run.merges_files,
         )
 
     def _have_zygote_early(self, spec: ZygoteSpec) -> WarmZygote | None:
-        if parts_of_ray(self._spec.runtime_env):
+        if parts_of_ray(self._spec.run.run_config.worker_runtime_env):
             # This process isn't in the runtime environment, and neither would the zygote be.
             return None
         if not holds(
-            self._cluster.living_nodes().get(self._node_id, {}), self._spec.scaling.resources
+            self._cluster.living_nodes().get(self._node_id, {}),
+            self._spec.run.scaling_config.resources,
         ):
             return None
         return warm_zygote(replace(spec, name=""), self._node_id)

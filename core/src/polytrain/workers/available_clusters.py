@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType
-from typing import Any
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray
-from polytrain.config.validation_config import ValidationConfig, options_of_ray
+from polytrain.config.validation_config import options_of_ray
 from polytrain.policy.cluster import AvailableClusters, ClusterChoice
 from polytrain.ray_api.dataset import is_ray_dataset
 from polytrain.workers.agent_group import AgentCluster
@@ -20,31 +20,20 @@ from polytrain.workers.machine_resources import has_gpu_device, machine_resource
 from polytrain.workers.ray.address import cluster_address
 
 
-def available_clusters(
-    function: Any,
-    datasets: Any,
-    validation: ValidationConfig | None = None,
-    *,
-    runtime_env: Any = None,
-) -> AvailableClusters:
-    """Return the clusters that are available now.
-
-    Args:
-        function: the training function, or None.
-        datasets: by name, as the user passed them.
-        validation: how checkpoints are validated; None if they aren't.
-        runtime_env: `RunConfig.worker_runtime_env`.
-    """
+def available_clusters(spec: RunSpec) -> AvailableClusters:
+    """Return the clusters that the run's workers could use now."""
+    datasets, validation = spec.datasets, spec.validation_config
     names = datasets if isinstance(datasets, Mapping) else {}
+    function = getattr(spec.train_loop_per_worker, "__code__", None)
     return AvailableClusters(
         machine=machine_resources(os.environ),
         ray_is_initialized=ray_is_initialized(),
         ray_address=cluster_address(os.environ),
         ray_datasets=tuple(str(name) for name, data in names.items() if is_ray_dataset(data)),
-        function_uses_ray=_names_ray(getattr(function, "__code__", None)),
+        function_uses_ray=_names_ray(function),
         validation_uses_ray=_names_ray(getattr(validation and validation.fn, "__code__", None)),
         validation_options=() if validation is None else options_of_ray(validation),
-        runtime_env=parts_of_ray(runtime_env),
+        runtime_env=parts_of_ray(spec.run_config.worker_runtime_env),
         has_gpu_device=has_gpu_device(),
     )
 

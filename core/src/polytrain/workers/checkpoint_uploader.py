@@ -50,7 +50,7 @@ class CheckpointUploader:
         self._rank = rank
         self._channel = channel
         self._stagings = Stagings(scratch=scratch, near=job.near_staging)
-        self._max_in_flight = job.max_in_flight
+        self._max_in_flight = job.spec.run_config.checkpoint_config.max_in_flight
         self._next = order.first_checkpoint
         self._newest: int | None = None
         self._in_flight: set[int] = set()

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import assert_never
 
@@ -16,6 +16,8 @@ from polytrain.checkpoint.parts import clear_staged, stored_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
+from polytrain.config.run_spec import RunSpec
+from polytrain.config.runtime_env import variables_of
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.spec import Held, ShardSpec
@@ -48,7 +50,7 @@ from polytrain.workers.messages import (
 from polytrain.workers.placement import NodeAddress, members
 from polytrain.workers.processes.channel import ConnectionClosedError, Message
 from polytrain.workers.worker_process import run_worker
-from polytrain_plugins import Member, changed_environment
+from polytrain_plugins import Demand, Member, changed_environment
 
 
 class InlineGroup:
@@ -60,15 +62,13 @@ class InlineGroup:
     def __init__(
         self,
         *,
-        job: WorkerJob,
+        run: RunSpec,
         store: CheckpointStore,
+        demand: Demand,
         datasets: tuple[RunDataset, ...],
         specs: tuple[ShardSpec | StreamSpec, ...],
-        environment: Mapping[str, str],
-        variables: Mapping[str, str],
-        cpus: int,
     ) -> None:
-        self._job = job
+        self._job = WorkerJob.of(run, store)
         self._store = store
         self._scratch = Scratch.hold(secrets.token_hex(8))
         self._specs = specs
@@ -77,9 +77,9 @@ class InlineGroup:
             for dataset, spec in zip(datasets, specs, strict=True)
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
-        self._environment = environment
-        self._variables = variables
-        self._cpus = cpus
+        self._environment = demand.environment
+        self._variables = variables_of(run.run_config.worker_runtime_env)
+        self._cpus = run.scaling_config.cpus_per_worker
         self._tables: list[pa.Table] | None = None
         self._pending: list[Event] = []
         self._ordered: LaunchOrder | None = None

@@ -2,55 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.policy.stop_rule import StopRule
+from polytrain.config.run_spec import RunSpec
+from polytrain.functions.pickling import code_of_job, pickled_with
+from polytrain.policy.stop_rule import StopRule, stop_rule
 from polytrain.storage.location import Location
-from polytrain_plugins import Backend, CheckpointKind, Member
+from polytrain_plugins import CheckpointKind, Member
+
+if TYPE_CHECKING:
+    from polytrain.checkpoint.store import CheckpointStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
     """The job, the same for every rank and attempt of a run."""
 
-    run_name: str
-    backend: Backend
-    training_function: Callable[..., Any] | None
-    training_config: Mapping[str, Any] | None
-    checkpoint_frequency: int
-    checkpoint_kind: CheckpointKind
-    merges_files: bool
-    """Whether files that other ranks report are added to rank 0's checkpoint."""
+    spec: RunSpec
+    """The request, with what worker processes read of it."""
 
-    max_in_flight: int
-    """Maximum concurrent uploads; further reports wait."""
-
-    waits_for_commit: bool
-    """Whether a report with a checkpoint waits for the commit."""
+    checkpoints: Location
+    """Location of committed checkpoints, in the run's."""
 
     near_staging: Path | None
     """Staging directory on the storage's own file system."""
 
-    checkpoints: Location
-    """Location of committed checkpoints."""
-
     validates: bool = False
     """Whether the run has a function that validates checkpoints."""
 
-    stop_rule: StopRule = field(default_factory=StopRule)
-    """The conditions that end the run."""
+    @classmethod
+    def of(cls, spec: RunSpec, store: CheckpointStore) -> WorkerJob:
+        """Return the job of a run.
 
-    saves_by_itself: bool = False
-    """Whether checkpoints are made without a training function's reports."""
+        Args:
+            spec: the request.
+            store: the run's checkpoints.
+        """
+        return cls(
+            spec=spec.for_workers(),
+            checkpoints=store.checkpoints,
+            near_staging=store.near_staging,
+            validates=spec.validation_config is not None,
+        )
+
+    def pickled(self) -> bytes:
+        """Return the job for worker processes, with the user's code that they can't import."""
+        spec = self.spec
+        code = code_of_job(spec.train_loop_per_worker, spec.backend, spec.run_config.stop)
+        return pickled_with(*code, value=self)
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether a report with a checkpoint waits for the commit."""
+        return self.spec.run_config.checkpoint_config.upload == "sync"
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """The conditions that end the run."""
+        return stop_rule(self.spec.run_config)
 
     def writes_checkpoints(self, rank: int) -> bool:
         """Return whether the files that this rank reports are part of a checkpoint."""
-        return rank == 0 or self.merges_files or self.checkpoint_kind is CheckpointKind.EVERY_RANK
+        return (
+            rank == 0
+            or self.spec.merges_files
+            or self.spec.checkpoint_kind is CheckpointKind.EVERY_RANK
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,9 +103,9 @@ class WorkerSession:
         self._snapshots = Snapshots()
         self._clock = Clock()
         self.context = Context(
-            run_name=job.run_name,
+            run_name=job.checkpoints.parent.name,
             world=world,
-            checkpoint_kind=job.checkpoint_kind,
+            checkpoint_kind=job.spec.checkpoint_kind,
             storage=RunStorage(
                 location=job.checkpoints.parent,
                 next_directory=lambda: job.checkpoints.below(self._uploader.next_directory),
@@ -114,15 +114,14 @@ class WorkerSession:
         self._step = order.start.step
         self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
-        self._stop_rule = (
-            job.stop_rule if world.me.rank == 0 and job.stop_rule.reads_reports else None
-        )
+        stop_rule = job.stop_rule
+        self._stop_rule = stop_rule if world.me.rank == 0 and stop_rule.reads_reports else None
         """The conditions that this rank looks at; None once one of them is met."""
 
         self._is_ending = False
         """Whether a report has met a condition."""
 
-        self._saves = job.saves_by_itself or order.start.own
+        self._saves = job.spec.saves_by_itself or order.start.own
         """Whether checkpoints are known to be made: an end waits for the next one."""
 
         self._reported_ignored = False
@@ -282,11 +281,11 @@ class WorkerSession:
 
     def _is_due(self, step: int) -> bool:
         """Return whether declarative training makes a checkpoint at this step."""
-        every = self._job.checkpoint_frequency
+        every = self._job.spec.run_config.checkpoint_config.checkpoint_frequency
         if every > 0 and step % every == 0:
             return True
         # If every rank writes a part, only the configured steps are the same on all ranks.
-        agreed = self._job.checkpoint_kind is CheckpointKind.EVERY_RANK
+        agreed = self._job.spec.checkpoint_kind is CheckpointKind.EVERY_RANK
         return not agreed and self._is_last()
 
     def _is_last(self) -> bool:

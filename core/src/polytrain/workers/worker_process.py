@@ -72,7 +72,7 @@ def run_worker(
         KeyboardInterrupt: the user interrupts it.
     """
     try:
-        engine = job.backend.engine()
+        engine = job.spec.backend.engine()
         with contextlib.ExitStack() as stack:
             enter(Stage.OFFERING)
             offer = stack.enter_context(engine.offering(order.members[rank]))
@@ -160,11 +160,11 @@ def _train(
     session: WorkerSession,
 ) -> Returned | None:
     """Train; return what the training function has returned, unless that is None."""
-    if job.training_function is None:
+    function, config = job.spec.train_loop_per_worker, job.spec.train_loop_config
+    if function is None:
         session.finish(engine.train(shards, session))
         return None
-    arguments = () if job.training_config is None else (dict(job.training_config),)
-    value = job.training_function(*arguments)
+    value = function() if config is None else function(dict(config))
     deferred = deferred_value_kind(value)
     if deferred is not None:
         raise TypeError(

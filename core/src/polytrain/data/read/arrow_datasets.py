@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from polytrain.data.read import parquet_files
+from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Pieces
 from polytrain.data.read.tables import from_table
 from polytrain.data.types.extension_types import plain_schema
@@ -59,7 +60,7 @@ def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
     ):
         return None
     local = isinstance(dataset.filesystem, pafs.LocalFileSystem)
-    described: list[tuple[parquet_files.ParquetFile, Mapping[str, Any]]] = []
+    described: list[tuple[DescribedFile, Mapping[str, Any]]] = []
     missing: set[Missing] = set()
     try:
         fragments = list(dataset.get_fragments())
@@ -70,7 +71,7 @@ def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
         file = parquet_files.described(
             fragment.path, schema.names, None if local else dataset.filesystem
         )
-        if fragment.row_groups and len(fragment.row_groups) != len(file.row_groups):
+        if fragment.row_groups and len(fragment.row_groups) != len(file.pieces):
             return None
         constants = pads.get_partition_keys(fragment.partition_expression)
         # As Arrow does it: what a file lacks is null in its rows.
@@ -87,5 +88,5 @@ def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
         missing |= {field.name for field in file.schema if pa.types.is_null(field.type)}
         described.append((file, used))
     schema = noted(schema, missing)
-    pieces = [piece for file, used in described for piece in file.pieces(schema, used)]
+    pieces = [piece for file, used in described for piece in file.pieces_in(schema, used)]
     return Pieces(schema=schema, pieces=tuple(pieces))

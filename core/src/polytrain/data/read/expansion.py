@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from polytrain.data.read.compression import without_compression
+from polytrain.data.read.text_files import without_compression
 from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import OPTIONS, ResolvedPath, find
 

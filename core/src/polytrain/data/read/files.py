@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
 
 import pyarrow as pa
 
 from polytrain.data.read import csv_files, ipc_files, json_files, parquet_files
 from polytrain.data.read.expansion import FoundFile, expand, partition_types
+from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Piece, Pieces
-from polytrain.data.types.missing import Missing, noted
+from polytrain.data.types.missing import noted
 from polytrain.data.types.schemas import (
     bare,
     chosen,
@@ -24,29 +24,6 @@ from polytrain.data_errors import SourceError
 
 _AT_ONCE = 8
 """Files that are looked at concurrently: a remote one takes a while to answer."""
-
-
-class DescribedFile(Protocol):
-    """What is known of a file before its rows are read."""
-
-    @property
-    def place(self) -> str:
-        """Its path or address."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Its columns."""
-
-    @property
-    def rows(self) -> int:
-        """How many it has."""
-
-    @property
-    def missing(self) -> frozenset[Missing]:
-        """Columns in which values are missing, as far as that is known."""
-
-    def pieces(self, schema: pa.Schema, constants: Mapping[str, Any]) -> Iterable[Piece]:
-        """Its pieces, in the types of a schema that has these constants besides its columns."""
 
 
 def from_places(places: Sequence[str], columns: Sequence[str] | None, *, listed: bool) -> Pieces:
@@ -134,7 +111,7 @@ class _Whole:
     def pieces(self, schema: pa.Schema) -> Iterator[Piece]:
         """The file's pieces, in the types of this schema."""
         constants = {name: value for name, value in self.constants.items() if name in schema.names}
-        yield from self.file.pieces(schema, constants)
+        yield from self.file.pieces_in(schema, constants)
 
 
 def _agreed_names(

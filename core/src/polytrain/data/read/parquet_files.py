@@ -5,49 +5,34 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polytrain.data.read.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
-from polytrain.data.read.pieces import Piece, rows_of_scan
+from polytrain.data.read.file_pieces import (
+    CurrentFile,
+    DescribedFile,
+    FilePiece,
+    current_file,
+    describing,
+)
+from polytrain.data.read.pieces import rows_of_scan
 from polytrain.data.types.extension_types import plain_columns, plain_schema
 from polytrain.data.types.missing import InLists, Missing, decides_type, is_list
-from polytrain.data.types.schemas import (
-    bare,
-    conformed,
-    index_columns,
-    refuse_repeated,
-    subschema,
-    without,
-)
+from polytrain.data.types.schemas import bare, index_columns, refuse_repeated, subschema, without
 from polytrain.data.types.unreadable import refuse_unreadable
-from polytrain.data_errors import ReadError, SourceError, one_line
-from polytrain.storage.filesystems import ResolvedPath, find
 
 _BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowGroupPiece(Piece):
+class RowGroupPiece(FilePiece):
     """One row group of a Parquet file."""
 
-    path: str
     row_group: int
-    rows: int
-    schema: pa.Schema
-    """In the types of the data set, which may be wider than the file's."""
-
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    """Columns that aren't in the file, with the value that all its rows have."""
-
-    filesystem: Any = None
-    """Where the path lies, if the user has brought a `pyarrow.fs.FileSystem`."""
-
-    version: FileVersion = UNKNOWN
 
     @property
     def where(self) -> str:
@@ -57,104 +42,24 @@ class RowGroupPiece(Piece):
     def reads_into_own_memory(self) -> bool:
         return True
 
-    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
-        names = self.schema.names if columns is None else list(columns)
-        parts = [*self._parts(range(start, stop), names)]
-        # Tables without columns lose their number of rows when they are put together.
-        table = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
-        return self._conformed(table, names)
-
-    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        names = self.schema.names if columns is None else list(columns)
-        for part in self._parts(range(self.rows), names, whole=False):
-            yield self._conformed(part, names)
-
-    def scan(
-        self, start: int, stop: int, columns: Sequence[str] | None = None
+    def _stored(
+        self, file: CurrentFile, rows: range, columns: Sequence[str], *, at_once: bool
     ) -> Iterator[pa.Table]:
-        names = self.schema.names if columns is None else list(columns)
-        for part in self._parts(range(start, stop), names, whole=False):
-            yield self._conformed(part, names)
-
-    def _conformed(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
-        wanted = subschema(self.schema, names)
-        return conformed(plain_columns(table), wanted, self.where, self.constants)
-
-    def _parts(
-        self, rows: range, names: Sequence[str], *, whole: bool = True
-    ) -> Iterator[pa.Table]:
-        """Rows as the file has them.
-
-        Args:
-            rows: counted within the row group.
-            names: of the columns.
-            whole: all rows of the row group are one part.
-        """
-        stored = [name for name in names if name not in self.constants]
-        at_once = not stored or (whole and len(rows) == self.rows)
-        try:
-            with _opened(self.path, self.filesystem, at_once=at_once) as (file, version):
-                self._check(file.metadata)
-                check_unchanged(self.where, self.version, version)
-                if at_once:
-                    group = file.read_row_group(self.row_group, columns=stored)
-                    yield group.slice(rows.start, len(rows))
-                else:
-                    yield from _rows(file, self.row_group, rows, stored)
-        except (pa.ArrowException, OSError) as error:
-            raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
-
-    def _check(self, metadata: Any) -> None:
-        found = (
-            metadata.row_group(self.row_group).num_rows
-            if self.row_group < metadata.num_row_groups
-            else 0
-        )
-        if found != self.rows:
-            raise ReadError(
-                f"{self.where} has {found} rows where it had {self.rows}: the file has changed "
-                "since the run began. Give a run files that stay as they are"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParquetFile:
-    """What a Parquet file's footer tells."""
-
-    place: str
-    schema: pa.Schema
-    row_groups: tuple[int, ...]
-    """Rows of each."""
-
-    missing: frozenset[Missing] = frozenset()
-    """What is missing, as far as the footer tells."""
-
-    filesystem: Any = None
-    version: FileVersion = UNKNOWN
-
-    @property
-    def rows(self) -> int:
-        """Rows of the file."""
-        return sum(self.row_groups)
-
-    def pieces(self, schema: pa.Schema, constants: Mapping[str, Any]) -> Iterator[Piece]:
-        """A piece for each row group that has rows, in the types of this schema."""
-        for number, rows in enumerate(self.row_groups):
-            if rows:
-                yield RowGroupPiece(
-                    path=self.place,
-                    row_group=number,
-                    rows=rows,
-                    schema=schema,
-                    constants=constants,
-                    filesystem=self.filesystem,
-                    version=self.version,
-                )
+        columns, whole = list(columns), at_once and len(rows) == self.rows
+        with _opened(file, at_once=whole) as parquet:
+            metadata, number = parquet.metadata, self.row_group
+            is_there = number < metadata.num_row_groups
+            self._check_rows(metadata.row_group(number).num_rows if is_there else 0)
+            if whole:
+                yield plain_columns(parquet.read_row_group(number, columns=columns))
+                return
+            for table in _rows(parquet, number, rows, columns):
+                yield plain_columns(table)
 
 
 def described(
     place: str, columns: Sequence[str] | None = None, filesystem: Any = None
-) -> ParquetFile:
+) -> DescribedFile:
     """Read a file's footer.
 
     Args:
@@ -165,35 +70,33 @@ def described(
     Raises:
         SourceError: it can't be read, or has columns of the same name.
     """
-    try:
-        with _opened(place, filesystem) as (file, version):
-            metadata, schema = file.metadata, file.schema_arrow
-            groups = tuple(
-                metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)
-            )
-    except PermissionError as error:
-        raise SourceError(f"{place!r} can't be read: {one_line(error)}", "Make it readable") from (
-            error
-        )
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(
-            f"{place!r} can't be read: {one_line(error)}", "Replace or remove it"
-        ) from error
+    with describing(place):
+        file = current_file(place, filesystem)
+        with _opened(file) as parquet:
+            metadata, schema = parquet.metadata, parquet.schema_arrow
     refuse_repeated(schema.names, repr(place))
     index = index_columns(schema)
     names = without(schema.names, index) if columns is None else columns
     refuse_unreadable(subschema(schema, [name for name in schema.names if name in names]))
     own = bare(plain_schema(schema))
     wanted = [field for field in own if columns is None or field.name in columns]
-    return ParquetFile(
+    return DescribedFile(
         place=place,
         schema=own.with_metadata(schema.metadata),
-        row_groups=groups,
         missing=_missing(
             metadata, {field.name: field.type for field in wanted if decides_type(field.type)}
         ),
-        filesystem=filesystem,
-        version=version,
+        pieces=tuple(
+            RowGroupPiece(
+                path=place,
+                row_group=number,
+                rows=metadata.row_group(number).num_rows,
+                schema=own,
+                filesystem=filesystem,
+                version=file.version,
+            )
+            for number in range(metadata.num_row_groups)
+        ),
     )
 
 
@@ -234,13 +137,13 @@ def _missing_lists(name: str, kind: pa.DataType, rows: int, chunk: Any) -> Itera
         yield InLists(name)
 
 
-def _rows(file: Any, row_group: int, rows: range, columns: list[str]) -> Iterator[pa.Table]:
+def _rows(parquet: Any, row_group: int, rows: range, columns: list[str]) -> Iterator[pa.Table]:
     """Rows of a row group. Never more of it than a part is in memory."""
     first = 0
     found = False
-    group = file.metadata.row_group(row_group)
+    group = parquet.metadata.row_group(row_group)
     at_once = rows_of_scan(group.total_byte_size / max(1, group.num_rows))
-    for batch in file.iter_batches(at_once, row_groups=[row_group], columns=columns):
+    for batch in parquet.iter_batches(at_once, row_groups=[row_group], columns=columns):
         start, stop = max(rows.start - first, 0), rows.stop - first
         if start < batch.num_rows:
             found = True
@@ -249,11 +152,14 @@ def _rows(file: Any, row_group: int, rows: range, columns: list[str]) -> Iterato
         if first >= rows.stop:
             break
     if not found:
-        yield file.read_row_group(row_group, columns=columns).slice(0, 0)
+        yield parquet.read_row_group(row_group, columns=columns).slice(0, 0)
 
 
 class _Footers:
-    """The footers read last: one of a file with thousands of row groups takes long to parse."""
+    """The footers that were read last.
+
+    To parse the footer of a file with thousands of row groups takes long.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -279,32 +185,28 @@ _footers = _Footers(most=8)
 
 
 @contextmanager
-def _opened(
-    place: str, filesystem: Any, *, at_once: bool = True
-) -> Iterator[tuple[Any, FileVersion]]:
-    """The file, and which version of it this is.
+def _opened(file: CurrentFile, *, at_once: bool = True) -> Iterator[Any]:
+    """Open a file as a `ParquetFile`.
 
     Args:
-        place: a path or an address.
-        filesystem: where the path lies, if the user has brought a `pyarrow.fs.FileSystem`.
+        file: the file.
         at_once: what is read may be in memory as a whole.
     """
-    where = find(place) if filesystem is None else ResolvedPath(filesystem, place, "")
-    version = version_of(where)
+    place = file.place
     # A file that was replaced is another one.
-    key = (where.root, where.path, version)
+    key = (place.root, place.path, file.version)
     footer = _footers.get(key)
-    with where.filesystem.open_input_file(where.path) as source:
+    with place.filesystem.open_input_file(place.path) as source:
         # Remote files are read in few large requests, all at once. Checksums are compared in pages
         # that have some.
-        file = pq.ParquetFile(
+        parquet = pq.ParquetFile(
             source,
             metadata=footer,
-            pre_buffer=not where.is_local,
+            pre_buffer=not place.is_local,
             # Otherwise Arrow reads the whole column of a row group, of which a part is wanted.
-            buffer_size=0 if at_once or not where.is_local else _BUFFER_BYTES,
+            buffer_size=0 if at_once or not place.is_local else _BUFFER_BYTES,
             page_checksum_verification=True,
         )
         if footer is None:
-            _footers.put(key, file.metadata)
-        yield file, version
+            _footers.put(key, parquet.metadata)
+        yield parquet

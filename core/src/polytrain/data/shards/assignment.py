@@ -12,7 +12,7 @@ import pyarrow as pa
 from polytrain.config.configs import DataConfig
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.read.describe import Source
-from polytrain.data.read.file_version import UNKNOWN
+from polytrain.data.read.file_pieces import UNKNOWN
 from polytrain.data.read.indexed import IndexedPiece
 from polytrain.data.read.pieces import Piece
 from polytrain.data.read.transforms import TransformedPiece

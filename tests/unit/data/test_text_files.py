@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from polytrain.data.read.streamed_rows import cut
+from polytrain.data.read.text_files import cut
 from polytrain.data_errors import ReadError
 
 

@@ -1,0 +1,206 @@
+"""Pieces of files: rows that are read in the data set's types, from the version of a file that was
+described."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from polytrain.data.read.pieces import Piece
+from polytrain.data.types.missing import Missing
+from polytrain.data.types.schemas import conformed, subschema
+from polytrain.data_errors import ReadError, SourceError, one_line
+from polytrain.storage.filesystems import ResolvedPath, find
+
+
+class FileVersion(NamedTuple):
+    """A file's size and time of modification; None where its storage doesn't know them."""
+
+    size: int | None = None
+    modified_ns: int | None = None
+
+
+UNKNOWN = FileVersion()
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentFile:
+    """A file as it is now."""
+
+    place: ResolvedPath
+    version: FileVersion
+
+
+def current_file(path: str, filesystem: Any = None) -> CurrentFile:
+    """Find a file, and which version of it is there.
+
+    Args:
+        path: a path or an address.
+        filesystem: where the path lies, if the user has brought a `pyarrow.fs.FileSystem`.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    place = find(path) if filesystem is None else ResolvedPath(filesystem, path, "")
+    info = place.filesystem.get_file_info(place.path)
+    if info.type == pafs.FileType.NotFound:
+        raise FileNotFoundError("there is no such file")
+    return CurrentFile(place, FileVersion(info.size, info.mtime_ns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePiece(Piece):
+    """Rows of a file, or of a part of it. A subclass reads the columns that the file has."""
+
+    path: str
+    rows: int
+    schema: pa.Schema
+    """In the types of the data set, which may be wider than the file's."""
+
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Columns that aren't in the file, with the value that all its rows have."""
+
+    version: FileVersion = UNKNOWN
+    filesystem: Any = None
+    """Where the path lies, if the user has brought a `pyarrow.fs.FileSystem`."""
+
+    @property
+    def where(self) -> str:
+        return repr(self.path)
+
+    @abstractmethod
+    def _stored(
+        self, file: CurrentFile, rows: range, columns: Sequence[str], *, at_once: bool
+    ) -> Iterator[pa.Table]:
+        """Read rows with the columns and types of the file, as at least one table.
+
+        Args:
+            file: the file, in the version that was described.
+            rows: counted within the piece.
+            columns: at least one.
+            at_once: the rows may be in memory as a whole.
+        """
+
+    def in_types(self, schema: pa.Schema, constants: Mapping[str, Any]) -> FilePiece:
+        """The piece with a data set's columns.
+
+        Args:
+            schema: of the data set.
+            constants: its columns that the file doesn't have.
+
+        Raises:
+            SourceError: a type would change values of the file.
+        """
+        return replace(self, schema=schema, constants=constants)
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        tables = [*self._tables(range(start, stop), columns, at_once=True)]
+        # Tables without columns lose their number of rows when they are put together.
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        yield from self._tables(range(self.rows), columns, at_once=False)
+
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        yield from self._tables(range(start, stop), columns, at_once=False)
+
+    def _tables(
+        self, rows: range, columns: Sequence[str] | None, *, at_once: bool
+    ) -> Iterator[pa.Table]:
+        schema = subschema(self.schema, self.schema.names if columns is None else list(columns))
+        stored = [name for name in schema.names if name not in self.constants]
+        if not stored:
+            yield conformed(pa.table({"": pa.nulls(len(rows))}), schema, "", self.constants)
+            return
+        try:
+            file = current_file(self.path, self.filesystem)
+            self._check_version(file.version)
+            for table in self._stored(file, rows, stored, at_once=at_once):
+                yield conformed(table, schema, self.where, self.constants)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
+
+    def _check_version(self, now: FileVersion) -> None:
+        for what, before, after in (
+            ("its size was {} bytes, and is {}", self.version.size, now.size),
+            ("it was modified", self.version.modified_ns, now.modified_ns),
+        ):
+            if None not in (before, after) and before != after:
+                raise ReadError(
+                    f"{self.where} has changed since the run began: {what.format(before, after)}. "
+                    "Give a run files that stay as they are"
+                )
+
+    def _check_rows(self, found: int) -> None:
+        if found != self.rows:
+            raise ReadError(
+                f"{self.where} has {found} rows where it had {self.rows}: the file has changed "
+                "since the run began. Give a run files that stay as they are"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedFile:
+    """What is known of a file before its rows are read."""
+
+    place: str
+    """Its path or address."""
+
+    schema: pa.Schema
+    """The file's columns, with pandas' notes of an index."""
+
+    missing: frozenset[Missing]
+    """Columns in which values are missing, as far as that is known."""
+
+    pieces: tuple[FilePiece, ...]
+    """The whole file, in its own types; pieces may have no rows."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the file."""
+        return sum(piece.rows for piece in self.pieces)
+
+    def pieces_in(self, schema: pa.Schema, constants: Mapping[str, Any]) -> Iterator[FilePiece]:
+        """The pieces that have rows, with a data set's columns; see `FilePiece.in_types`."""
+        for piece in self.pieces:
+            if piece.rows:
+                yield piece.in_types(schema, constants)
+
+
+@contextmanager
+def describing(
+    place: str, explained: Callable[[str, Exception], tuple[str, str]] | None = None
+) -> Iterator[None]:
+    """Name the file in errors that are raised while it is described.
+
+    Args:
+        place: the file.
+        explained: returns what is wrong with it, and the remedy.
+
+    Raises:
+        SourceError: the file can't be read.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise SourceError(unreadable(place, error), "Make it readable") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        what, remedy = (
+            (unreadable(place, error), "Replace or remove it")
+            if explained is None
+            else explained(place, error)
+        )
+        raise SourceError(what, remedy) from error
+
+
+def unreadable(place: str, error: Exception) -> str:
+    """The message of a file that can't be read."""
+    return f"{place!r} can't be read: {one_line(error)}"
