@@ -36,11 +36,11 @@ _WATCHED = (
     "run/",
     "record/",
     "policy/retention.py",
-    "workers/agent.py",
-    "workers/checkpoint_files.py",
-    "workers/inline_group.py",
-    "workers/part_storer.py",
-    "workers/session.py",
+    "workers/agents/agent.py",
+    "workers/session/checkpoint_files.py",
+    "workers/driver/inline_group.py",
+    "workers/agents/part_storer.py",
+    "workers/session/session.py",
     "api/result.py",
     "api/trainer.py",
 )
@@ -149,7 +149,7 @@ def watch_at_start() -> None:
     if "polytrain.workers.processes.zygote" in command:
         os.register_at_fork(after_in_child=lambda: _watch_as(path, "trainer"))
     elif "default_worker.py" in command:
-        sys.meta_path.insert(0, _OnImport("polytrain.workers.agent", path, "agent"))
+        sys.meta_path.insert(0, _OnImport("polytrain.workers.agents.agent", path, "agent"))
 
 
 def _watch_as(path: str, role: str) -> None:

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from polytrain.data.shards.tensor_shapes import TensorShapes, check_named, check_range
     from polytrain.data.types.columns import empty_table, to_format
     from polytrain.errors import BadDataError
-    from polytrain.workers.call_counter import Calls
-    from polytrain.workers.context import Context
-    from polytrain.workers.worker_api import open_cursor, scratch_directory, starting_checkpoint
+    from polytrain.workers.session.call_counter import Calls
+    from polytrain.workers.session.context import Context
+    from polytrain.workers.session.worker_api import (
+        open_cursor,
+        scratch_directory,
+        starting_checkpoint,
+    )
 
 __all__ = [
     "BadDataError",
@@ -47,8 +51,8 @@ _DOOR = Door(
     module=__name__,
     homes={
         "BadDataError": "polytrain.errors",
-        "Calls": "polytrain.workers.call_counter",
-        "Context": "polytrain.workers.context",
+        "Calls": "polytrain.workers.session.call_counter",
+        "Context": "polytrain.workers.session.context",
         "Cursor": "polytrain.data.plan.cursor",
         "DataPosition": "polytrain.data.plan.position",
         "Epoch": "polytrain.data.plan.cursor",
@@ -59,9 +63,9 @@ _DOOR = Door(
         "check_range": "polytrain.data.shards.tensor_shapes",
         "empty_table": "polytrain.data.types.columns",
         "group_sizes": "polytrain.data.shards.groups",
-        "open_cursor": "polytrain.workers.worker_api",
-        "scratch_directory": "polytrain.workers.worker_api",
-        "starting_checkpoint": "polytrain.workers.worker_api",
+        "open_cursor": "polytrain.workers.session.worker_api",
+        "scratch_directory": "polytrain.workers.session.worker_api",
+        "starting_checkpoint": "polytrain.workers.session.worker_api",
         "to_format": "polytrain.data.types.columns",
         "unequal_layers": "polytrain.adapted_layers",
     },

@@ -20,7 +20,7 @@ from polytrain.run.machine import begin, step
 from polytrain.run.states import State
 from polytrain.run.transition import Transition
 from polytrain.storage.location import Location
-from polytrain.workers.placement import NodeAddress, members
+from polytrain.workers.agents.placement import NodeAddress, members
 from polytrain_plugins import Offer
 
 

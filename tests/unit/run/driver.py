@@ -39,10 +39,11 @@ from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
-from polytrain.workers.calls import (
+from polytrain.workers.agents.calls import (
     Acknowledge,
     Call,
     Drain,
+    Happening,
     Kill,
     Leave,
     ReadStacks,
@@ -50,9 +51,9 @@ from polytrain.workers.calls import (
     SendRoster,
     StoreRest,
 )
-from polytrain.workers.group import Handler, Happening
-from polytrain.workers.job import LaunchOrder
-from polytrain.workers.placement import NodeAddress, members
+from polytrain.workers.agents.placement import NodeAddress, members
+from polytrain.workers.driver.group import Handler
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
 
 BEGAN = 100.0

@@ -26,8 +26,8 @@ from polytrain.events.health import Load, Started
 from polytrain.events.output import Output
 from polytrain.output.observers import Observers
 from polytrain.record.journal import Journal
-from polytrain.workers.group import Happening
-from polytrain.workers.job import LaunchOrder
+from polytrain.workers.agents.calls import Happening
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Stopped
 
 

@@ -19,8 +19,8 @@ from polytrain.output.observers import Observers
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.record.history import read_history
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
-from polytrain.workers.group import Happening
-from polytrain.workers.job import LaunchOrder
+from polytrain.workers.agents.calls import Happening
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointInfo, Stopped, hookimpl
 
 

@@ -89,7 +89,7 @@ def stop() -> int:
 
 
 def _spec(names: Sequence[str], cpus_per_worker: int) -> ZygoteSpec:
-    from polytrain.workers.agent_group import PRELOAD, PRELOAD_WITH_DATA
+    from polytrain.workers.driver.agent_group import PRELOAD, PRELOAD_WITH_DATA
 
     demands = [_demand(name, cpus_per_worker) for name in names]
     environment: dict[str, str] = {}

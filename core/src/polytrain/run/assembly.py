@@ -26,8 +26,8 @@ from polytrain.run.run import Run
 from polytrain.run.states import State
 from polytrain.validation.available import opened_validator
 from polytrain.validation.coordinator import ValidationCoordinator
-from polytrain.workers.agent_group import AgentGroup, AgentGroupSpec
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.driver.agent_group import AgentGroup, AgentGroupSpec
+from polytrain.workers.driver.group import WorkerGroup
 
 
 def controller_of(
@@ -157,7 +157,7 @@ def _validations(
 
 def _group(run: Run, observers: Observers) -> WorkerGroup:
     if run.spec.is_inline:
-        from polytrain.workers.inline_group import InlineGroup
+        from polytrain.workers.driver.inline_group import InlineGroup
 
         return InlineGroup(
             run=run.spec,

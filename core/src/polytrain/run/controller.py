@@ -43,9 +43,17 @@ from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
 from polytrain.validation.coordinator import ValidationCoordinator
-from polytrain.workers.calls import Drain, Kill, Leave, ReadStacks, SendCheckpoints, SendRoster
-from polytrain.workers.group import Happening, WorkerGroup
-from polytrain.workers.job import LaunchOrder
+from polytrain.workers.agents.calls import (
+    Drain,
+    Happening,
+    Kill,
+    Leave,
+    ReadStacks,
+    SendCheckpoints,
+    SendRoster,
+)
+from polytrain.workers.driver.group import WorkerGroup
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import Attempt
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from polytrain.events.output import Output
 from polytrain.functions.pickling import code_in, pickled_for_ray, pickled_with
 from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
 from polytrain.validation.validator import Validator
-from polytrain.workers.agent_group import AgentGroup, zygote_for
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.driver.agent_group import AgentGroup, zygote_for
+from polytrain.workers.driver.group import WorkerGroup
 from polytrain.workers.processes.client import zygote_name
 from polytrain_plugins import Demand
 

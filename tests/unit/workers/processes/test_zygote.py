@@ -33,7 +33,7 @@ from polytrain.workers.processes.forked import ForkRequest
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.processes.zygotes import Listener, Zygotes
 
-WORKER = "polytrain.workers.worker_process"
+WORKER = "polytrain.workers.session.worker_process"
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
-from polytrain.workers.agent import AgentSpec
-from polytrain.workers.agent_group import StreamSource
-from polytrain.workers.agent_handle import Delivery
-from polytrain.workers.local_cluster import Nothing
-from polytrain.workers.node_watch import NodeWatch
+from polytrain.workers.agents.agent import AgentSpec
+from polytrain.workers.agents.shared_store import OpenShared
+from polytrain.workers.driver.agent_group import StreamSource
+from polytrain.workers.driver.agent_handle import Delivery
+from polytrain.workers.driver.local_cluster import Nothing
 from polytrain.workers.ray.launcher import RayAgentLauncher
-from polytrain.workers.shared_store import OpenShared
+from polytrain.workers.ray.node_watch import NodeWatch
 
 
 class RayCluster:

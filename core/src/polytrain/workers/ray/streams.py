@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.streams.ray_stream import End, read_part, start_stream
-from polytrain.workers.stream_connection import serve_stream
+from polytrain.workers.session.stream_connection import serve_stream
 
 logger = logging.getLogger(__name__)
 
