@@ -63,7 +63,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "keras": {
         "keras.Layer": ("_flatten_layers",),
-        "keras.Model": ("_compile_loss", "_compile_metrics", "_distribute_strategy"),
+        "keras.Model": ("_compile_loss", "_compile_metrics"),
         "keras.callbacks.SwapEMAWeights": ("_ema_weights_in_model",),
         "keras.src.backend.tensorflow.trainer": ("_collective_all_reduce_multi_worker",),
         "keras.src.backend.tensorflow.trainer.TFEpochIterator": (

@@ -44,8 +44,8 @@ def batched_row(shuffle: Shuffle, calls: int) -> float:
 
     def batch() -> None:
         start = next(starts)
-        for picked in order.pick(range(start, start + _BATCH_ROWS)):
-            assert len(picked.rows)
+        for selection in order.select(range(start, start + _BATCH_ROWS)):
+            assert len(selection.rows)
 
     return _per_call(batch, max(1, calls // 100)) / _BATCH_ROWS
 

@@ -22,15 +22,14 @@ from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.read.describe import describe
 from polytrain.data.read.ray_data import from_ray_data
 from polytrain.data.read.ray_pipeline import cpu_shortage, stream_schema
-from polytrain.data.streams.ray_stream import (
+from polytrain.data.types.columns import column_to_numpy
+from polytrain.data_errors import ReadError, SourceError
+from polytrain.workers.ray.stream_actor import (
     End,
     StreamError,
-    SupersededError,
     read_part,
     start_stream,
 )
-from polytrain.data.types.columns import column_to_numpy
-from polytrain.data_errors import ReadError, SourceError
 
 ROWS = 103
 """A prime number: no world size divides it."""
@@ -63,19 +62,16 @@ class Ranks:
     def __init__(self, dataset: Any, held: Mapping[str, float] | None = None) -> None:
         self.actor = start_stream("train", dataset, held or {}, notice_after_s=3)
 
-    def begin(
-        self, *, attempt: int = 0, epoch: int = 0, legs: tuple[Segment, ...] = (), world_size: int
-    ) -> None:
-        ray.get(self.actor.begin.remote(attempt, epoch, legs, world_size))
+    def begin(self, *, epoch: int = 0, segments: tuple[Segment, ...] = (), world_size: int) -> None:
+        ray.get(self.actor.begin.remote(epoch, segments, world_size))
 
-    def ask(self, rank: int, index: int, *, attempt: int = 0, epoch: int = 0) -> Any:
-        return self.actor.next_part.remote(attempt, epoch, rank, index)
+    def ask(self, rank: int, index: int, *, epoch: int = 0) -> Any:
+        return self.actor.next_part.remote(epoch, rank, index)
 
     def rest(
         self,
         rank: int,
         *,
-        attempt: int = 0,
         epoch: int = 0,
         first: int = 0,
         schema: pa.Schema = SCHEMA,
@@ -83,7 +79,7 @@ class Ranks:
         """All that is left of the epoch for one rank."""
         tables = [schema.empty_table()]
         for index in count(first):
-            part = ray.get(self.ask(rank, index, attempt=attempt, epoch=epoch))
+            part = ray.get(self.ask(rank, index, epoch=epoch))
             if isinstance(part, End):
                 break
             tables.append(read_part(part, schema))
@@ -93,13 +89,12 @@ class Ranks:
         self,
         world_size: int,
         *,
-        legs: tuple[Segment, ...] = (),
+        segments: tuple[Segment, ...] = (),
         epoch: int = 0,
-        attempt: int = 0,
     ) -> list[list[int]]:
         """The ids that each rank gets."""
-        self.begin(attempt=attempt, epoch=epoch, legs=legs, world_size=world_size)
-        shards = [self.rest(rank, attempt=attempt, epoch=epoch)[0] for rank in range(world_size)]
+        self.begin(epoch=epoch, segments=segments, world_size=world_size)
+        shards = [self.rest(rank, epoch=epoch)[0] for rank in range(world_size)]
         return [shard.column("id").to_pylist() for shard in shards]
 
 
@@ -134,17 +129,16 @@ def frames() -> Any:
 def test_every_row_reaches_one_rank_and_the_epoch_goes_on_anywhere(make: Any) -> None:
     dataset = make()
     expected = Counter(row["id"] for row in dataset.take_all())
-    stream = Ranks(dataset)
-    whole = stream.epoch(3)
+    whole = Ranks(dataset).epoch(3)
     assert Counter(chain(*whole)) == expected
     assert max(map(len, whole)) - min(map(len, whole)) <= 1
 
-    # The same world goes on as if nothing had happened; another gets what is left.
-    assert stream.epoch(3, legs=(Segment(3, 4),), attempt=1) == [rank[4:] for rank in whole]
+    # The same world resumes as if nothing had happened; another one gets the remaining rows.
+    assert Ranks(dataset).epoch(3, segments=(Segment(3, 4),)) == [rank[4:] for rank in whole]
     consumed = [row for rank in whole for row in rank[:4]]
-    half = stream.epoch(2, legs=(Segment(3, 4),), attempt=2)
+    half = Ranks(dataset).epoch(2, segments=(Segment(3, 4),))
     consumed += [row for rank in half for row in rank[:5]]
-    rest = stream.epoch(4, legs=(Segment(3, 4), Segment(2, 5)), attempt=3)
+    rest = Ranks(dataset).epoch(4, segments=(Segment(3, 4), Segment(2, 5)))
     assert Counter(chain(consumed, *rest)) == expected
 
 
@@ -165,11 +159,12 @@ def test_files_come_in_order(tmp_path: Path) -> None:
 
 def test_a_reseeding_shuffle_depends_on_the_epoch_alone() -> None:
     seed = ray.data.RandomSeedConfig(seed=3)
-    stream = Ranks(ray.data.range(ROWS, override_num_blocks=4).random_shuffle(seed=seed))
+    dataset = ray.data.range(ROWS, override_num_blocks=4).random_shuffle(seed=seed)
+    stream = Ranks(dataset)
     first, second = stream.epoch(2), stream.epoch(2, epoch=1)
     assert first != second
     # A restart begins to count anew.
-    assert stream.epoch(2, epoch=1, attempt=1) == second
+    assert Ranks(dataset).epoch(2, epoch=1) == second
 
 
 def test_the_users_dataset_is_left_as_it_was() -> None:
@@ -235,21 +230,12 @@ def wait_until_stuck(directory: Path, waiting: Any) -> None:
     (directory / "free").touch()
 
 
-def test_a_new_generation_ends_what_runs(tmp_path: Path) -> None:
-    stream = Ranks(stuck(tmp_path))
-    stream.begin(world_size=1)
-    waiting = stream.ask(0, 1)
-    wait_until_stuck(tmp_path, waiting)
-    assert len(list(chain(*stream.epoch(2, attempt=1)))) == 50
-    for late in (waiting, stream.ask(0, 0)):
-        with pytest.raises(SupersededError):
-            ray.get(late)
-    with pytest.raises(SupersededError):
-        stream.begin(world_size=1)
-
-
-def test_a_killed_actor_ends_even_a_shuffle(tmp_path: Path) -> None:
-    dataset = stuck(tmp_path).random_shuffle()
+@pytest.mark.parametrize("shuffles", [False, True])
+def test_a_killed_actor_ends_what_runs(tmp_path: Path, shuffles: bool) -> None:
+    """As at the end of an attempt: the next one has an actor of its own."""
+    dataset = stuck(tmp_path)
+    if shuffles:
+        dataset = dataset.random_shuffle()
     stream = Ranks(dataset)
     stream.begin(world_size=1)
     waiting = stream.ask(0, 0)

@@ -278,7 +278,7 @@ def with_lightning_parts(rows: int, batch_size: int) -> list[float]:
     """A `lightning.Trainer` with our strategy, on a shard's batches."""
     import lightning
 
-    from polytrain_torch.lightning_parts import (
+    from polytrain_torch.lightning.parts import (
         RayDDPStrategy,
         RayLightningEnvironment,
         prepare_trainer,

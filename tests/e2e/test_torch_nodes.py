@@ -62,7 +62,7 @@ def train(config):
 
 def save(config):
     import torch.distributed as dist
-    from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
+    from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, part_of
 
     rank = dist.get_rank()
     with directory_of_all() as saved:

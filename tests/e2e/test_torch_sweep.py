@@ -215,7 +215,7 @@ def steps() -> None:
 
     import polytrain
     from polytrain_torch import TrainingState, prepare_model
-    from polytrain_torch.checkpoint_parts import directory_of_all
+    from polytrain_torch.checkpoints.parts import directory_of_all
 
     rank = dist.get_rank()
     gloo = {"process_group": dist.group.WORLD}

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 
-from polytrain_tf.keras_fit import CHECKED_KERAS, keras_trainer_patched, patch_keras_trainer
+from polytrain_tf.keras_fit import CHECKED_KERAS, keras_trainer_patched
 
 
 def patched_functions() -> tuple[object, ...]:
@@ -35,24 +35,20 @@ def test_the_patch_is_gone_after_its_block() -> None:
 
 def test_a_second_patch_changes_nothing() -> None:
     own = patched_functions()
-    undo = patch_keras_trainer()
-    try:
+    with keras_trainer_patched():
         once = patched_functions()
-        assert patch_keras_trainer() is undo
         with keras_trainer_patched():
             assert patched_functions() == once
         assert patched_functions() == once, "the inner block took the outer's patch away"
-    finally:
-        undo()
-        undo()
     assert patched_functions() == own
 
 
 def test_an_unchecked_keras_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     own = patched_functions()
     monkeypatch.setattr(keras, "__version__", "99.1.0")
-    with pytest.raises(RuntimeError, match=r"this is Keras 99\.1\.0") as caught:
-        patch_keras_trainer()
+    refused = pytest.raises(RuntimeError, match=r"this is Keras 99\.1\.0")
+    with refused as caught, keras_trainer_patched():
+        pass
     assert CHECKED_KERAS[0] in str(caught.value)
     assert patched_functions() == own
 

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 from polytrain import CheckpointError
 from polytrain_torch import Torch
-from polytrain_torch.safe_sharded import load_sharded
+from polytrain_torch.checkpoints.sharded import load_sharded
 
 
 class Bomb:

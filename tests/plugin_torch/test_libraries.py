@@ -38,7 +38,7 @@ def test_each_is_reported_with_its_command_and_the_plugin_needs_none() -> None:
     ]
 
 
-@pytest.mark.parametrize("module", ["lightning", "lightning_parts"])
+@pytest.mark.parametrize("module", ["lightning", "lightning.parts"])
 def test_an_unsafe_lightning_is_refused_before_its_code_runs(tmp_path: Path, module: str) -> None:
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning" / "__init__.py").write_text("print('its code has run')")

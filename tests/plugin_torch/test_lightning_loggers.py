@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-from polytrain_torch.lightning_loggers import KeptTable
+from polytrain_torch.lightning.loggers import KeptTable
 
 
 def logger_of(directory: Path) -> CSVLogger:

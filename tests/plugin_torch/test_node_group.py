@@ -361,7 +361,7 @@ def lacks_a_step_after_a_late_one() -> None:
     import torch
     import torch.distributed as dist
 
-    from polytrain_torch.node_group import gradient_group
+    from polytrain_torch.collectives.node_group import gradient_group
 
     group = gradient_group(torch.device("cpu"))
     sums = [torch.ones(2) for _ in range(2)]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from polytrain_torch.rank_parts import comparable, digest
+from polytrain_torch.checkpoints.rank_parts import comparable, digest
 
 
 def state() -> dict[str, Any]:

@@ -13,7 +13,6 @@ import torch
 from tests.plugin_torch.conftest import Run
 
 from polytrain.testing.shards import shard_of
-from polytrain_torch.engine import TorchShard
 from polytrain_torch.row_weights import (
     weigh_backward,
     weigh_model,
@@ -22,6 +21,7 @@ from polytrain_torch.row_weights import (
     weighted_gradient,
     weighted_loop,
 )
+from polytrain_torch.shard import TorchShard
 
 X = torch.arange(6.0).view(2, 3)
 

@@ -35,7 +35,7 @@ def stays_longer(config: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     import polytrain
-    from polytrain_torch.checkpoint_parts import directory_of_all
+    from polytrain_torch.checkpoints.parts import directory_of_all
 
     with directory_of_all() as directory:
         (directory / str(dist.get_rank())).touch()
@@ -62,7 +62,7 @@ def reports_what_all_have_saved(config: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     import polytrain
-    from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
+    from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, part_of
 
     # There isn't any: whatever is not in the session's would not be tidied up after a kill.
     tempfile.tempdir = "/nonexistent"
@@ -94,7 +94,7 @@ def saves_at_an_address(config: dict[str, Any]) -> None:
     from pathlib import Path
 
     import polytrain
-    from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
+    from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
 
     with part_of(Path("s3://bucket/checkpoint-1")) as part:
         polytrain.report({}, checkpoint_of(part))

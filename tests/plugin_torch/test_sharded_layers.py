@@ -18,7 +18,7 @@ def shards(config: dict[str, Any]) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     import polytrain
-    from polytrain_torch.collecting import gathered
+    from polytrain_torch.collectives.gathering import gathered
 
     def model() -> torch.nn.Sequential:
         torch.manual_seed(dist.get_rank())
@@ -71,7 +71,7 @@ def replicates(config: dict[str, Any]) -> None:
     from torch.distributed.fsdp import fully_shard
 
     import polytrain
-    from polytrain_torch.collecting import gathered
+    from polytrain_torch.collectives.gathering import gathered
 
     torch.manual_seed(dist.get_rank())
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polytrain_torch.shared_sums import SharedSums, size_for
+from polytrain_torch.collectives.shared_sums import SharedSums, size_for
 
 Rank = Callable[[SharedSums, int], Any]
 

@@ -22,7 +22,7 @@ from polytrain import (
 )
 from polytrain.testing.local_world import run_world
 from polytrain_torch import Torch, TrainingState, prepare_model, seed_everything
-from polytrain_torch.safe_serialization import loaded, refuse_unsafe, save_safely
+from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe, save_safely
 
 
 def layer() -> torch.nn.Linear:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from polytrain.ray_names.doors import Door
 
 if TYPE_CHECKING:
-    from polytrain.adapted_layers import adapted_digests, unequal_layers
     from polytrain.data.plan.cursor import Cursor, Epoch
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from polytrain.data.shards.tensor_shapes import TensorShapes, check_named, check_range
     from polytrain.data.types.columns import empty_table, to_format
     from polytrain.errors import BadDataError
+    from polytrain.keras_layers import adapted_digests, nested_layers, unequal_layers
     from polytrain.workers.session.call_counter import Calls
     from polytrain.workers.session.context import Context
     from polytrain.workers.session.worker_api import (
@@ -40,6 +40,7 @@ __all__ = [
     "check_range",
     "empty_table",
     "group_sizes",
+    "nested_layers",
     "open_cursor",
     "scratch_directory",
     "starting_checkpoint",
@@ -58,16 +59,17 @@ _DOOR = Door(
         "Epoch": "polytrain.data.plan.cursor",
         "Plan": "polytrain.data.plan.row_plan",
         "TensorShapes": "polytrain.data.shards.tensor_shapes",
-        "adapted_digests": "polytrain.adapted_layers",
+        "adapted_digests": "polytrain.keras_layers",
         "check_named": "polytrain.data.shards.tensor_shapes",
         "check_range": "polytrain.data.shards.tensor_shapes",
         "empty_table": "polytrain.data.types.columns",
         "group_sizes": "polytrain.data.shards.groups",
+        "nested_layers": "polytrain.keras_layers",
         "open_cursor": "polytrain.workers.session.worker_api",
         "scratch_directory": "polytrain.workers.session.worker_api",
         "starting_checkpoint": "polytrain.workers.session.worker_api",
         "to_format": "polytrain.data.types.columns",
-        "unequal_layers": "polytrain.adapted_layers",
+        "unequal_layers": "polytrain.keras_layers",
     },
 )
 

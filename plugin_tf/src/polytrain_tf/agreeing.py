@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 
+from polytrain.extension import nested_layers
 from polytrain_tf.summing import summing
 
 _WITHIN_EPOCHS = (
@@ -119,7 +120,7 @@ def _statistics(model: Any) -> list[Any]:
     """The moving statistics that differ by worker."""
     return [
         variable
-        for layer in model._flatten_layers()
+        for layer in nested_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         # Frozen, it sees nothing.
         if layer.trainable and not layer.synchronized

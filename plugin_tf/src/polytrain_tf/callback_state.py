@@ -12,12 +12,14 @@ from typing import Any
 import keras
 import numpy as np
 
+from polytrain_tf.private import EMA_IN_MODEL
+
 _KEPT: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
     keras.callbacks.ModelCheckpoint: ("best",),
     # Whether an epoch's checkpoint has the averages where the weights belong.
-    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+    keras.callbacks.SwapEMAWeights: (EMA_IN_MODEL,),
 }
 """Attributes that hold a number, a list of arrays, or None."""
 

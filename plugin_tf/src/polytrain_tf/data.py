@@ -13,7 +13,7 @@ import tensorflow as tf
 from polytrain.extension import check_named, check_range
 from polytrain_plugins import Batches, BatchesAhead, Shard, ShardView, column_remedy
 from polytrain_plugins.shard import refuse_local_shuffle
-from polytrain_tf.legacy_fit import patch_tf_keras
+from polytrain_tf.private import patch_tf_keras
 
 Columns = Sequence[str] | str
 """One column, or a list of several."""

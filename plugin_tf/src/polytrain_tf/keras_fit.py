@@ -1,4 +1,4 @@
-"""Make Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``, and after a restart.
+"""Makes Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``, and after a restart.
 
 Keras 3.15's TensorFlow trainer breaks on more than one worker in two places, and means something
 else in four others. In a seventh it expects what a restart doesn't give:
@@ -26,73 +26,70 @@ else in four others. In a seventh it expects what a restart doesn't give:
 * ``TFEpochIterator`` reads the number of batches once per ``fit``. The epoch that a restart resumes
   in its middle is shorter than those that follow, so a shard is asked for each iterator.
 
-The patch replaces these seven and nothing else, and refuses a Keras it was not checked against.
-In a world of one Keras's own code runs, except for the last.
+These seven are replaced (`private` names them), in a Keras that the replacements were checked
+against. In a world of one Keras's own code runs, except for the last.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
 
-__all__ = ["CHECKED_KERAS", "keras_trainer_patched", "patch_keras_trainer"]
+from polytrain_tf import private
+from polytrain_tf.private import is_multi_worker
 
 CHECKED_KERAS = ("3.15",)
 """The Keras versions (major.minor) whose trainer the patch was checked against."""
 
-_undo: Callable[[], None] | None = None
+_is_patched = False
 
 
-def patch_keras_trainer() -> Callable[[], None]:
-    """Patch Keras's TensorFlow trainer for this process and return what undoes it.
-
-    A second call changes nothing and returns the same function; undoing twice is harmless.
+@contextlib.contextmanager
+def keras_trainer_patched() -> Iterator[None]:
+    """Patch Keras's TensorFlow trainer in a ``with`` block; one inside it changes nothing.
 
     Raises:
         RuntimeError: This Keras is not one of ``CHECKED_KERAS``, or it runs on another backend.
     """
-    global _undo
-    if _undo is not None:
-        return _undo
+    global _is_patched
+    if _is_patched:
+        yield
+        return
     _check_keras()
+    with contextlib.ExitStack() as stack:
+        for function, make in _REPLACEMENTS.items():
+            stack.enter_context(function.replaced(make))
+        _is_patched = True
+        try:
+            yield
+        finally:
+            _is_patched = False
 
-    # Keras's private modules move between versions, so they wait for the check.
-    from keras.src.backend.tensorflow import trainer
-    from keras.src.losses import loss
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
-    from keras.src.random.seed_generator import SeedGenerator
 
-    own_next = SeedGenerator.next
-    own_reduce_values = loss.reduce_values
-    own_clip = BaseOptimizer._clip_gradients
-    own_scale = BaseOptimizer.scale_loss
-    own_build = trainer.TensorFlowTrainer._maybe_symbolic_build
-    own_reduce = trainer.reduce_per_replica
-    own_iterator = trainer.TFEpochIterator._get_iterator
-    is_multi_worker = trainer._collective_all_reduce_multi_worker
-
-    @functools.wraps(own_build)
+def _building(own_build: Any) -> Any:
     def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        strategy = self._distribute_strategy
+        strategy = self.distribute_strategy
         if iterator is None or not is_multi_worker(strategy):
             own_build(self, iterator=iterator, data_batch=data_batch)
             return
-        if not _is_built(self):
+        if not private.is_built(self):
             _, _, batches = next(iter(iterator))
             data_batch = keras.tree.map_structure(
                 lambda value: strategy.experimental_local_results(value)[0], next(batches)
             )
         with strategy.scope():
-            self._symbolic_build(data_batch=data_batch)
+            private.build_from(self, data_batch)
 
-    @functools.wraps(own_reduce)
+    return build
+
+
+def _reducing_outputs(own_reduce: Any) -> Any:
     def reduce(values: Any, strategy: Any, reduction: str) -> Any:
         if reduction not in ("auto", "mean") or not is_multi_worker(strategy):
             return own_reduce(values, strategy, reduction)
@@ -100,7 +97,10 @@ def patch_keras_trainer() -> Callable[[], None]:
             lambda value: strategy.reduce("MEAN", value, axis=None), values
         )
 
-    @functools.wraps(own_clip)
+    return reduce
+
+
+def _clipping(own_clip: Any) -> Any:
     def clip(self: Any, grads: Any) -> Any:
         limits = self.clipnorm, self.global_clipnorm, self.clipvalue
         replica = tf.distribute.get_replica_context()
@@ -111,24 +111,30 @@ def patch_keras_trainer() -> Callable[[], None]:
         whole = [None if grad is None else next(summed) for grad in grads]
         return [_part(grad, replica.num_replicas_in_sync) for grad in own_clip(self, whole)]
 
-    @functools.wraps(own_reduce_values)
-    def reduce_values(
+    return clip
+
+
+def _reducing_loss(own_reduce: Any) -> Any:
+    def reduce(
         values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
     ) -> Any:
-        reduced = own_reduce_values(values, sample_weight, reduction)
+        reduced = own_reduce(values, sample_weight, reduction)
         is_mean = reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
         is_whole = not is_mean or tuple(values.shape) != ()
         _traced.rows = None
         if is_mean and is_whole:
             is_by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
             _traced.rows = tf.reduce_sum(sample_weight) if is_by_weight else tf.shape(values)[0]
-        return reduced if is_whole else loss.scale_loss_for_distribution(reduced)
+        return reduced if is_whole else private.divided_loss(reduced)
 
-    @functools.wraps(own_scale)
-    def scale(self: Any, loss: Any) -> Any:
-        return _weighted_by_rows(own_scale(self, loss), is_multi_worker)
+    return reduce
 
-    @functools.wraps(own_next)
+
+def _scaling_loss(own_scale: Any) -> Any:
+    return lambda self, loss: _weighted_by_rows(own_scale(self, loss))
+
+
+def _drawing_seeds(own_next: Any) -> Any:
     def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
         seed = own_next(self, *args, **kwargs)
         replica = tf.distribute.get_replica_context()
@@ -138,45 +144,27 @@ def patch_keras_trainer() -> Callable[[], None]:
         # The second number counts the seeds: never as far as this.
         return seed + tf.stack([tf.zeros_like(number), number * 2**32])
 
-    @functools.wraps(own_iterator)
+    return next_seed
+
+
+def _making_iterators(own_iterator: Any) -> Any:
     def get_iterator(self: Any) -> Any:
-        if hasattr(self._distributed_dataset, "polytrain_shard"):
-            self._num_batches = self.data_adapter.num_batches
+        if hasattr(private.dataset_of(self), "polytrain_shard"):
+            private.renew_length(self)
         return own_iterator(self)
 
-    def undo() -> None:
-        global _undo
-        if _undo is undo:
-            trainer.TensorFlowTrainer._maybe_symbolic_build = own_build
-            trainer.reduce_per_replica = own_reduce
-            loss.reduce_values = own_reduce_values
-            BaseOptimizer._clip_gradients = own_clip
-            BaseOptimizer.scale_loss = own_scale
-            SeedGenerator.next = own_next
-            trainer.TFEpochIterator._get_iterator = own_iterator
-            _undo = None
-
-    trainer.TensorFlowTrainer._maybe_symbolic_build = build
-    trainer.reduce_per_replica = reduce
-    loss.reduce_values = reduce_values
-    BaseOptimizer._clip_gradients = clip
-    BaseOptimizer.scale_loss = scale
-    SeedGenerator.next = next_seed
-    trainer.TFEpochIterator._get_iterator = get_iterator
-    _undo = undo
-    return undo
+    return get_iterator
 
 
-@contextlib.contextmanager
-def keras_trainer_patched() -> Iterator[None]:
-    """Apply the patch for a ``with`` block; if it was applied before, it stays."""
-    was_patched = _undo is not None
-    undo = patch_keras_trainer()
-    try:
-        yield
-    finally:
-        if not was_patched:
-            undo()
+_REPLACEMENTS = {
+    private.BUILD: _building,
+    private.REDUCE_OUTPUTS: _reducing_outputs,
+    private.CLIP_GRADIENTS: _clipping,
+    private.REDUCE_LOSS: _reducing_loss,
+    private.SCALE_LOSS: _scaling_loss,
+    private.NEXT_SEED: _drawing_seeds,
+    private.NEXT_ITERATOR: _making_iterators,
+}
 
 
 def weigh_rows(enabled: bool = True) -> None:
@@ -221,7 +209,7 @@ class _Traced(threading.local):
 _traced = _Traced()
 
 
-def _weighted_by_rows(loss: Any, is_multi_worker: Callable[[Any], bool]) -> Any:
+def _weighted_by_rows(loss: Any) -> Any:
     """The loss, times this worker's share of all workers' rows and their number."""
     rows, _traced.rows = _traced.rows, None
     replica = tf.distribute.get_replica_context()
@@ -232,13 +220,6 @@ def _weighted_by_rows(loss: Any, is_multi_worker: Callable[[Any], bool]) -> Any:
     mine = tf.cast(rows, loss.dtype)
     all_rows = replica.all_reduce(tf.distribute.ReduceOp.SUM, mine)
     return loss * (mine * replica.num_replicas_in_sync / all_rows)
-
-
-def _is_built(model: Any) -> bool:
-    """Whether Keras knows all shapes of the model, its metrics and its loss."""
-    compiled = (model._compile_metrics, model._compile_loss)
-    parts = [*model._flatten_layers(), *(part for part in compiled if part is not None)]
-    return all(part.built for part in parts)
 
 
 def _part(grad: Any, replicas: int) -> Any:

@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from polytrain_tf.private import functions_of, sources_of
+
 _OF_PYTHON = {"GeneratorDataset", "PyFunc", "PyFuncStateless", "EagerPyFunc"}
 """Operations that call Python functions."""
 
@@ -55,7 +57,7 @@ def _copy(tensor: Any) -> Any:
 
 def calls_python(dataset: Any) -> bool:
     """Whether a step of a data set is a Python function: `from_generator`, `numpy_function`."""
-    functions = [function.function for step in steps(dataset) for function in step._functions()]
+    functions = [function for step in steps(dataset) for function in functions_of(step)]
     return any(_OF_PYTHON & _operations(function.graph.as_graph_def()) for function in functions)
 
 
@@ -68,5 +70,5 @@ def _operations(graph: Any) -> set[str]:
 def steps(dataset: Any) -> Iterator[Any]:
     """A data set and those that it is made of."""
     yield dataset
-    for source in dataset._inputs():
+    for source in sources_of(dataset):
         yield from steps(source)

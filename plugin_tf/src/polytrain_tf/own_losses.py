@@ -1,21 +1,24 @@
-"""Tells of losses that TensorFlow adds up over the workers, where Keras averages its own."""
+"""Warns of losses that TensorFlow adds up over the workers, where Keras averages its own."""
 
 from __future__ import annotations
 
-import functools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from polytrain_tf.private import DIVIDE_LOSS
+
 logger = logging.getLogger(__name__)
 
 
-class TellOfOwnLoss(keras.callbacks.Callback):
+class OwnLossWarning(keras.callbacks.Callback):
     """Warns after the first batch if a model's own `train_step` or `compute_loss` doesn't average.
 
-    Use it in a `with` block around the fit.
+    The fit is in its `looking()`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -26,25 +29,21 @@ class TellOfOwnLoss(keras.callbacks.Callback):
             for name in ("train_step", "compute_loss")
         )
 
-    def __enter__(self) -> TellOfOwnLoss:
-        from keras.src.losses import loss
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look at what the fit in this `with` block traces."""
 
-        own = self._own_scale = loss.scale_loss_for_distribution
+        def looked_at(own: Any) -> Any:
+            def divide(value: Any) -> Any:
+                # Keras also calls it to find out shapes, outside of replicas.
+                if tf.distribute.get_replica_context() is not None:
+                    self._looks = False
+                return own(value)
 
-        @functools.wraps(own)
-        def scale(value: Any) -> Any:
-            # Keras also calls it to find out shapes, outside of replicas.
-            if tf.distribute.get_replica_context() is not None:
-                self._looks = False
-            return own(value)
+            return divide
 
-        loss.scale_loss_for_distribution = scale
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        from keras.src.losses import loss
-
-        loss.scale_loss_for_distribution = self._own_scale
+        with DIVIDE_LOSS.replaced(looked_at):
+            yield
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._looks:

@@ -7,7 +7,6 @@ itself, rows would come twice, or not at all.
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 from collections.abc import Iterator
 from types import GeneratorType
@@ -18,49 +17,44 @@ import numpy as np
 import tensorflow as tf
 
 from polytrain_tf.numpy_batches import steps
+from polytrain_tf.private import NEXT_ITERATOR, SHUFFLE_ARRAYS, shuffles_without_seed
 from polytrain_tf.summing import summing
 
 
 @contextlib.contextmanager
 def shuffled_alike(strategy: tf.distribute.Strategy, rank: int) -> Iterator[None]:
-    """While all workers' `fit` shuffles arrays in one order.
+    """Let `fit` shuffle arrays in one order on all workers, in a `with` block.
 
     All workers enter it together. The order follows rank 0's `keras.utils.set_random_seed`.
     Without a seed, each call has another order.
     """
-    # Keras's private modules move between versions; this one has been checked.
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-
     seed = [*summing(strategy)([_own_seed() if rank == 0 else 0]), 0]
-    own_dataset, own_iterator = ArrayDataAdapter.get_tf_dataset, TFEpochIterator._get_iterator
     own_shuffle = tf.random.shuffle
 
     def shuffle(value: Any, *args: Any, **kwargs: Any) -> Any:
         now = tf.numpy_function(lambda: np.array(seed, np.int64), [], tf.int64)
         return tf.random.experimental.stateless_shuffle(value, tf.ensure_shape(now, [2]))
 
-    @functools.wraps(own_dataset)
-    def get_tf_dataset(self: Any) -> Any:
-        tf.random.shuffle = shuffle
-        try:
-            return own_dataset(self)
-        finally:
-            tf.random.shuffle = own_shuffle
+    def shuffling(own_dataset: Any) -> Any:
+        def get_tf_dataset(self: Any) -> Any:
+            tf.random.shuffle = shuffle
+            try:
+                return own_dataset(self)
+            finally:
+                tf.random.shuffle = own_shuffle
 
-    @functools.wraps(own_iterator)
-    def get_iterator(self: Any) -> Any:
-        # Here, as all workers make the same iterators; when they are read depends on threads.
-        seed[1] += 1
-        return own_iterator(self)
+        return get_tf_dataset
 
-    ArrayDataAdapter.get_tf_dataset = get_tf_dataset
-    TFEpochIterator._get_iterator = get_iterator
-    try:
+    def counting(own_iterator: Any) -> Any:
+        def get_iterator(self: Any) -> Any:
+            # Here, as all workers make the same iterators; when they are read depends on threads.
+            seed[1] += 1
+            return own_iterator(self)
+
+        return get_iterator
+
+    with SHUFFLE_ARRAYS.replaced(shuffling), NEXT_ITERATOR.replaced(counting):
         yield
-    finally:
-        ArrayDataAdapter.get_tf_dataset = own_dataset
-        TFEpochIterator._get_iterator = own_iterator
 
 
 def check_order(name: str, data: Any) -> None:
@@ -91,22 +85,17 @@ def check_order(name: str, data: Any) -> None:
     made_by = list(steps(data))
     # Files are split before they are shuffled.
     of_files = policy == kinds.FILE or any(
-        kind in _name(step) for step in made_by for kind in ("Line", "Record")
+        kind in type(step).__name__ for step in made_by for kind in ("Line", "Record")
     )
     if policy == kinds.OFF or (policy != kinds.DATA and of_files):
         return
-    shuffles = [step for step in made_by if _name(step) == "_ShuffleDataset"]
-    if any(int(step._seed) == 0 and int(step._seed2) == 0 for step in shuffles):
+    if any(map(shuffles_without_seed, made_by)):
         raise ValueError(
             f"{name}: this tf.data.Dataset shuffles without a seed, so every worker has an order "
             "of its own; but TensorFlow gives each a part of every batch, so rows would come twice "
             "or never. Give all workers one seed: dataset.shuffle(…, seed=1), or call "
             "keras.utils.set_random_seed(1) before."
         )
-
-
-def _name(step: Any) -> str:
-    return type(step).__name__
 
 
 def _own_seed() -> int:

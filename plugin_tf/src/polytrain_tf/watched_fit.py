@@ -17,7 +17,8 @@ from polytrain_tf.agreeing import AverageStatistics, StopsTogether
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.keras_fit import rows_weighted
-from polytrain_tf.own_losses import TellOfOwnLoss
+from polytrain_tf.own_losses import OwnLossWarning
+from polytrain_tf.private import FIT
 from polytrain_tf.rank_files import written_by_rank_0
 from polytrain_tf.shared_shuffle import check_order, shuffled_alike
 from polytrain_tf.summing import summing
@@ -46,11 +47,9 @@ def fit_watched(
             epoch; None if it can.
     """
     is_alone = strategy.num_replicas_in_sync == 1
-    own_fit = keras.Model.fit
-    signature = inspect.signature(own_fit)
+    signature = inspect.signature(keras.Model.fit)
 
-    @functools.wraps(own_fit)
-    def fit(*args: Any, **kwargs: Any) -> Any:
+    def watched(own_fit: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -85,20 +84,19 @@ def fit_watched(
             listed = stack.enter_context(written_by_rank_0(callbacks, is_alone=is_alone, rank=rank))
             if not is_alone:
                 stack.enter_context(rows_weighted(given["self"], is_shard=shard is not None))
-                tells = stack.enter_context(TellOfOwnLoss(given["self"]))
+                warns = OwnLossWarning(given["self"])
+                stack.enter_context(warns.looking())
                 stops = StopsTogether(strategy, callbacks)
-                listed = [AverageStatistics(strategy), tells, *listed, stops]
+                listed = [AverageStatistics(strategy), warns, *listed, stops]
             if shard is not None:
                 stack.enter_context(shard.telling())
                 listed = [_Used(shard), *listed]
             given["callbacks"] = listed
             return own_fit(*bound.args, **bound.kwargs)
 
-    keras.Model.fit = fit
-    try:
+    # A method of the class: `partial` alone would lack the model.
+    with FIT.replaced(lambda own: lambda *args, **kwargs: watched(own, *args, **kwargs)):
         yield
-    finally:
-        keras.Model.fit = own_fit
 
 
 def _arrange(given: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ from polytrain_plugins import Backend, hookimpl
 from polytrain_torch.backend import Torch
 
 if TYPE_CHECKING:
-    from polytrain_torch.data import PreparedDataLoader
-    from polytrain_torch.engine import TorchShard
-    from polytrain_torch.prepare import (
+    from polytrain_torch.checkpoints.training_state import TrainingState
+    from polytrain_torch.loaders.prepared import PreparedDataLoader
+    from polytrain_torch.models.prepare import (
         get_device,
         get_devices,
         prepare_data_loader,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from polytrain_torch.randomness import enable_reproducibility, seed_everything
     from polytrain_torch.row_weights import weigh_rows
-    from polytrain_torch.state import TrainingState
+    from polytrain_torch.shard import TorchShard
 
 __all__ = [
     "PreparedDataLoader",
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "PreparedDataLoader": "data",
-    "TorchShard": "engine",
+    "PreparedDataLoader": "loaders.prepared",
+    "TorchShard": "shard",
     "enable_reproducibility": "randomness",
-    "get_device": "prepare",
-    "get_devices": "prepare",
-    "prepare_data_loader": "prepare",
-    "prepare_model": "prepare",
+    "get_device": "models.prepare",
+    "get_devices": "models.prepare",
+    "prepare_data_loader": "models.prepare",
+    "prepare_model": "models.prepare",
     "seed_everything": "randomness",
-    "TrainingState": "state",
+    "TrainingState": "checkpoints.training_state",
     "weigh_rows": "row_weights",
 }
 

@@ -20,12 +20,8 @@ import torch
 
 import polytrain
 from polytrain import Checkpoint, get_checkpoint
-from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
-from polytrain_torch.engine import unwrapped
-from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
-from polytrain_torch.libraries import needed
-from polytrain_torch.parallel import models_in_ddp
-from polytrain_torch.rank_parts import (
+from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, part_of
+from polytrain_torch.checkpoints.rank_parts import (
     States,
     comparable,
     differences,
@@ -34,9 +30,12 @@ from polytrain_torch.rank_parts import (
     refuse_other_ranks,
     write_own,
 )
-from polytrain_torch.read_back import Load, try_all, try_shards
+from polytrain_torch.checkpoints.read_back import Load, try_all, try_shards
+from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
+from polytrain_torch.libraries import needed
+from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
+from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.row_weights import weigh_backward
-from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("accelerate"):
     from accelerate import Accelerator, DistributedType

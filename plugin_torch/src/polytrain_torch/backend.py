@@ -19,8 +19,8 @@ from polytrain_plugins import (
     timeout_problems,
 )
 from polytrain_torch.installed_build import cpu_build_problem
-from polytrain_torch.prediction_options import prediction_problems
-from polytrain_torch.script_options import has_script, script_of, script_problems
+from polytrain_torch.predictions.options import prediction_problems
+from polytrain_torch.scripts.options import has_script, script_of, script_problems
 
 if TYPE_CHECKING:
     from polytrain_torch.engine import TorchEngine
@@ -34,7 +34,7 @@ _PRELOAD = (
     "torch.utils.data.distributed",
     "torch.utils.serialization.config",
     "polytrain_torch.engine",
-    "polytrain_torch.prepare",
+    "polytrain_torch.models.prepare",
 )
 
 _GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake")
@@ -111,7 +111,7 @@ class Torch(Backend):
 
     def engine(self) -> TorchEngine:
         if has_script(self):
-            from polytrain_torch.script_engine import ScriptEngine
+            from polytrain_torch.scripts.engine import ScriptEngine
 
             return ScriptEngine(self)
         from polytrain_torch.engine import TorchEngine

@@ -27,21 +27,21 @@ import torch.distributed as dist
 
 import polytrain
 from polytrain import Checkpoint, get_checkpoint, get_context
-from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
-from polytrain_torch.engine import DEEPSPEED
-from polytrain_torch.libraries import needed
-from polytrain_torch.randomness import restore_random_states
-from polytrain_torch.rank_parts import (
+from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, part_of
+from polytrain_torch.checkpoints.rank_parts import (
     States,
     differences,
     own_states,
     refuse_other_ranks,
     write_own,
 )
-from polytrain_torch.rank_states import save_rank_states
-from polytrain_torch.read_back import try_all
+from polytrain_torch.checkpoints.rank_states import save_rank_states
+from polytrain_torch.checkpoints.read_back import try_all
+from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
+from polytrain_torch.engine import DEEPSPEED
+from polytrain_torch.libraries import needed
+from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.row_weights import weigh_backward
-from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("deepspeed"):
     import deepspeed

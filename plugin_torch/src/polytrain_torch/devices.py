@@ -67,3 +67,10 @@ def seen_by(world: World) -> tuple[str | None, int]:
         return None, world.me.local_rank
     visible = list(dict.fromkeys(gpu for _, gpus in node for gpu in gpus))
     return ",".join(visible), visible.index(node[world.me.local_rank][1][0])
+
+
+def current_device() -> torch.device:
+    """This process's GPU, or the CPU."""
+    if torch.cuda.is_available() and os.environ.get("POLYTRAIN_GPUS", "0") != "0":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

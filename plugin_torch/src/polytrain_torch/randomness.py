@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.safe_serialization import loaded
+from polytrain_torch.checkpoints.safe_serialization import loaded
 
 
 def seed_everything(seed: int) -> None:

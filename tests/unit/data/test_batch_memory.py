@@ -172,8 +172,8 @@ def test_chunks_become_one_if_a_quarter_of_the_free_memory_has_room_for_all_work
     table = pa.concat_tables([OF_CSV, OF_CSV])
     room = 4 * workers * table.nbytes - (not copied)
     rows = MappedRows(table, range(2 * ROWS), workers=workers, available=lambda: room)
-    assert (rows.scattered is not rows.region) == copied
-    assert rows.scattered.table.equals(table)
+    assert (rows.gatherable is not rows.decoded) == copied
+    assert rows.gatherable.table.equals(table)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -14,7 +14,6 @@ from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
-from polytrain.data.shards.opening import in_plan, in_stream
 from polytrain.testing.shards import shard_of
 
 PLAN = Plan(rows=100, shards=2, shuffle=True)
@@ -48,7 +47,7 @@ def test_an_iteration_that_is_left_early_is_over() -> None:
 
 
 def test_the_first_iteration_after_a_restart_goes_on() -> None:
-    again = Cursor(in_plan("train", cursor(4, 60).position.to_plain(), PLAN, {}))
+    again = Cursor(DataPosition.resume("train", cursor(4, 60).position.to_plain(), PLAN, {}))
     assert again.next_start == 60
     with again.epoch() as epoch:
         assert (epoch.number, epoch.start) == (4, 60)
@@ -140,8 +139,8 @@ def test_inside_an_epoch_the_order_can_not_be_changed(change: dict[str, int], me
     with pytest.raises(
         DataChangedError, match=f"row 10 of epoch 3 of the data set 'train'.*{message}"
     ):
-        in_plan("train", cursor(3, 10).position.to_plain(), now, {})
-    between_epochs = in_plan("train", cursor(3, 0).position.to_plain(), now, {})
+        DataPosition.resume("train", cursor(3, 10).position.to_plain(), now, {})
+    between_epochs = DataPosition.resume("train", cursor(3, 0).position.to_plain(), now, {})
     assert between_epochs.plan == now
     assert between_epochs.epoch == 3
 
@@ -162,28 +161,32 @@ def test_a_stream_remembers_each_world_that_read_the_epoch() -> None:
     epoch.given(30)
     plain = json.loads(json.dumps(one.position.to_plain()))
     again = Cursor(StreamPosition.from_plain(plain, world_size=3))
-    assert again.position.legs == (Segment(2, 30),)
+    assert again.position.segments == (Segment(2, 30),)
     with again.epoch() as epoch:
         epoch.given(7)
-        assert again.position.to_plain() == {"epoch": 0, "legs": [[2, 30], [3, 7]], "data": {}}
-    assert again.position.to_plain() == {"epoch": 1, "legs": [], "data": {}}
+        assert again.position.to_plain() == {
+            "epoch": 0,
+            "segments": [[2, 30], [3, 7]],
+            "digests": {},
+        }
+    assert again.position.to_plain() == {"epoch": 1, "segments": [], "digests": {}}
 
 
 def test_inside_an_epoch_a_stream_can_not_be_another_one() -> None:
     steps = {"steps of the pipeline": "abc"}
-    one = Cursor(in_stream("train", None, 2, steps))
+    one = Cursor(StreamPosition.resume("train", None, 2, steps))
     with one.epoch() as epoch:
         epoch.given(30)
         plain = json.loads(json.dumps(one.position.to_plain()))
-    assert in_stream("train", plain, 3, steps).legs == (Segment(2, 30),)
+    assert StreamPosition.resume("train", plain, 3, steps).segments == (Segment(2, 30),)
     other = {"steps of the pipeline": "abd"}
     with pytest.raises(DataChangedError, match=r"epoch 0 of .*'train'.*other steps of the pipe"):
-        in_stream("train", plain, 3, other)
+        StreamPosition.resume("train", plain, 3, other)
     between_epochs = json.loads(json.dumps(one.position.to_plain()))
-    assert in_stream("train", between_epochs, 3, other).epoch == 1
+    assert StreamPosition.resume("train", between_epochs, 3, other).epoch == 1
 
 
 def test_a_stream_can_not_go_on_as_a_table() -> None:
     stream = StreamPosition(world_size=2, start=5).to_plain()
     with pytest.raises(DataChangedError, match="'train' was a stream"):
-        in_plan("train", stream, PLAN, {})
+        DataPosition.resume("train", stream, PLAN, {})

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import polytrain.data.fingerprint
-from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
+from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
 from polytrain.data.read.describe import describe
 
 VALUES: dict[str, tuple[pa.DataType, Any, Any]] = {
@@ -54,7 +54,7 @@ def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def of(kind: pa.DataType, values: list[Any]) -> str:
     table = pa.table({"x": pa.array(values, kind)})
     source = describe("train", table)
-    return fingerprint(source, marks(source))
+    return fingerprint(source, digests(source))
 
 
 @pytest.mark.usefixtures("large")
@@ -93,7 +93,7 @@ class Items:
 
 
 def sample_of(data: Any) -> dict[str, str]:
-    return marks_of_sample(describe("train", data))
+    return digests_of_sample(describe("train", data))
 
 
 @pytest.mark.parametrize("changed", [0, 2, 3])
@@ -121,5 +121,5 @@ def test_items_that_are_drawn_anew_are_not_compared() -> None:
     assert sample_of(Items([1.0, 2.0], noise=1.0)) == {}
 
 
-def test_what_has_marks_needs_no_sample() -> None:
+def test_data_with_digests_needs_no_sample() -> None:
     assert sample_of(pa.table({"x": [1, 2]})) == {}

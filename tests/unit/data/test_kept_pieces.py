@@ -50,14 +50,12 @@ def test_row_groups_are_decoded_about_once(window: int, groups: int, shards: int
     plan = Plan(rows=ROWS * groups, shards=shards, shuffle="window", window=window)
     order = plan.epoch(0)
     seen: list[int] = []
-    with rows.streams() as opened:
+    with rows.reading(order.of_shard) as take:
         for shard in range(shards):
-            stream = opened(order.of_shard(shard), 0)
             for start in range(0, len(plan.shard_rows(shard)), 50):
                 stop = min(start + 50, len(plan.shard_rows(shard)))
-                picked = order.of_shard(shard).pick(range(start, stop))
-                for part in stream.take_all([*picked]):
-                    seen += part.region.table["id"].to_pylist()[part.start : part.stop]
+                for part in take([(shard, range(start, stop))]):
+                    seen += part.table["id"].to_pylist()
     assert sorted(seen) == list(range(ROWS * groups))
     assert len(seen) <= sum(sum(piece.decoded) for piece in pieces) <= 2 * len(seen)
 

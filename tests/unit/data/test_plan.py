@@ -39,8 +39,8 @@ def rows_of_batch(plan: Plan, epoch: int, batch: range, world_size: int) -> list
         [
             int(row)
             for shard, indices in plan.batch_share(batch.start, batch.stop, world_size, rank)
-            for picked in order.of_shard(shard).pick(indices)
-            for row in picked.rows
+            for selection in order.of_shard(shard).select(indices)
+            for row in selection.rows
         ]
         for rank in range(world_size)
     ]
@@ -206,18 +206,21 @@ def test_rows_of_a_window_lie_together() -> None:
 
 
 @given(plan=plans(), data=st.data())
-def test_regions_tell_where_the_rows_are_picked(plan: Plan, data: st.DataObject) -> None:
-    """What reads ahead relies on: regions come in this order, and hold what is picked."""
+def test_a_selection_is_the_end_of_its_whole_regions(plan: Plan, data: st.DataObject) -> None:
+    """The read-ahead relies on it: regions come once and in order, and hold the selected rows."""
     shard = data.draw(st.integers(0, plan.shards - 1))
-    size = len(plan.shard_rows(shard))
-    assume(size)
     order = plan.epoch(0).of_shard(shard)
+    size = len(order)
+    assert size == len(plan.shard_rows(shard))
+    assume(size)
     first = data.draw(st.integers(0, size - 1))
-    picked = [int(row) for part in order.pick(range(first, size)) for row in part.rows]
-    ahead = [int(row) for region in order.regions(first) for row in region.rows]
+    selections = [*order.select(range(first, size))]
+    selected = [int(row) for selection in selections for row in selection.rows]
+    whole = [int(row) for selection in selections for row in selection.whole.rows]
     # The first region may hold rows that came before.
-    assert ahead[len(ahead) - len(picked) :] == picked
-    assert all(set(r.rows) <= set(r.region) for r in order.regions(first))
+    assert whole[len(whole) - len(selected) :] == selected
+    assert len({selection.region for selection in selections}) == len(selections)
+    assert all({*map(int, one.whole.rows)} == {*one.region} for one in selections)
 
 
 def test_shuffled_rows_are_anywhere_with_the_same_chance() -> None:

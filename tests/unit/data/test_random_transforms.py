@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain.data.read.random_transforms import wants_generator
-from polytrain.data.shards.reader import RowsShard
+from polytrain.data.shards.rows_shard import RowsShard
 from polytrain.data_errors import SourceError, TransformError
 from polytrain.testing.shards import shard_of
 

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from polytrain import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.checks import config_problems
-from polytrain.data.checks import tell_excess
+from polytrain.data.checks import warn_of_read_amplification
 from polytrain.data.read.describe import describe
-from polytrain.data.shards.assignment import RunDataset, holding
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.opening import open_shards
-from polytrain.data.shards.reader import RowsShard
+from polytrain.data.shards.rows_shard import RowsShard
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.testing.shards import shard_of
 
@@ -283,9 +283,9 @@ def test_what_a_worker_reads_beside_its_part_is_reported(
     data = files(tmp_path / "data")
     table = pa.table({"id": np.arange(1000)})
     fine = [spec_of(data, 4), spec_of(data, 4, shards=8), spec_of(table, 4, cut=1)]
-    tell_excess(fine, 4)
+    warn_of_read_amplification(fine, 4)
     assert caplog.messages == []
-    tell_excess([spec_of(data, 4, cut=1)], 4)
+    warn_of_read_amplification([spec_of(data, 4, cut=1)], 4)
     [message] = caplog.messages
     assert "up to 4.0 times its part of the data set 'train'" in message
     assert "DataConfig(shards=4)" in message
@@ -613,7 +613,7 @@ def test_no_group_is_divided(
         group_starts=group_starts(source, "query"),
     )
     spec = dataset.spec(world_size=world_size, whole=False, as_tables=False, only_tables=False)
-    table = holding(dataset, spec, world_size, 0).read()
+    table = dataset.held_rows(spec, world_size, 0).read()
     seen: list[int] = []
     whole: list[int] = []
     for rank in range(world_size):
@@ -639,8 +639,8 @@ def test_a_window_of_groups_has_as_many_rows_as_one_of_rows(
         group_starts=group_starts(source, "query"),
     )
     spec = dataset.spec(world_size=1, whole=False, as_tables=False, only_tables=False)
-    regions = list(spec.plan.epoch(0).of_shard(0).regions(0))
-    assert {len(region.region) for region in regions} == {groups}
+    order = spec.plan.epoch(0).of_shard(0)
+    assert {len(window.region) for window in order.select(range(len(order)))} == {groups}
 
 
 @given(
@@ -668,7 +668,7 @@ def test_the_gradient_weight_counts_the_rows_of_groups(
     spec = dataset.spec(
         world_size=world_size, whole=False, as_tables=False, only_tables=False, shards=shards
     )
-    table = holding(dataset, spec, world_size, 0).read()
+    table = dataset.held_rows(spec, world_size, 0).read()
     world = [
         open_shards([spec], iter([table]), {}, world_size=world_size, rank=rank)["train"]
         for rank in range(world_size)

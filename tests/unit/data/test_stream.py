@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.stream_partitioner import BlockRows, Round, Segment, StreamPartitioner
-from polytrain.data.streams.stream import PartSource, StreamShard, StreamSpec
+from polytrain.data.shards.spec import StreamSpec
+from polytrain.data.shards.stream_shard import PartSource, StreamShard
 from polytrain.data_errors import StreamLostError
 from polytrain.errors import BadDataError
 
@@ -31,11 +32,11 @@ class Dealt(PartSource):
         self._rounds: list[Round[int]] = []
         self._dealt = 0
 
-    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
-        dealing: StreamPartitioner[int] = StreamPartitioner(self._world_size, legs)
-        added = [dealing.add(BlockRows(n, 0, size)) for n, size in enumerate(self._blocks)]
-        self._rounds = [found for found in (*added, dealing.finish()) if found is not None]
-        self._dealt = dealing.rows_dealt
+    def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
+        partitioner: StreamPartitioner[int] = StreamPartitioner(self._world_size, segments)
+        added = [partitioner.add(BlockRows(n, 0, size)) for n, size in enumerate(self._blocks)]
+        self._rounds = [found for found in (*added, partitioner.finish()) if found is not None]
+        self._dealt = partitioner.rows_in_rounds
 
     def next_part(self, epoch: int, index: int) -> pa.Table | int:
         if index == len(self._rounds):

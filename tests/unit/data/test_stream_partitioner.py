@@ -26,14 +26,14 @@ streams = st.lists(st.integers(0, 12), max_size=30)
 
 
 def rounds(
-    blocks: Sequence[int], world_size: int, legs: Sequence[Segment] = ()
+    blocks: Sequence[int], world_size: int, segments: Sequence[Segment] = ()
 ) -> list[Round[int]]:
     """All that is dealt of blocks of these sizes."""
-    dealing = StreamPartitioner[int](world_size, legs)
-    found = [dealing.add(BlockRows(block, 0, rows)) for block, rows in enumerate(blocks)]
-    found.append(dealing.finish())
+    partitioner = StreamPartitioner[int](world_size, segments)
+    found = [partitioner.add(BlockRows(block, 0, rows)) for block, rows in enumerate(blocks)]
+    found.append(partitioner.finish())
     dealt = [parts for parts in found if parts is not None]
-    assert dealing.rows_dealt == sum(map(sum, sizes(dealt)))
+    assert partitioner.rows_in_rounds == sum(map(sum, sizes(dealt)))
     return dealt
 
 
@@ -54,8 +54,10 @@ def _rows(some: BlockRows[int]) -> range:
     return range(some.start, some.stop)
 
 
-def ranks(blocks: Sequence[int], world_size: int, legs: Sequence[Segment] = ()) -> list[list[Row]]:
-    return rows_by_rank(rounds(blocks, world_size, legs), world_size)
+def ranks(
+    blocks: Sequence[int], world_size: int, segments: Sequence[Segment] = ()
+) -> list[list[Row]]:
+    return rows_by_rank(rounds(blocks, world_size, segments), world_size)
 
 
 def all_rows(blocks: Sequence[int]) -> Counter[Row]:
@@ -64,23 +66,23 @@ def all_rows(blocks: Sequence[int]) -> Counter[Row]:
 
 @given(streams, histories, world_sizes)
 def test_every_row_is_consumed_once_over_any_history(
-    blocks: list[int], legs: list[Segment], world_size: int
+    blocks: list[int], segments: list[Segment], world_size: int
 ) -> None:
     consumed: Counter[Row] = Counter()
-    for number, leg in enumerate(legs):
-        for rows in ranks(blocks, leg.world_size, legs[:number]):
-            consumed.update(rows[: leg.rows])
-    for rows in ranks(blocks, world_size, legs):
+    for number, segment in enumerate(segments):
+        for rows in ranks(blocks, segment.world_size, segments[:number]):
+            consumed.update(rows[: segment.rows])
+    for rows in ranks(blocks, world_size, segments):
         consumed.update(rows)
     assert consumed == all_rows(blocks)
 
 
 @given(streams, histories, world_sizes)
 def test_ranks_never_are_more_than_a_row_apart(
-    blocks: list[int], legs: list[Segment], world_size: int
+    blocks: list[int], segments: list[Segment], world_size: int
 ) -> None:
     totals = [0] * world_size
-    for round_sizes in sizes(rounds(blocks, world_size, legs)):
+    for round_sizes in sizes(rounds(blocks, world_size, segments)):
         totals = [total + size for total, size in zip(totals, round_sizes, strict=True)]
         assert max(totals) - min(totals) <= 1
         assert totals == [rank_total(sum(totals), world_size, rank) for rank in range(world_size)]
@@ -88,31 +90,31 @@ def test_ranks_never_are_more_than_a_row_apart(
 
 @given(streams, histories, world_sizes, st.integers(0, 25))
 def test_the_same_world_goes_on_as_if_nothing_had_happened(
-    blocks: list[int], legs: list[Segment], world_size: int, rows: int
+    blocks: list[int], segments: list[Segment], world_size: int, rows: int
 ) -> None:
-    whole = ranks(blocks, world_size, legs)
-    resumed = ranks(blocks, world_size, [*legs, Segment(world_size, rows)])
+    whole = ranks(blocks, world_size, segments)
+    resumed = ranks(blocks, world_size, [*segments, Segment(world_size, rows)])
     assert resumed == [rank[rows:] for rank in whole]
 
 
 @given(streams, histories, world_sizes, world_sizes)
 def test_a_leg_without_rows_changes_nothing(
-    blocks: list[int], legs: list[Segment], former: int, world_size: int
+    blocks: list[int], segments: list[Segment], former: int, world_size: int
 ) -> None:
-    assert rounds(blocks, world_size, [*legs, Segment(former, 0)]) == rounds(
-        blocks, world_size, legs
+    assert rounds(blocks, world_size, [*segments, Segment(former, 0)]) == rounds(
+        blocks, world_size, segments
     )
 
 
 @given(streams, histories, world_sizes)
 def test_a_round_is_known_before_later_blocks_are(
-    blocks: list[int], legs: list[Segment], world_size: int
+    blocks: list[int], segments: list[Segment], world_size: int
 ) -> None:
     cut = len(blocks) // 2
-    dealing = StreamPartitioner[int](world_size, legs)
-    found = [dealing.add(BlockRows(block, 0, rows)) for block, rows in enumerate(blocks[:cut])]
+    partitioner = StreamPartitioner[int](world_size, segments)
+    found = [partitioner.add(BlockRows(block, 0, rows)) for block, rows in enumerate(blocks[:cut])]
     early = [parts for parts in found if parts is not None]
-    assert rounds(blocks, world_size, legs)[: len(early)] == early
+    assert rounds(blocks, world_size, segments)[: len(early)] == early
 
 
 @given(st.integers(1, 7), st.integers(1, 9), st.integers(0, 4))
@@ -147,8 +149,8 @@ def test_an_epoch_that_was_consumed_has_no_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "legs"), [(0, ()), (1, (Segment(0, 1),)), (1, (Segment(1, -1),))]
+    ("world_size", "segments"), [(0, ()), (1, (Segment(0, 1),)), (1, (Segment(1, -1),))]
 )
-def test_impossible_worlds_are_refused(world_size: int, legs: tuple[Segment, ...]) -> None:
+def test_impossible_worlds_are_refused(world_size: int, segments: tuple[Segment, ...]) -> None:
     with pytest.raises(ValueError, match="at least"):
-        StreamPartitioner[int](world_size, legs)
+        StreamPartitioner[int](world_size, segments)

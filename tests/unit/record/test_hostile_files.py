@@ -401,7 +401,7 @@ def read_manifest(content: bytes) -> None:
 
 
 def test_a_manifest() -> None:
-    position = DataPosition(epoch=1, start=2, plan=Plan(rows=9, shards=2), data={"files": "12"})
+    position = DataPosition(epoch=1, start=2, plan=Plan(rows=9, shards=2), digests={"files": "12"})
     manifest = replace(MANIFEST, positions={"train": position.to_plain()})
     assert wrong(asdict(manifest), read_manifest, (ValueError,)) == []
 
@@ -413,7 +413,7 @@ def test_a_manifest_of_anything() -> None:
 
 
 def test_the_position_in_a_stream() -> None:
-    plain = {"epoch": 1, "legs": [[2, 5]], "data": {"steps": "12"}}
+    plain = {"epoch": 1, "segments": [[2, 5]], "digests": {"steps": "12"}}
 
     def read(content: bytes) -> None:
         StreamPosition.from_plain(strict_json.loads(content), 2)

@@ -50,13 +50,13 @@ def grouped_datasets(
     return grouped(datasets, demand, num_workers=num_workers)
 
 
-def marked_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, ...]:
-    """Return the data sets with the marks that they have now."""
+def identified_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, ...]:
+    """Return the data sets with the digests that they have now."""
     if not datasets:
         return ()
-    from polytrain.data.fingerprint import marks
+    from polytrain.data.fingerprint import digests
 
-    return tuple(replace(dataset, marks=marks(dataset.source)) for dataset in datasets)
+    return tuple(replace(dataset, digests=digests(dataset.source)) for dataset in datasets)
 
 
 def fingerprints(datasets: tuple[RunDataset, ...]) -> dict[str, str]:
@@ -65,7 +65,7 @@ def fingerprints(datasets: tuple[RunDataset, ...]) -> dict[str, str]:
         return {}
     from polytrain.data.fingerprint import fingerprint
 
-    return {dataset.name: fingerprint(dataset.source, dataset.marks) for dataset in datasets}
+    return {dataset.name: fingerprint(dataset.source, dataset.digests) for dataset in datasets}
 
 
 def ready_datasets(
@@ -86,13 +86,13 @@ def start_problems(run: Run) -> tuple[Problem, ...]:
     """
     if not run.datasets:
         return ()
-    from polytrain.data.checks import position_problems, tell_excess
+    from polytrain.data.checks import position_problems, warn_of_read_amplification
 
     own = run.start.own
     field = f"datasets, for the run in {run.location.address}" if own else "restore_from"
     problems = tuple(position_problems(run.shard_specs, run.start.positions, field=field))
     if not problems:
-        tell_excess(run.shard_specs, run.spec.world_size)
+        warn_of_read_amplification(run.shard_specs, run.spec.world_size)
     return problems
 
 

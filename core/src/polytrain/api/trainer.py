@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from polytrain.api.datasets import (
     fingerprints,
-    marked_datasets,
+    identified_datasets,
     ready_datasets,
     start_problems,
 )
@@ -205,7 +205,7 @@ class Trainer:
         clock = Clock()
         location = location_of(self._spec)
         _raise_if_any((*fit_problems(resume, wait), *storage_problems_of(self._spec, location)))
-        self._datasets = marked_datasets(self._datasets)
+        self._datasets = identified_datasets(self._datasets)
         watcher = Watcher()
         with storage_needed(location):
             known = None if resume == "never" else previous_run(location.open())

@@ -1,4 +1,4 @@
-"""Everything that is wrong with the data sets of a job, found before any worker starts."""
+"""Checks of a job's data sets, before any worker starts."""
 
 from __future__ import annotations
 
@@ -10,32 +10,30 @@ from typing import Any
 
 from polytrain.config.configs import DataConfig, ScalingConfig
 from polytrain.config.constraints import field_problems, wrong_type
-from polytrain.data.plan.position import DataChangedError
+from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition
 from polytrain.data.read.describe import computed, describe
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
-from polytrain.data.shards.opening import in_plan, in_stream
-from polytrain.data.shards.spec import ShardSpec
-from polytrain.data.streams.stream import StreamSpec
+from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
 from polytrain.data_errors import SourceError, too_few
 from polytrain_plugins import Demand, Problem
 
 logger = logging.getLogger(__name__)
 
 _MUCH = 2.0
-"""Times that the rows a worker reads are as many as those it uses."""
+"""A read amplification that deserves a warning."""
 
 
 def described(
     datasets: Any, configs: Any, *, needs_train: bool, num_workers: int
 ) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
-    """Describe the data sets; what can't be described is a problem.
+    """Describe the data sets, and find problems with them and their options.
 
     Args:
-        datasets: what the user passed as such.
-        configs: what the user passed as `dataset_config`.
-        needs_train: the backend can't do without the data set "train".
-        num_workers: ranks.
+        datasets: the user's argument.
+        configs: the user's argument `dataset_config`.
+        needs_train: whether the backend needs the data set "train".
+        num_workers: number of ranks.
     """
     if not isinstance(datasets, Mapping):
         return (), (wrong_type("datasets", datasets, dict),)
@@ -57,7 +55,7 @@ def described(
 
 
 def _warn_of_index_columns(datasets: Iterable[RunDataset]) -> None:
-    """Name once the columns that are left out because they hold a DataFrame's index."""
+    """Warn once of the columns that are left out because they hold a DataFrame's index."""
     left_out = [
         f"{', '.join(map(repr, dataset.source.index))} of {dataset.name!r}"
         for dataset in datasets
@@ -74,7 +72,7 @@ def _warn_of_index_columns(datasets: Iterable[RunDataset]) -> None:
 def grouped(
     datasets: Iterable[RunDataset], demand: Demand, *, num_workers: int
 ) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
-    """Find where groups begin, in data sets whose rows are not to be separated just anywhere."""
+    """Find where groups begin, in data sets that have them."""
     found, problems = [], []
     for dataset in datasets:
         column = dataset.config.group or demand.group
@@ -115,7 +113,7 @@ def grouped(
 def ready(
     datasets: Iterable[RunDataset], demand: Demand, scaling: ScalingConfig
 ) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
-    """Run the pipelines of streams that have to be finished before training begins."""
+    """Run the pipelines that must end before training begins."""
     found, problems = [], []
     for dataset in datasets:
         reason = _why_not_streamed(dataset, demand, scaling)
@@ -131,36 +129,36 @@ def ready(
 
 
 def position_problems(
-    specs: Iterable[ShardSpec | StreamSpec], positions: Mapping[str, Any], *, field: str
+    specs: Iterable[DatasetSpec], positions: Mapping[str, Any], *, field: str
 ) -> Iterator[Problem]:
-    """Whether the data are still those in which a checkpoint has its place.
+    """Yield a problem for each data set in which a checkpoint's position isn't valid.
 
     Args:
-        specs: the data.
+        specs: of the data sets.
         positions: the checkpoint's.
-        field: what a problem is about.
+        field: the field of the problems.
     """
     for spec in specs:
-        position = positions.get(spec.name)
+        saved = positions.get(spec.name)
         try:
             if isinstance(spec, StreamSpec):
-                in_stream(spec.name, position, 1, spec.data)
+                StreamPosition.resume(spec.name, saved, 1, spec.digests)
             else:
-                in_plan(spec.name, position, spec.plan, spec.data)
+                DataPosition.resume(spec.name, saved, spec.plan, spec.digests)
         except DataChangedError as error:
             yield Problem(field=field, what=error.what, remedy=error.remedy)
 
 
-def tell_excess(specs: Iterable[ShardSpec | StreamSpec], world_size: int) -> None:
-    """Warn where workers read many times the rows that they use."""
+def warn_of_read_amplification(specs: Iterable[DatasetSpec], world_size: int) -> None:
+    """Warn if workers read many times the rows that they use."""
     for spec in specs:
-        if isinstance(spec, ShardSpec) and spec.excess(world_size) >= _MUCH:
+        if isinstance(spec, ShardSpec) and spec.read_amplification(world_size) >= _MUCH:
             logger.warning(
                 "Each of %d workers reads up to %.1f times its part of the data set %r, which was "
                 "cut into %d shard(s). A new run cuts it anew: pass restore_from=… with a "
                 "checkpoint that was made between two epochs, and DataConfig(shards=%d).",
                 world_size,
-                spec.excess(world_size),
+                spec.read_amplification(world_size),
                 spec.name,
                 spec.plan.shards,
                 world_size,
@@ -168,9 +166,9 @@ def tell_excess(specs: Iterable[ShardSpec | StreamSpec], world_size: int) -> Non
 
 
 def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfig) -> str | None:
-    """Why a stream has to be finished before training begins.
+    """Why a pipeline must end before training begins.
 
-    None if it needn't; empty if that is as the user would expect.
+    None if it needn't; "" if the user expects that.
     """
     if dataset.source.stream is None:
         return None

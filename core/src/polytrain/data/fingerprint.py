@@ -1,8 +1,8 @@
-"""What a data set is, in short: data sets that differ have, in all likelihood, other fingerprints.
+"""Digests that identify a data set.
 
-Files are known by their place, size and time of modification, tables in memory by their rows (large
-ones by their sums and a sample), pipelines by their steps, everything else by its kind, its types
-and its number of rows.
+Files are identified by their paths, sizes and times of modification, tables in memory by their rows
+(large ones by their sums and a sample), pipelines by their steps, and everything else by its kind,
+its types and its number of rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.plan.marks import (
+from polytrain.data.plan.position import (
     NAMES,
     ORDER,
     ORDER_WITHOUT_NAMES,
@@ -35,29 +35,42 @@ _WHOLE_BYTES = 64 << 20
 _SAMPLED_ROWS = 1000
 
 _SAMPLED_ITEMS = 8
-"""Of data sets whose rows are read one by one, which may take long."""
+"""Sampled rows of data sets whose rows are read one by one, which may take long."""
 
 _MOST_COLUMNS = 256
-"""Of more, the rest isn't looked at: marks are part of every checkpoint."""
+"""Columns with a digest. More aren't looked at: digests are part of every checkpoint."""
 
 _DIGITS = 16
 
 
-def marks(source: Source) -> dict[str, str]:
-    """What tells a data set from another one with as many rows: what it is of → a digest.
+def fingerprint(source: Source, digests: Mapping[str, str]) -> str:
+    """Return one digest that identifies a data set. Transforms make no difference.
 
-    Nothing of it depends on which columns are read, or on a transform.
+    Args:
+        source: the data set.
+        digests: its digests.
+    """
+    pieces = [_untransformed(piece) for piece in source.pieces]
+    rows = [(getattr(piece, "path", piece.where), piece.rows) for piece in pieces]
+    facts = str(source.schema.remove_metadata()), sorted(digests.items()), rows
+    return _digest(facts, digits=None)
+
+
+def digests(source: Source) -> dict[str, str]:
+    """Return digests that tell a data set from others with as many rows, by what they are of.
+
+    They depend neither on the columns that are read nor on transforms.
     """
     if source.stream is not None:
         return {"steps of the pipeline": _digest(_steps(source.stream))}
-    pieces = [_plain(piece) for piece in source.pieces]
+    pieces = [_untransformed(piece) for piece in source.pieces]
     files = {
-        str(path): getattr(piece, "version", ())
+        str(path): tuple(getattr(piece, "version", ()))
         for piece in pieces
         if (path := getattr(piece, "path", None)) is not None
     }
     if files:
-        return _marks_of_files([str(getattr(piece, "path", "")) for piece in pieces], files)
+        return _digests_of_files([str(getattr(piece, "path", "")) for piece in pieces], files)
     if len(pieces) == 1 and isinstance(pieces[0], TablePiece):
         table = pieces[0].table
         size = table.nbytes
@@ -68,15 +81,15 @@ def marks(source: Source) -> dict[str, str]:
     return {}
 
 
-def marks_of_sample(source: Source) -> dict[str, str]:
-    """What tells a data set without marks from another one: some of its rows.
+def digests_of_sample(source: Source) -> dict[str, str]:
+    """Return a digest of some rows of a data set that has no other digests.
 
-    They are read twice, since items may be drawn at random: there is no mark then.
+    They are read twice. If they differ, items are drawn at random, and there is no digest.
 
     Raises:
         ReadError: one of them can't be read.
     """
-    if source.stream is not None or marks(source):
+    if source.stream is not None or digests(source):
         return {}
     rows = PieceRows(source.pieces, source.schema)
     last = sum(piece.rows for piece in source.pieces) - 1
@@ -88,37 +101,25 @@ def marks_of_sample(source: Source) -> dict[str, str]:
     return {"sampled rows": once} if once == again else {}
 
 
-def _marks_of_files(paths: Sequence[str], files: Mapping[str, Iterable[Any]]) -> dict[str, str]:
-    """What files are known by.
-
-    Args:
-        paths: of the pieces, in order.
-        files: the version of each.
+def _digests_of_files(
+    paths: Sequence[str], versions: Mapping[str, tuple[Any, ...]]
+) -> dict[str, str]:
     """
-    versions = {path: tuple(version) for path, version in files.items()}
+    Args:
+        paths: the file of each piece, in order.
+        versions: size and time of each file.
+    """
     return {
-        NAMES: _digest(sorted(files)),
+        NAMES: _digest(sorted(versions)),
         ORDER: _digest(paths),
-        VERSIONS: _digest((path, *versions[path]) for path in sorted(files)),
+        VERSIONS: _digest((path, *versions[path]) for path in sorted(versions)),
         ORDER_WITHOUT_NAMES: _digest(versions.get(path) for path in paths),
         VERSIONS_WITHOUT_NAMES: _digest(sorted(versions.values(), key=repr)),
     }
 
 
-def fingerprint(source: Source, marks: Mapping[str, str]) -> str:
-    """The fingerprint of a data set, without what is done to its rows when they are read.
-
-    Args:
-        source: the data set.
-        marks: its own.
-    """
-    pieces = [_plain(piece) for piece in source.pieces]
-    rows = [(getattr(piece, "path", piece.where), piece.rows) for piece in pieces]
-    return _digest((str(source.schema.remove_metadata()), sorted(marks.items()), rows), digits=None)
-
-
-def _plain(piece: Piece) -> Piece:
-    return _plain(piece.piece) if isinstance(piece, TransformedPiece) else piece
+def _untransformed(piece: Piece) -> Piece:
+    return _untransformed(piece.piece) if isinstance(piece, TransformedPiece) else piece
 
 
 def _digest(facts: Iterable[Any], *, digits: int | None = _DIGITS) -> str:
@@ -126,17 +127,22 @@ def _digest(facts: Iterable[Any], *, digits: int | None = _DIGITS) -> str:
 
 
 def _steps(dataset: Any) -> list[str]:
-    """The steps of a Ray dataset, without what becomes known of them when it runs."""
+    """The steps of a Ray dataset, without what becomes known when it runs."""
     return re.sub(r"\((num_rows|schema)=[^\n]*", "", repr(dataset)).splitlines()
 
 
 def _facts_of_column(table: pa.Table, size: int) -> list[Any]:
-    """What is known of a table's only column, if all of its columns have so many bytes."""
+    """Facts about the only column of a table.
+
+    Args:
+        table: with that column.
+        size: bytes of all columns together.
+    """
     step = 1 if size <= _WHOLE_BYTES else max(1, table.num_rows // _SAMPLED_ROWS)
     rows = np.arange(0, table.num_rows, step)
-    # Taken even if it is all: chunks, and what lies behind missing values, make no difference then.
-    bare = widened(pa.table(table.columns, names=[""]))
-    sample = bare.take(pa.array(rows)).combine_chunks()
+    # Taken even if it is all: chunks, and values behind missing ones, then make no difference.
+    unnamed = widened(pa.table(table.columns, names=[""]))
+    sample = unnamed.take(pa.array(rows)).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, sample.schema) as stream:
         stream.write_table(sample)
@@ -145,7 +151,7 @@ def _facts_of_column(table: pa.Table, size: int) -> list[Any]:
 
 
 def _sums(table: pa.Table) -> list[str]:
-    # Sums of the same numbers differ in their last digits where the numbers lie in other chunks.
+    # Sums of the same numbers differ in their last digits if the chunks differ.
     return [
         f"{float(pc.sum(_summable(column)).as_py() or 0):.12g}"
         for column in table.columns

@@ -16,7 +16,7 @@ from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
 from polytrain.config.installation import installation_problems
 from polytrain.config.run_spec import RunSpec
-from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
+from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
 from polytrain.data.read.describe import Source
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.types.schemas import without
@@ -124,7 +124,7 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
 
 
 def _known_by(source: Source) -> str:
-    return fingerprint(source, {**marks(source), **marks_of_sample(source)})
+    return fingerprint(source, {**digests(source), **digests_of_sample(source)})
 
 
 def _checked(request: PredictionRequest) -> Source:

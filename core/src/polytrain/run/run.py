@@ -20,8 +20,7 @@ from polytrain_plugins import Demand, RunInfo
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
-    from polytrain.data.shards.spec import ShardSpec
-    from polytrain.data.streams.stream import StreamSpec
+    from polytrain.data.shards.spec import DatasetSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +68,11 @@ class Run:
         return min(known, default=None)
 
     @property
-    def shard_specs(self) -> tuple[ShardSpec | StreamSpec, ...]:
+    def shard_specs(self) -> tuple[DatasetSpec, ...]:
         """How each data set is divided among ranks, in order."""
         return tuple(self._shard_spec(dataset) for dataset in self.datasets)
 
-    def _shard_spec(self, dataset: RunDataset) -> ShardSpec | StreamSpec:
+    def _shard_spec(self, dataset: RunDataset) -> DatasetSpec:
         if dataset.source.stream is not None:
             return dataset.stream_spec()
         position = self.start.positions.get(dataset.name)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from polytrain.config.configs import DataConfig
-from polytrain.data.fingerprint import marks
+from polytrain.data.fingerprint import digests
 from polytrain.data.read.describe import describe
-from polytrain.data.shards.assignment import RunDataset, holding
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.opening import open_shards
-from polytrain.data.shards.reader import RowsShard
+from polytrain.data.shards.rows_shard import RowsShard
 from polytrain.data.shards.spec import Held
 
 
@@ -37,7 +37,7 @@ def shard_of(
     """
     wanted = DataConfig(**config)
     source = describe("train", data, columns=wanted.columns, transform=wanted.transform)
-    dataset = RunDataset(source=source, config=wanted, marks=marks(source))
+    dataset = RunDataset(source=source, config=wanted, digests=digests(source))
     spec = dataset.spec(
         world_size=world_size,
         shards=shards,
@@ -46,7 +46,7 @@ def shard_of(
         only_tables=False,
     )
     holds = spec.held is not Held.NOTHING
-    tables = [holding(dataset, spec, world_size, rank).read()] if holds else []
+    tables = [dataset.held_rows(spec, world_size, rank).read()] if holds else []
     positions = {} if position is None else {"train": position}
     opened = open_shards([spec], iter(tables), positions, world_size=world_size, rank=rank)["train"]
     assert isinstance(opened, RowsShard)

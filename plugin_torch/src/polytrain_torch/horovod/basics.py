@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from polytrain import NotInWorkerError, get_context
 from polytrain.extension import Context
-from polytrain_torch.horovod.announcements import begin, end
+from polytrain_torch.horovod.call_log import begin, end
 
 
 class HorovodInternalError(RuntimeError):

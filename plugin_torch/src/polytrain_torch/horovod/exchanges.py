@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.horovod.announcements import announce
 from polytrain_torch.horovod.basics import context
+from polytrain_torch.horovod.call_log import log_call
 from polytrain_torch.horovod.compression import Compression, Compressor
 from polytrain_torch.horovod.handles import Pending, handle_of, synchronize
 from polytrain_torch.horovod.reductions import (
@@ -37,7 +37,7 @@ def broadcast_async_(
     size = context().get_world_size()
     if not 0 <= root_rank < size:
         raise ValueError(f"root_rank={root_rank!r}: there are the ranks 0 to {size - 1}")
-    announce("broadcast", root_rank, str(tensor.dtype), [*tensor.shape])
+    log_call("broadcast", root_rank, str(tensor.dtype), [*tensor.shape])
     sent = on_group_device(tensor.detach()).contiguous()
     work = dist.broadcast(sent, root_rank, async_op=True)
 
@@ -46,7 +46,7 @@ def broadcast_async_(
             tensor.detach().copy_(sent)
         return tensor
 
-    # When the root is done, others may not have begun: it doesn't complete the announcement.
+    # When the root is done, others may not have begun: it doesn't complete the call.
     return handle_of(Pending(works=[work], finish=finish))
 
 
@@ -90,7 +90,7 @@ def broadcast(
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: None = None) -> int:
     """Start an `allgather`; return a handle for `synchronize`."""
     refuse_process_set(process_set)
-    number, given = _announced("allgather", tensor)
+    number, given = _logged("allgather", tensor)
     rows = _exchanged_sizes([given.shape[0]])
     # All ranks send the same number of rows, of which some may be padding.
     padded = given.new_zeros((max(row for [row] in rows), *given.shape[1:]))
@@ -115,7 +115,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         gradient = allreduce(gradients[0])
-        announce("allgather", "rows")
+        log_call("allgather", "rows")
         rows = _exchanged_sizes([ctx.rows])
         before = sum(row for [row] in rows[: context().get_world_rank()])
         return gradient[before : before + ctx.rows]
@@ -159,7 +159,7 @@ def alltoall_async(
     """Start an `alltoall`; return a handle for `synchronize`, which gives tensor and splits."""
     refuse_process_set(process_set)
     sent = _splits(tensor, splits)
-    number, given = _announced("alltoall", tensor)
+    number, given = _logged("alltoall", tensor)
     received = [row[context().get_world_rank()] for row in _exchanged_sizes(sent)]
     output = given.new_empty((sum(received), *given.shape[1:]))
     work = dist.all_to_all_single(output, given, received, sent, async_op=True)
@@ -267,12 +267,12 @@ def reducescatter(
     return compression.decompress(reduced, ctx)
 
 
-def _announced(call: str, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
+def _logged(call: str, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
     """Announce a call with a tensor whose first dimension may differ; return what is sent."""
     context()
     if tensor.dim() == 0:
         raise ValueError(f"tensor: hvd.{call} needs a first dimension, and it is a scalar")
-    number = announce(call, str(tensor.dtype), [*tensor.shape[1:]])
+    number = log_call(call, str(tensor.dtype), [*tensor.shape[1:]])
     return number, on_group_device(tensor.detach()).contiguous()
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.engine import current_device
-from polytrain_torch.horovod.announcements import announce, completed
+from polytrain_torch.collectives.node_group import gradient_group
+from polytrain_torch.devices import current_device
+from polytrain_torch.horovod.call_log import completed, log_call
 from polytrain_torch.horovod.compression import Compressor
 from polytrain_torch.horovod.reductions import Average, on_group_device, scale, torch_op
-from polytrain_torch.node_group import gradient_group
 from polytrain_torch.row_weights import weighted_gradient
 
 _BUCKET = 25 << 20
@@ -59,7 +59,7 @@ class GradientReducer:
     _launched: int = field(default=0, init=False)
     """Buckets that are sent."""
 
-    _announced: int | None = field(default=None, init=False)
+    _logged: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         torch_op(self.op)
@@ -79,12 +79,12 @@ class GradientReducer:
     @property
     def is_under_way(self) -> bool:
         """Whether gradients are being reduced."""
-        return self._announced is not None
+        return self._logged is not None
 
     def reset(self) -> None:
         """Forget which gradients are there."""
         self._seen = dict.fromkeys(self.parameters, 0)
-        self._launched, self._announced = 0, None
+        self._launched, self._logged = 0, None
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.sent = bucket.work = None
@@ -95,8 +95,8 @@ class GradientReducer:
         self._launch(until=len(self._buckets))
         for bucket in self._buckets:
             bucket.work.wait()
-        assert self._announced is not None
-        completed(self._announced)
+        assert self._logged is not None
+        completed(self._logged)
         for bucket in self._buckets:
             self._unpack(bucket)
         self.reset()
@@ -132,8 +132,8 @@ class GradientReducer:
         self._launch(until=ready)
 
     def _begin(self) -> None:
-        if self._announced is None:
-            self._announced = announce("gradients", self._number)
+        if self._logged is None:
+            self._logged = log_call("gradients", self._number)
 
     def _launch(self, *, until: int) -> None:
         for bucket in self._buckets[self._launched : until]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from polytrain_torch.horovod.announcements import completed
+from polytrain_torch.horovod.call_log import completed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Pending:
     """Makes the result, when all of them are done."""
 
     number: int = 0
-    """Of the announcement that it completes; 0 for none."""
+    """The logged call that it completes; 0 for none."""
 
     def is_done(self) -> bool:
         """Whether waiting for it wouldn't block."""

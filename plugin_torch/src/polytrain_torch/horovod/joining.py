@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.horovod.announcements import announce, completed, count, next_call
 from polytrain_torch.horovod.basics import context
+from polytrain_torch.horovod.call_log import completed, count, log_call, next_call
 from polytrain_torch.horovod.gradients import take_part
 from polytrain_torch.horovod.reductions import (
     ReduceOp,
@@ -22,7 +22,7 @@ def barrier(process_set: None = None) -> None:
     """Wait until all ranks make this call."""
     refuse_process_set(process_set)
     context()
-    number = announce("barrier")
+    number = log_call("barrier")
     dist.barrier()
     completed(number)
 
@@ -47,7 +47,7 @@ def join(device: int = -1) -> int:
         return 0
     # An earlier join has ended when all ranks had joined.
     if count("joined") % place.get_world_size() == 0:
-        announce("join", place.get_world_rank())
+        log_call("join", place.get_world_rank())
         return place.get_world_rank()
     while True:
         function, *others = next_call()
@@ -76,7 +76,7 @@ def _take_part(function: str, others: list[Any]) -> None:
 
 
 def _zeros(described: str) -> torch.Tensor:
-    """Zeros of a type and shape, as an announcement has them: `torch.float32 [2, 3]`."""
+    """Zeros of a type and shape, as the log has them: `torch.float32 [2, 3]`."""
     dtype, _, shape = described.partition(" ")
     sizes = [int(size) for size in shape.strip("[]").split(",") if size.strip()]
     return on_group_device(torch.zeros(sizes, dtype=getattr(torch, dtype.removeprefix("torch."))))

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.collecting import gathered
-from polytrain_torch.horovod.announcements import announce, completed
+from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.horovod.basics import context
+from polytrain_torch.horovod.call_log import completed, log_call
 from polytrain_torch.horovod.exchanges import broadcast_async_
 from polytrain_torch.horovod.handles import synchronize
 from polytrain_torch.horovod.reductions import refuse_process_set
@@ -22,7 +22,7 @@ def broadcast_object(
     """The object of the rank `root_rank`, which can be pickled."""
     refuse_process_set(process_set)
     context()
-    announce("broadcast_object", root_rank)
+    log_call("broadcast_object", root_rank)
     values = [obj]
     dist.broadcast_object_list(values, src=root_rank)
     return values[0]
@@ -31,7 +31,7 @@ def broadcast_object(
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, by rank. They can be pickled."""
     context()
-    number = announce("allgather_object")
+    number = log_call("allgather_object")
     values = gathered(obj)
     completed(number)
     return values

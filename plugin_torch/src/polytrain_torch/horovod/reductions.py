@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.engine import current_device
-from polytrain_torch.horovod.announcements import announce
+from polytrain_torch.devices import current_device
 from polytrain_torch.horovod.basics import context
+from polytrain_torch.horovod.call_log import log_call
 from polytrain_torch.horovod.compression import Compression, Compressor
 from polytrain_torch.horovod.handles import Pending, handle_of, synchronize
 
@@ -123,7 +123,7 @@ def started(
     """Start to reduce tensors; the result is a list of new ones."""
     size, reduce = context().get_world_size(), torch_op(op)
     shapes = [f"{each.dtype} {[*each.shape]}" for each in tensors]
-    number = announce(call, op.value, *shapes)
+    number = log_call(call, op.value, *shapes)
     # `clone` keeps the order in memory, which may differ between ranks.
     sent = [
         scale(on_group_device(each.detach()).clone(memory_format=torch.contiguous_format), prescale)

@@ -1,4 +1,4 @@
-"""The position of one rank in a data set while it trains."""
+"""How far one rank is in a data set while it trains."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ AnyPosition = TypeVar("AnyPosition", bound=Position)
 
 
 class Cursor(Generic[AnyPosition]):
-    """Where a rank stands: the epoch, and how much of it has been given.
+    """A rank's position: the epoch, and the number of its rows that have been given.
 
-    Of several iterations over the same data set at once, the one that began last counts. A loop
-    that goes on after another one has begun is an error: a checkpoint knows one place only.
+    If several iterations over the data set run at once, the one that began last counts. A loop that
+    continues after another one has begun is an error: a checkpoint has one position only.
     """
 
     def __init__(self, position: AnyPosition) -> None:
@@ -25,18 +25,18 @@ class Cursor(Generic[AnyPosition]):
 
     @property
     def position(self) -> AnyPosition:
-        """What a checkpoint that is made now records."""
+        """The position that a checkpoint records now."""
         return self._position
 
     @property
     def next_start(self) -> int:
-        """Where the next iteration will begin in its epoch."""
+        """The position in its epoch at which the next iteration begins."""
         return self._position.start if self._begun is None else 0
 
     def next_epoch(self) -> Epoch:
-        """The epoch after the one that has begun, or the one to go on with after a restart.
+        """Return the epoch after the one that has begun; after a restart, the interrupted one.
 
-        It begins when its first rows are given: until then it may be asked for again.
+        It begins when its first rows are given. Until then it is returned again.
         """
         if self._begun is None:
             return Epoch(self, self._position.epoch, self._position.start)
@@ -44,10 +44,10 @@ class Cursor(Generic[AnyPosition]):
 
     @contextmanager
     def epoch(self) -> Iterator[Epoch]:
-        """Begin the next epoch at once. However the block is left, it is over then.
+        """Begin the next epoch at once. It ends with the block.
 
         Raises:
-            RuntimeError: another epoch has begun, and this one goes on.
+            RuntimeError: this loop continues after another one has begun.
         """
         epoch = self.next_epoch()
         epoch.given(epoch.start)
@@ -59,15 +59,15 @@ class Cursor(Generic[AnyPosition]):
             epoch.end()
 
     def resume_at(self, position: AnyPosition) -> None:
-        """Before the first epoch: begin at another position than the checkpoint's manifest has."""
+        """Set another position than the manifest's, before the first epoch."""
         self._position = position
 
     def has_begun(self, epoch: Epoch) -> bool:
-        """Whether an epoch is the one of which something has been given."""
+        """Return whether rows of an epoch have been given, and no other one has begun since."""
         return self._begun is epoch
 
     def move(self, epoch: Epoch, start: int) -> None:
-        """An epoch has come this far."""
+        """Set the position within an epoch; see `Epoch.given`."""
         beat()
         if epoch.is_over:
             epoch.check_alone()
@@ -78,7 +78,7 @@ class Cursor(Generic[AnyPosition]):
         self._position = self._position.moved(epoch.number, start)
 
     def end(self, epoch: Epoch) -> None:
-        """Nothing more is given of an epoch."""
+        """End an epoch; see `Epoch.end`."""
         epoch.is_over = True
         if self._begun is epoch:
             self._position = self._position.moved(epoch.number + 1, 0)
@@ -86,7 +86,7 @@ class Cursor(Generic[AnyPosition]):
 
 
 class Epoch:
-    """One iteration over a data set, which tells the cursor how far it has come."""
+    """One iteration over a data set, which moves the cursor."""
 
     def __init__(self, cursor: Cursor[Any], number: int, start: int) -> None:
         self._cursor = cursor
@@ -94,13 +94,13 @@ class Epoch:
         self.start = start
         self.is_over = False
         self.is_overtaken = False
-        """Another one began before this one was over."""
+        """Another epoch began before this one was over."""
         self.is_loop = False
-        """Whoever takes rows has trained on those before, and wants all of them."""
+        """The caller trains on each batch before it takes the next one, and wants all of them."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether something has been given of it, so that it won't be asked for again."""
+        """Whether rows of it have been given, so that it isn't returned again."""
         return self._cursor.has_begun(self)
 
     def check_alone(self) -> None:
@@ -118,9 +118,9 @@ class Epoch:
             )
 
     def given(self, start: int) -> None:
-        """Everything before this place has been given to the training function."""
+        """Count all rows before this position as given to the training function."""
         self._cursor.move(self, start)
 
     def end(self) -> None:
-        """Nothing more is given, whether or not there is more."""
+        """End the epoch, whether or not rows are left."""
         self._cursor.end(self)

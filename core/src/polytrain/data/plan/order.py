@@ -2,195 +2,153 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from polytrain.data.plan.permutation import Permutation
 
-# What the keys of permutations are for: no two uses may share an order.
-_WHOLE_SHARD, _ORDER_OF_WINDOWS, _WITHIN_WINDOW = range(3)
+# What permutations are used for, as a part of their keys: no two uses share an order.
+_ORDER_OF_WINDOWS, _WITHIN_WINDOW = range(2)
 
 _BLOCK = 1 << 12
-"""Places that are computed together."""
+"""Number of places that are computed together."""
+
+RowNumbers: TypeAlias = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSelection:
-    """Rows to take one after another: a part of a region of the data, as it is arranged."""
+class Selection:
+    """Rows of a region of the data set, in the order in which they are used."""
 
     region: range
     """Consecutive rows of the data set."""
 
-    place: range
-    """Which of them, counted in the order in which they are arranged."""
+    places: range
+    """The selected places in the region's order."""
 
-    arrange: Callable[[range], np.ndarray[Any, Any]] | None = None
-    """Places → numbers of the rows there; None where the rows lie as they come."""
-
-    @property
-    def rows(self) -> range | np.ndarray[Any, Any]:
-        """Numbers of the rows in the data set."""
-        if self.arrange is None:
-            return self.region[self.place.start : self.place.stop]
-        return self.arrange(self.place)
+    rows_at: Callable[[range], RowNumbers] | None = None
+    """Returns the row numbers at places; None if the region's rows keep their order."""
 
     @property
-    def whole(self) -> RowSelection:
+    def rows(self) -> range | RowNumbers:
+        """Row numbers in the data set."""
+        if self.rows_at is None:
+            return self.region[self.places.start : self.places.stop]
+        return self.rows_at(self.places)
+
+    @property
+    def whole(self) -> Selection:
         """All rows of the region."""
-        return replace(self, place=range(len(self.region)))
+        return replace(self, places=range(len(self.region)))
 
 
-class Order(ABC):
-    """The order of a canonical shard's rows in one epoch."""
+class Order:
+    """The order of a canonical shard's rows in one epoch: windows, and rows within each window.
 
-    @abstractmethod
-    def __getitem__(self, index: int) -> int:
-        """The row that comes at this place."""
+    Without shuffling, and if all rows are shuffled, the shard is one window.
+    """
 
-    @abstractmethod
-    def pick(self, indices: range) -> Iterator[RowSelection]:
-        """The rows that come at these places."""
-
-    @abstractmethod
-    def regions(self, index: int) -> Iterator[RowSelection]:
-        """All that is picked from this place on, region by region: to have it at hand in time."""
-
-
-class InOrder(Order):
-    """As the rows come."""
-
-    def __init__(self, rows: range) -> None:
+    def __init__(self, rows: range, key: tuple[int, ...] | None, window: int | None = None) -> None:
+        """
+        Args:
+            rows: the shard's.
+            key: decides the order; None leaves the rows as they are.
+            window: rows in a window. Windows begin at its multiples, so the first and the last one
+                may have fewer rows. None for one window.
+        """
         self._rows = rows
-
-    def __getitem__(self, index: int) -> int:
-        return self._rows[index]
-
-    def pick(self, indices: range) -> Iterator[RowSelection]:
-        rows = self._rows[indices.start : indices.stop]
-        yield RowSelection(region=rows, place=range(len(rows)))
-
-    def regions(self, index: int) -> Iterator[RowSelection]:
-        yield from self.pick(range(index, len(self._rows)))
-
-
-class Shuffled(Order):
-    """Every row anywhere."""
-
-    def __init__(self, rows: range, key: tuple[int, ...]) -> None:
-        self._rows = rows
-        self._permutation = Permutation(len(rows), _WHOLE_SHARD, *key)
-        self._arranged = _Arranged(rows, self._permutation)
-
-    def __getitem__(self, index: int) -> int:
-        return self._rows.start + self._permutation(index)
-
-    def pick(self, indices: range) -> Iterator[RowSelection]:
-        yield RowSelection(region=self._rows, place=indices, arrange=self._arranged)
-
-    def regions(self, index: int) -> Iterator[RowSelection]:
-        yield from (picked.whole for picked in self.pick(range(index, index + 1)))
-
-
-class Windows(Order):
-    """Windows in any order, of which the first and the last in the data may be shorter."""
-
-    def __init__(self, rows: range, size: int, key: tuple[int, ...]) -> None:
-        self._rows = rows
-        self._size = size
         self._key = key
-        self._first = rows.start // size
-        self._count = -(-rows.stop // size) - self._first if rows else 0
-        self._windows = Permutation(self._count, _ORDER_OF_WINDOWS, *key)
-        # Place in the order → rows that are missing there to a full window.
+        self._size = window or max(1, len(rows))
+        self._origin = rows.start - (rows.start % window if window else 0)
+        self._count = -(-(rows.stop - self._origin) // self._size) if rows else 0
+        self._windows: _ShuffledRange | None = None
+        # Place of a window → number of rows that it has less than others.
         self._short: dict[int, int] = {}
-        for window in {0, self._count - 1} if rows else ():
-            self._short[self._windows.inverse(window)] = size - len(self._window(window))
-        # Place, and the rows there: what is asked for next is most likely there, too.
-        self._last = (0, 0, 0)
-        self._within = lru_cache(maxsize=2)(self._permutation)
+        if self._count > 1 and key is not None:
+            windows = Permutation(self._count, _ORDER_OF_WINDOWS, *key)
+            self._windows = _ShuffledRange(range(self._count), windows)
+            for number in (0, self._count - 1):
+                self._short[windows.inverse(number)] = self._size - len(self._window(number))
+        self._at_place = lru_cache(maxsize=2)(self._window_at)
 
-    def __getitem__(self, index: int) -> int:
-        place = self._place(index)
-        window, permutation, _ = self._within(place)
-        return window.start + permutation(index - self._last[1])
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    def pick(self, indices: range) -> Iterator[RowSelection]:
+    def select(self, indices: range) -> Iterator[Selection]:
+        """The rows at these indices of the order, window by window."""
         while indices:
             place = self._place(indices.start)
-            start = self._start(place)
-            window, _, arranged = self._within(place)
-            inside = range(indices.start - start, min(indices.stop - start, len(window)))
-            yield RowSelection(region=window, place=inside, arrange=arranged)
-            indices = indices[len(inside) :]
+            window, rows_at = self._at_place(place)
+            first = indices.start - self._start(place)
+            places = range(first, min(first + len(indices), len(window)))
+            yield Selection(region=window, places=places, rows_at=rows_at)
+            indices = indices[len(places) :]
 
-    def regions(self, index: int) -> Iterator[RowSelection]:
-        for place in range(self._place(index), self._count):
-            window, _, arranged = self._within(place)
-            yield RowSelection(region=window, place=range(len(window)), arrange=arranged)
-
-    def _permutation(self, place: int) -> tuple[range, Permutation, _Arranged]:
-        number = self._windows(place)
+    def _window_at(self, place: int) -> tuple[range, _ShuffledRange | None]:
+        number = place
+        if self._windows is not None:
+            number = int(self._windows(range(place, place + 1))[0])
         window = self._window(number)
+        if self._key is None:
+            return window, None
         permutation = Permutation(len(window), _WITHIN_WINDOW, *self._key, number)
-        return window, permutation, _Arranged(window, permutation)
+        return window, _ShuffledRange(window, permutation)
 
     def _window(self, number: int) -> range:
-        start = (self._first + number) * self._size
+        start = self._origin + number * self._size
         return range(max(start, self._rows.start), min(start + self._size, self._rows.stop))
 
     def _place(self, index: int) -> int:
-        place, start, stop = self._last
-        if start <= index < stop:
-            return place
+        """The place of the window that has this index."""
         place = index // self._size
         while place + 1 < self._count and self._start(place + 1) <= index:
             place += 1
-        self._last = place, self._start(place), self._start(place + 1)
         return place
 
     def _start(self, place: int) -> int:
-        """Where in the order the window at this place begins."""
-        return place * self._size - sum(
-            missing for short, missing in self._short.items() if short < place
-        )
+        """The first index of the window at this place."""
+        missing = sum(rows for short, rows in self._short.items() if short < place)
+        return place * self._size - missing
 
 
-class OrderOfGroups(Order):
-    """An order of groups, as an order of their rows. Places are those of groups."""
+class GroupOrder:
+    """The order of groups, as an order of their rows. Indices count groups."""
 
-    def __init__(self, groups: Order, starts: np.ndarray[Any, Any]) -> None:
+    def __init__(self, groups: Order, starts: RowNumbers) -> None:
+        """
+        Args:
+            groups: their order.
+            starts: the first row of each group, and the number of rows after the last one.
+        """
         self._groups = groups
         self._starts = starts
-        # Of the region that was picked from last.
-        self._arranged: tuple[Any, ...] = (None,)
+        # The region that was selected from last, its rows in order, and each group's end in them.
+        self._last: tuple[Any, ...] = (None,)
 
-    def __getitem__(self, index: int) -> int:
-        return int(self._starts[self._groups[index]])
+    def __len__(self) -> int:
+        return len(self._groups)
 
-    def pick(self, indices: range) -> Iterator[RowSelection]:
-        return map(self._picked, self._groups.pick(indices))
+    def select(self, indices: range) -> Iterator[Selection]:
+        """The rows of the groups at these indices, window by window."""
+        return map(self._rows_of, self._groups.select(indices))
 
-    def regions(self, index: int) -> Iterator[RowSelection]:
-        return map(self._picked, self._groups.regions(index))
-
-    def _picked(self, groups: RowSelection) -> RowSelection:
-        if groups.arrange is None:
-            rows = self._range(groups.region[groups.place.start : groups.place.stop])
-            return RowSelection(region=rows, place=range(len(rows)))
-        key = groups.region.start, groups.region.stop
-        if self._arranged[0] != key:
-            self._arranged = key, *self._arrangement(groups.whole.rows)
-        _, rows_in_order, ends = self._arranged
-        place = range(int(ends[groups.place.start]), int(ends[groups.place.stop]))
-        return RowSelection(
-            region=self._range(groups.region),
-            place=place,
-            arrange=lambda wanted: rows_in_order[wanted.start : wanted.stop],
+    def _rows_of(self, groups: Selection) -> Selection:
+        region = self._range(groups.region)
+        if groups.rows_at is None:
+            rows = self._range(groups.region[groups.places.start : groups.places.stop])
+            places = range(rows.start - region.start, rows.stop - region.start)
+            return Selection(region=region, places=places)
+        if self._last[0] != groups.region:
+            self._last = groups.region, *self._arrangement(groups.whole.rows)
+        _, rows_in_order, ends = self._last
+        return Selection(
+            region=region,
+            places=range(int(ends[groups.places.start]), int(ends[groups.places.stop])),
+            rows_at=lambda places: rows_in_order[places.start : places.stop],
         )
 
     def _range(self, groups: range) -> range:
@@ -198,37 +156,38 @@ class OrderOfGroups(Order):
             return range(0)
         return range(int(self._starts[groups.start]), int(self._starts[groups.stop]))
 
-    def _arrangement(self, groups: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """The rows of these groups, and where among them each group begins and the last ends."""
+    def _arrangement(self, groups: Any) -> tuple[RowNumbers, RowNumbers]:
+        """The rows of these groups in order, and the index in them where each group ends."""
         starts = self._starts[groups]
         sizes = self._starts[groups + 1] - starts
         ends = np.append(0, np.cumsum(sizes))
         return np.arange(ends[-1]) + np.repeat(starts - ends[:-1], sizes), ends
 
 
-class _Arranged:
-    """Places of permuted rows → the rows there.
+class _ShuffledRange:
+    """Consecutive numbers in a random order.
 
-    A permutation takes about as long for a few places as for thousands, so that small batches share
-    what it gives for a block of them.
+    A permutation takes about as long for a few places as for thousands, so small selections share a
+    block of them.
     """
 
-    def __init__(self, rows: range, permutation: Permutation) -> None:
-        self._rows = rows
+    def __init__(self, numbers: range, permutation: Permutation) -> None:
+        self._range = numbers
         self._permutation = permutation
         # Replaced as a whole: threads that read ahead use it, too.
-        self._last: tuple[range, np.ndarray[Any, Any]] = (range(0), np.empty(0, np.int64))
+        self._block: tuple[range, RowNumbers] = (range(0), np.empty(0, np.int64))
 
-    def __call__(self, places: range) -> np.ndarray[Any, Any]:
+    def __call__(self, places: range) -> RowNumbers:
+        """The numbers at these places."""
         if len(places) >= _BLOCK:
             return self._computed(places)
-        block, rows = self._last
+        block, numbers = self._block
         if places.start < block.start or places.stop > block.stop:
-            block = range(places.start, min(places.start + _BLOCK, len(self._rows)))
-            rows = self._computed(block)
-            self._last = block, rows
-        return rows[places.start - block.start : places.stop - block.start]
+            block = range(places.start, min(places.start + _BLOCK, len(self._range)))
+            numbers = self._computed(block)
+            self._block = block, numbers
+        return numbers[places.start - block.start : places.stop - block.start]
 
-    def _computed(self, places: range) -> np.ndarray[Any, Any]:
-        numbers = np.arange(places.start, places.stop, dtype=np.uint64)
-        return self._permutation(numbers).astype(np.int64) + self._rows.start
+    def _computed(self, places: range) -> RowNumbers:
+        words = np.arange(places.start, places.stop, dtype=np.uint64)
+        return self._permutation(words).astype(np.int64) + self._range.start

@@ -1,4 +1,4 @@
-"""Where a run stands in a data set: what a checkpoint records of it."""
+"""Positions of a run in its data sets: what checkpoints record, and when they are still valid."""
 
 from __future__ import annotations
 
@@ -6,10 +6,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypedDict, TypeVar
 
-from polytrain.data.plan.marks import differences
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.storage.typed_json import Count, Ranks, fitting
+
+NAMES = "names of files"
+ORDER = "order of files"
+VERSIONS = "sizes or times of files"
+ORDER_WITHOUT_NAMES = "sizes and times of files in their order"
+VERSIONS_WITHOUT_NAMES = "sizes and times of files"
+"""Keys of digests of files: by their names, and of files that may have been renamed."""
+
+_FILE = "the position in a data set"
+"""The part of a checkpoint's manifest that has it, for messages."""
+
+
+class DataChangedError(Exception):
+    """A data set, or the order in which it is read, is not what a checkpoint was made with."""
+
+    remedy = (
+        "Pass the same data with the same options, or go on from a checkpoint that was made "
+        "between two epochs"
+    )
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}"
 
 
 class Position(Protocol):
@@ -21,159 +46,158 @@ class Position(Protocol):
 
     @property
     def start(self) -> int:
-        """Rows that have been given of it."""
+        """Number of rows of the epoch that have been given."""
 
     @property
     def is_beginning(self) -> bool:
-        """Whether nothing has been given at all."""
+        """Whether no row has been given in any epoch."""
 
     def moved(self: Self, epoch: int, start: int) -> Self:
-        """Another place."""
+        """Return another position in the same data set."""
 
     def to_plain(self) -> dict[str, Any]:
-        """The position as JSON and msgpack know it."""
+        """Return the position as values that JSON and msgpack can hold."""
 
 
 Self = TypeVar("Self", bound=Position)
 
 
-_FILE = "the position in a data set"
-"""Which is in a checkpoint's manifest."""
-
-
-class _PlainStreamPosition(TypedDict):
-    epoch: Count
-    legs: list[tuple[Ranks, Count]]
-    data: dict[str, str]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
-    """A row of an epoch, and the order that makes the two numbers mean something."""
+    """A position in the order of a plan."""
 
     epoch: Count = 0
     start: Count = 0
-    """Rows of the epoch that have been given, over all ranks; with groups, groups."""
+    """Number of rows of the epoch that have been given, over all ranks; with groups, of groups."""
 
     plan: Plan
 
-    data: Mapping[str, str] = field(default_factory=dict)
-    """What the data set is known by: see `fingerprint.marks`."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The data set's: see `fingerprint.digests`."""
 
     @property
     def is_beginning(self) -> bool:
-        """Whether nothing has been given at all."""
+        """Whether no row has been given in any epoch."""
         return self.epoch == 0 and self.start == 0
 
     def moved(self, epoch: int, start: int) -> DataPosition:
-        """Another place in the same order."""
+        """Return another position in the same data set."""
         # For each batch: `replace` takes twice as long.
-        return DataPosition(epoch=epoch, start=start, plan=self.plan, data=self.data)
+        return DataPosition(epoch=epoch, start=start, plan=self.plan, digests=self.digests)
 
     def to_plain(self) -> dict[str, Any]:
-        """The position as JSON and msgpack know it."""
+        """Return the position as values that JSON and msgpack can hold."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> DataPosition:
-        """What `to_plain` has written.
+        """Read the values that `to_plain` returns.
 
         Raises:
-            DamagedFileError: it is something else.
+            DamagedFileError: `plain` has other values.
         """
         return fitting(cls, dict(plain), file=_FILE)
+
+    @classmethod
+    def resume(
+        cls, name: str, saved: Mapping[str, Any] | None, plan: Plan, digests: Mapping[str, str]
+    ) -> DataPosition:
+        """The position at which a run starts in a data set that it reads by a plan.
+
+        Args:
+            name: of the data set.
+            saved: the position in the checkpoint's manifest; None without a checkpoint.
+            plan: how the data set is read now.
+            digests: the data set's now.
+
+        Raises:
+            DataChangedError: the saved position is inside an epoch of another order, of other data,
+                or of a stream.
+        """
+        if saved is None:
+            return cls(plan=plan, digests=digests)
+        if "plan" not in saved:
+            raise DataChangedError(
+                f"The data set {name!r} was a stream when the checkpoint was made, and isn't now"
+            )
+        position = cls.from_plain(saved)
+        if position.start:
+            then, now = asdict(position.plan), asdict(plan)
+            changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
+            _check_unchanged(name, position, [*changes, *_differences(position.digests, digests)])
+        return replace(position, plan=plan, digests=digests)
+
+
+class _PlainStreamPosition(TypedDict):
+    epoch: Count
+    segments: list[tuple[Ranks, Count]]
+    digests: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPosition:
-    """The rows of an epoch that the ranks have been given, where nobody knows the rows' numbers."""
+    """A position in a stream, whose rows have no numbers."""
 
     epoch: int = 0
-    legs: tuple[Segment, ...] = ()
-    """What was consumed of the epoch before this world began."""
+    segments: tuple[Segment, ...] = ()
+    """The part of the epoch that was consumed before this world began."""
 
     world_size: int
     start: int = 0
-    """Rows that each rank has been given since."""
+    """Number of rows that each rank has been given since then."""
 
-    data: Mapping[str, str] = field(default_factory=dict)
-    """What the data set is known by."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The data set's: see `fingerprint.digests`."""
 
     @property
     def is_beginning(self) -> bool:
-        """Whether nothing has been given at all."""
-        return self.epoch == 0 and self.start == 0 and not self.legs
+        """Whether no row has been given in any epoch."""
+        return self.epoch == 0 and self.start == 0 and not self.segments
 
     def moved(self, epoch: int, start: int) -> StreamPosition:
-        """Another place; a new epoch has no legs yet."""
-        legs = self.legs if epoch == self.epoch else ()
-        return replace(self, epoch=epoch, legs=legs, start=start)
+        """Return another position in the same data set."""
+        segments = self.segments if epoch == self.epoch else ()
+        return replace(self, epoch=epoch, segments=segments, start=start)
 
     def to_plain(self) -> dict[str, Any]:
-        """The position as JSON and msgpack know it."""
-        last = [(self.world_size, self.start)] if self.start else []
-        return {
-            "epoch": self.epoch,
-            "legs": [*map(list, self.legs), *map(list, last)],
-            "data": dict(self.data),
-        }
+        """Return the position as values that JSON and msgpack can hold."""
+        last = [Segment(self.world_size, self.start)] if self.start else []
+        segments = [list(segment) for segment in (*self.segments, *last)]
+        return {"epoch": self.epoch, "segments": segments, "digests": dict(self.digests)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], world_size: int) -> StreamPosition:
-        """Continue from what `to_plain` has written, in a world of this size.
+        """Read the values that `to_plain` returns, for a world of this size.
 
         Raises:
-            DamagedFileError: it is something else.
+            DamagedFileError: `plain` has other values.
         """
         read = fitting(_PlainStreamPosition, dict(plain), file=_FILE)
-        legs = tuple(Segment(*leg) for leg in read["legs"])
-        return cls(epoch=read["epoch"], legs=legs, world_size=world_size, data=read["data"])
+        segments = tuple(Segment(*segment) for segment in read["segments"])
+        return cls(
+            epoch=read["epoch"], segments=segments, world_size=world_size, digests=read["digests"]
+        )
 
+    @classmethod
+    def resume(
+        cls, name: str, saved: Mapping[str, Any] | None, world_size: int, digests: Mapping[str, str]
+    ) -> StreamPosition:
+        """The position at which a run starts in a stream; see `DataPosition.resume`.
 
-class DataChangedError(Exception):
-    """A data set, or the order in which it is read, is not what a checkpoint was made with."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-    def __str__(self) -> str:
-        return f"{self.what}. {self.remedy}"
-
-    remedy = (
-        "Pass the same data with the same options, or go on from a checkpoint that was made "
-        "between two epochs"
-    )
-
-
-def resumed(name: str, position: DataPosition, plan: Plan, data: Mapping[str, str]) -> DataPosition:
-    """Where to go on in a data set that is read by this plan now.
-
-    Args:
-        name: of the data set.
-        position: of the checkpoint.
-        plan: how it is read now.
-        data: what it is known by now.
-
-    Raises:
-        DataChangedError: the position is inside an epoch of another order, or of other data.
-    """
-    if position.start:
-        then, now = asdict(position.plan), asdict(plan)
-        changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
-        _check_unchanged(name, position, [*changes, *differences(position.data, data)])
-    return replace(position, plan=plan, data=data)
-
-
-def resumed_stream(name: str, position: StreamPosition, data: Mapping[str, str]) -> StreamPosition:
-    """The same for a stream.
-
-    Raises:
-        DataChangedError: the position is inside an epoch of another pipeline.
-    """
-    if position.legs:
-        _check_unchanged(name, position, differences(position.data, data))
-    return replace(position, data=data)
+        Raises:
+            DataChangedError: the saved position is inside an epoch of another pipeline, or of a
+                data set that wasn't a stream.
+        """
+        if saved is None:
+            return cls(world_size=world_size, digests=digests)
+        if "segments" not in saved:
+            raise DataChangedError(
+                f"The data set {name!r} is a stream now, and wasn't when the checkpoint was made"
+            )
+        position = cls.from_plain(saved, world_size)
+        if position.segments:
+            _check_unchanged(name, position, _differences(position.digests, digests))
+        return replace(position, digests=digests)
 
 
 def _check_unchanged(name: str, position: Position, changes: Sequence[str]) -> None:
@@ -184,3 +208,15 @@ def _check_unchanged(name: str, position: Position, changes: Sequence[str]) -> N
             f"{name!r}, which is another one now ({'; '.join(changes)}): nobody can tell which "
             "rows are still to come"
         )
+
+
+def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The differences between two data sets, by the digests that both have, each once."""
+    changed = [what for what in then if what in now and then[what] != now[what]]
+    if NAMES in changed:
+        # All other digests contain the names.
+        if VERSIONS_WITHOUT_NAMES in changed:
+            return ["other files"]
+        changed = [NAMES, ORDER] if ORDER_WITHOUT_NAMES in changed else [NAMES]
+    without_names = (ORDER_WITHOUT_NAMES, VERSIONS_WITHOUT_NAMES)
+    return [f"other {what}" for what in changed if what not in without_names]

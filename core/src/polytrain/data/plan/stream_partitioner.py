@@ -1,17 +1,17 @@
-"""How a stream of blocks is dealt to ranks, row by row, and taken up again in the middle. Pure.
+"""Which rank gets which rows of a stream of blocks, also in an epoch that is resumed. Pure.
 
-The blocks of a stream are known only one after the other. They are dealt in rounds: as many
-consecutive blocks as there are ranks, blocks without rows left out, and fewer at the end. Of n rows
-in a round, with S rows dealt before it, rank w of W gets count(S + n) - count(S), where
-count(x) = (x + W - 1 - w) // W is what it would have of x rows dealt one by one in turn. A rank's
-rows of a round are consecutive. So the totals of any two ranks never differ by more than one row,
-however uneven the blocks are, and of even blocks each rank gets one whole.
+Blocks become known one after the other. A round is as many consecutive blocks as there are ranks,
+without empty blocks, and fewer at the end. If a round has n rows, and the rounds before it S rows,
+rank w of W gets count(S + n) - count(S) consecutive rows of it, where
+count(x) = (x + W - 1 - w) // W is its number of x rows that go to the ranks in turn. So the totals
+of two ranks never differ by more than one row, however uneven the blocks are, and of even blocks
+each rank gets a whole one.
 
-An epoch that is broken off is described by legs: of each, the world size and the rows that every
-rank had consumed. The product of the two is the number of rows that are gone, and it lies in one
-round; the rounds before that one are consumed, those after it are untouched. What is left of the
-round, in rank order, is the first round of the next leg. At an unchanged world size every rank goes
-on with exactly the rows that it would have had next.
+An epoch that was interrupted is described by segments: the world size, and the number of rows that
+every rank consumed. Their product is the number of rows that are gone. It lies in one round: those
+before it are consumed, those after it aren't. The rest of that round, in rank order, is the first
+round of the next segment. At an unchanged world size, every rank resumes with the rows that would
+have been its next ones.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Block = TypeVar("Block")
 
 
 class Segment(NamedTuple):
-    """A finished stretch of an epoch, at one world size."""
+    """A finished part of an epoch, at one world size."""
 
     world_size: int
 
     rows: int
-    """Rows that each rank consumed; one that was dealt fewer consumed all it was dealt."""
+    """Number of rows that each rank consumed; a rank that got fewer consumed all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class BlockRows(Generic[Block]):
     """Rows start … stop - 1 of a block."""
 
     block: Block
-    """Whatever stands for the block: a number, or a reference to it."""
+    """A number of the block, or a reference to it."""
 
     start: int
     stop: int
@@ -46,117 +46,98 @@ class BlockRows(Generic[Block]):
         return self.stop - self.start
 
 
-Part = tuple[BlockRows[Block], ...]
+RankRows = tuple[BlockRows[Block], ...]
 """One rank's rows of one round, in order. May be empty."""
 
-Round = tuple[Part[Block], ...]
-"""The parts of all ranks, by rank."""
+Round = tuple[RankRows[Block], ...]
+"""The rows of all ranks, by rank."""
 
 
 class StreamPartitioner(Generic[Block]):
-    """Deals the blocks of one epoch to the ranks of the present world.
+    """Divides the blocks of one epoch among the ranks of the present world.
 
-    Blocks are given one by one, in the order of the stream. Rows that former legs have consumed
-    are passed over; their blocks are not in any round.
-
-    Args:
-        world_size: ranks of the present world.
-        legs: what former worlds consumed of this epoch, in order.
+    Rows that former segments consumed are in no round.
     """
 
-    def __init__(self, world_size: int, legs: Sequence[Segment] = ()) -> None:
-        if world_size < 1 or any(leg.world_size < 1 or leg.rows < 0 for leg in legs):
-            raise ValueError(f"world_size={world_size}, legs={legs}: give sizes of at least 1")
-        # A leg without rows has begun no round and changes nothing.
-        self._legs = [leg for leg in legs if leg.rows > 0]
+    def __init__(self, world_size: int, segments: Sequence[Segment] = ()) -> None:
+        """
+        Args:
+            world_size: number of ranks.
+            segments: the consumed parts of this epoch, in order.
+        """
+        if world_size < 1 or any(one.world_size < 1 or one.rows < 0 for one in segments):
+            raise ValueError(f"world_size={world_size}, segments={segments}: at least 1 is needed")
+        # A segment without rows has begun no round and changes nothing.
+        self._segments = [segment for segment in segments if segment.rows > 0]
         self._world_size = world_size
         self._gathered: list[BlockRows[Block]] = []
-        self._dealt = 0
+        self._rows = 0
 
     @property
-    def rows_dealt(self) -> int:
-        """Rows of all the rounds of the present leg so far."""
-        return self._dealt if not self._legs else 0
+    def rows_in_rounds(self) -> int:
+        """Number of rows in all rounds of the present segment so far."""
+        return self._rows if not self._segments else 0
 
     def add(self, rows: BlockRows[Block]) -> Round[Block] | None:
-        """Take the stream's next block, and return the round that it completes, if it does."""
+        """Add the stream's next block. Return the round that it completes, if it does."""
         if len(rows):
             self._gathered.append(rows)
-        return self._close_round() if len(self._gathered) == self._round_size else None
+        size = self._segments[0].world_size if self._segments else self._world_size
+        return self._close_round() if len(self._gathered) == size else None
 
     def finish(self) -> Round[Block] | None:
-        """The stream has ended: the last round, of the blocks that are left, if there are any."""
+        """End the stream. Return the last round, if any blocks are left."""
         return self._close_round() if self._gathered else None
-
-    @property
-    def _round_size(self) -> int:
-        return self._legs[0].world_size if self._legs else self._world_size
 
     def _close_round(self) -> Round[Block] | None:
         rows, self._gathered = self._gathered, []
-        while self._legs:
-            leg = self._legs[0]
-            consumed = leg.world_size * leg.rows
-            before, self._dealt = self._dealt, self._dealt + _count(rows)
-            if self._dealt < consumed:
+        while self._segments:
+            segment = self._segments[0]
+            consumed = segment.world_size * segment.rows
+            before, self._rows = self._rows, self._rows + sum(map(len, rows))
+            if self._rows < consumed:
                 return None
-            # The leg ends in this round; the next one counts from zero.
-            self._legs.pop(0)
-            self._dealt, after = 0, self._dealt
+            # The segment ends in this round; the next one counts from zero.
+            self._segments.pop(0)
+            after, self._rows = self._rows, 0
             if after == consumed:
                 return None
             rows = [
                 left
-                for rank, part in enumerate(_cut(rows, before, leg.world_size))
-                for left in _skip(part, leg.rows - _share(before, leg.world_size, rank))
+                for rank, part in enumerate(_divided(rows, before, segment.world_size))
+                for left in _split(
+                    part, segment.rows - rank_total(before, segment.world_size, rank)
+                )[1]
             ]
-        before, self._dealt = self._dealt, self._dealt + _count(rows)
-        return _cut(rows, before, self._world_size)
+        before, self._rows = self._rows, self._rows + sum(map(len, rows))
+        return _divided(rows, before, self._world_size)
 
 
-def rank_total(rows_dealt: int, world_size: int, rank: int) -> int:
-    """How many of the rows dealt in a leg are one rank's."""
-    return _share(rows_dealt, world_size, rank)
-
-
-def _share(rows: int, world_size: int, rank: int) -> int:
+def rank_total(rows: int, world_size: int, rank: int) -> int:
+    """Number of one rank's rows, of so many rows of a segment."""
     return (rows + world_size - 1 - rank) // world_size
 
 
-def _count(rows: Sequence[BlockRows[Block]]) -> int:
-    return sum(len(some) for some in rows)
-
-
-def _cut(rows: Sequence[BlockRows[Block]], before: int, world_size: int) -> Round[Block]:
-    """Deal one round, after so many rows in former rounds of the leg."""
-    after = before + _count(rows)
-    parts: list[Part[Block]] = []
-    rest = rows
+def _divided(rows: Sequence[BlockRows[Block]], before: int, world_size: int) -> Round[Block]:
+    """Divide a round among the ranks. `before` is the number of rows in the segment's rounds."""
+    after = before + sum(map(len, rows))
+    parts: list[RankRows[Block]] = []
     for rank in range(world_size):
-        size = _share(after, world_size, rank) - _share(before, world_size, rank)
-        parts.append(_take(rest, size))
-        rest = _skip(rest, size)
+        size = rank_total(after, world_size, rank) - rank_total(before, world_size, rank)
+        part, rows = _split(rows, size)
+        parts.append(part)
     return tuple(parts)
 
 
-def _take(rows: Sequence[BlockRows[Block]], count: int) -> Part[Block]:
-    """The first so many rows."""
-    taken: list[BlockRows[Block]] = []
+def _split(rows: Sequence[BlockRows[Block]], count: int) -> tuple[RankRows[Block], RankRows[Block]]:
+    """The first `count` rows, and the others."""
+    head: list[BlockRows[Block]] = []
+    tail: list[BlockRows[Block]] = []
     for some in rows:
-        if count <= 0:
-            break
-        size = min(len(some), count)
-        taken.append(BlockRows(some.block, some.start, some.start + size))
-        count -= size
-    return tuple(taken)
-
-
-def _skip(rows: Sequence[BlockRows[Block]], count: int) -> Part[Block]:
-    """All but the first so many rows."""
-    left: list[BlockRows[Block]] = []
-    for some in rows:
-        start = some.start + min(len(some), count)
-        count -= start - some.start
-        if start < some.stop:
-            left.append(BlockRows(some.block, start, some.stop))
-    return tuple(left)
+        middle = some.start + min(len(some), max(0, count))
+        count -= middle - some.start
+        if some.start < middle:
+            head.append(BlockRows(some.block, some.start, middle))
+        if middle < some.stop:
+            tail.append(BlockRows(some.block, middle, some.stop))
+    return tuple(head), tuple(tail)

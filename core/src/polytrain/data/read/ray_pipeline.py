@@ -6,8 +6,7 @@ import asyncio
 import copy
 import os
 import re
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -141,23 +140,6 @@ def blocks_of(dataset: Any) -> Generator[BlockRows[Any], None, None]:
 @ray.remote(num_cpus=0)
 def _count(block: Any) -> int:
     return len(block)
-
-
-def executors_of_this_process() -> Callable[[], None]:
-    """What ends the executions that run now.
-
-    While a pipeline is waited for, Ray Data hands out nothing by which it could be stopped, but its
-    thread can be found. If a release of Ray names it otherwise, executions end when they yield the
-    next block.
-    """
-    found = [t for t in threading.enumerate() if t.name.startswith("StreamingExecutor")]
-
-    def stop() -> None:
-        for thread in found:
-            if hasattr(thread, "shutdown"):
-                thread.shutdown(force=True)
-
-    return stop
 
 
 def plain_rows(block: Any, start: int, stop: int, columns: Sequence[str]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""How the data sets of a run are shared out: decided in the driver, before anybody reads."""
+"""How the data sets of a run are divided, decided in the driver before anybody reads them."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from polytrain.data.read.indexed import IndexedPiece
 from polytrain.data.read.pieces import Piece
 from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.shards.spec import Held, ShardSpec
-from polytrain.data.streams.stream import StreamSpec
+from polytrain.data.shards.spec import Held, ShardSpec, StreamSpec
 
-# Of rows that lie in memory anyway, a window may hold many.
 _WINDOW_IN_MEMORY = 1 << 16
+"""Rows in a window of rows that are in memory anyway."""
 
-# Of shuffled rows that agents hold, so that 1, 2, 4 and 8 workers have the same order.
 _USUAL_SHARDS = 8
+"""Canonical shards of shuffled rows that agents hold: 1, 2, 4 and 8 workers have the same order."""
 
-# Files of a few rows each would make windows of as few, whose rows always stay together.
+# Small files would make windows of few rows, which always stay together.
 _LEAST_WINDOW = 1 << 13
 _LEAST_WINDOW_BYTES = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDataset:
-    """A data set of a run: what the user gave, what is wanted of it, and where groups begin."""
+    """A data set of a run: what the user passed, its options, and what was found in it."""
 
     source: Source
     config: DataConfig = field(default_factory=DataConfig)
     group_starts: np.ndarray[Any, Any] | None = None
-    marks: Mapping[str, str] = field(default_factory=dict)
-    """What it is known by: see `fingerprint.marks`."""
+    """With groups: see `groups.group_starts`."""
+
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """See `fingerprint.digests`."""
 
     @property
     def name(self) -> str:
@@ -48,9 +49,22 @@ class RunDataset:
 
     @property
     def is_split(self) -> bool:
-        """Whether its rows are split over the workers, as far as the user decides."""
+        """Whether the user wants its rows to be divided among the workers."""
         split = self.config.datasets_to_split
         return split == "all" or self.name in split
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole data set."""
+        rows = self.source.info.num_rows
+        assert rows is not None
+        return rows
+
+    @property
+    def user_code(self) -> list[Any]:
+        """Its classes and functions that a user may have written in a script."""
+        items = [type(p.dataset) for p in self.source.pieces if isinstance(p, IndexedPiece)]
+        return [*items, self.config.transform]
 
     def spec(
         self,
@@ -61,62 +75,57 @@ class RunDataset:
         only_tables: bool,
         shards: int | None = None,
     ) -> ShardSpec:
-        """How it is shared out.
+        """Decide how it is divided.
 
         Args:
             world_size: number of ranks.
-            whole: every rank gets all rows.
-            as_tables: training takes a shard as one table.
-            only_tables: and does nothing else with it.
-            shards: canonical shards, if they have been cut before. What the user chooses comes
-                first.
+            whole: whether every rank gets all rows.
+            as_tables: whether training reads a shard as one table.
+            only_tables: whether it reads no batches.
+            shards: number of canonical shards in the checkpoint. The user's own number comes first.
         """
         held = self._held(as_tables=as_tables, only_tables=only_tables)
         starts = self.group_starts
         items = self.num_rows if starts is None else len(starts) - 1
+        if whole:
+            shards = 1
+        elif self.config.shards is not None:
+            # No shard may be empty.
+            shards = min(self.config.shards, items)
         return ShardSpec(
             name=self.name,
             num_rows=self.num_rows,
             schema=self.source.schema,
             plan=Plan(
                 rows=items,
-                shards=1
-                if whole
-                else self._chosen_shards(items) or shards or self._shards(held, world_size, items),
+                shards=shards or self._shards(held, world_size, items),
                 shuffle=self.config.shuffle,
-                window=self._window(items),
+                # A window of groups has as many rows on average.
+                window=max(1, self._window_rows() * items // self.num_rows),
                 seed=self.config.seed,
             ),
             remainder=self.config.remainder,
             held=held,
             pieces=self.source.pieces if held is Held.NOTHING else (),
-            data=self.marks,
+            digests=self.digests,
             transform=self.source.transform,
             whole=whole,
             group_starts=starts,
         )
 
     def stream_spec(self) -> StreamSpec:
-        """How it is shared out when its rows are not known before they come."""
+        """Describe it to workers if its rows aren't known before they come."""
         return StreamSpec(
             name=self.name,
             schema=self.source.schema,
             remainder=self.config.remainder,
-            data=self.marks,
+            digests=self.digests,
         )
 
-    @property
-    def user_code(self) -> list[Any]:
-        """What travels with it that a user may have written in a script."""
-        items = [type(p.dataset) for p in self.source.pieces if isinstance(p, IndexedPiece)]
-        return [*items, self.config.transform]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the whole data set."""
-        rows = self.source.info.num_rows
-        assert rows is not None
-        return rows
+    def held_rows(self, spec: ShardSpec, world_size: int, rank: int) -> HeldRows:
+        """The rows that the agent of a rank holds."""
+        rows = spec.held_rows(world_size, rank)
+        return HeldRows(pieces=self.source.pieces, schema=self.source.schema, rows=rows)
 
     def _held(self, *, as_tables: bool, only_tables: bool) -> Held:
         if self.source.in_memory:
@@ -127,15 +136,13 @@ class RunDataset:
             return Held.NOTHING
         return Held.SHARDS
 
-    def _chosen_shards(self, items: int) -> int | None:
-        """Canonical shards that the user asks for. None of them may be empty."""
-        return None if self.config.shards is None else min(self.config.shards, items)
-
     def _shards(self, held: Held, world_size: int, items: int) -> int:
-        """Canonical shards. One, where it costs nothing to take rows from anywhere: then every
-        worker's batch comes from all over the data. As many whatever the number of workers, where
-        agents hold the rows: to gather them from several shards costs little, and what divides the
-        number of shards reads nothing twice. None may be empty."""
+        """Choose the number of canonical shards, so that none is empty.
+
+        One, if rows can be taken from anywhere at no cost: every worker's batch then comes from all
+        of the data. A fixed number if agents hold shuffled rows: a batch is gathered from several
+        shards at little cost, and nothing is read twice if the number of workers divides it.
+        """
         anywhere = (
             items < world_size
             or held is Held.ALL
@@ -151,10 +158,6 @@ class RunDataset:
     def _seekable(self, *, scattered: bool) -> bool:
         return all(piece.seekable(scattered=scattered) for piece in self.source.pieces)
 
-    def _window(self, items: int) -> int:
-        """Items in a window: of groups, as many as have so many rows on average."""
-        return max(1, self._window_rows() * items // self.num_rows)
-
     def _window_rows(self) -> int:
         """Rows in a window: as many as are read from a file at once anyway."""
         if self.config.window_rows is not None:
@@ -165,15 +168,32 @@ class RunDataset:
         return max(largest, min(_LEAST_WINDOW, _LEAST_WINDOW_BYTES // self._row_bytes()))
 
     def _row_bytes(self) -> int:
-        """About how much memory a row takes: by its types, or by its file if that tells more."""
+        """Estimate the size of a row by its types, or by its file if that is larger."""
         files = dict(map(_file_of, self.source.pieces))
         return max(
             1, sum(map(_width, self.source.schema.types)), sum(files.values()) // self.num_rows
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRows:
+    """Rows of a data set that an agent holds, and the pieces from which it reads them."""
+
+    pieces: tuple[Piece, ...]
+    schema: pa.Schema
+    rows: range
+
+    def read(self) -> pa.Table:
+        """Read the rows as one table."""
+        return PieceRows(self.pieces, self.schema).read(self.rows)
+
+    def parts(self) -> Iterator[pa.Table]:
+        """Read the rows piece by piece."""
+        return PieceRows(self.pieces, self.schema).parts(self.rows)
+
+
 def _file_of(piece: Piece) -> tuple[str, int]:
-    """The file that a piece is in, and its bytes; 0 where that isn't known."""
+    """The path of a piece's file, and its size in bytes; 0 if that isn't known."""
     while isinstance(piece, TransformedPiece):
         piece = piece.piece
     version = getattr(piece, "version", UNKNOWN)
@@ -181,35 +201,9 @@ def _file_of(piece: Piece) -> tuple[str, int]:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Bytes of a value, as far as its type tells."""
+    """Bytes of a value; 0 if its type doesn't say."""
     if isinstance(kind, pa.FixedShapeTensorType):
         kind = kind.storage_type
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size) * _width(kind.value_type)
     return kind.bit_width // 8 if pa.types.is_primitive(kind) else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedRows:
-    """Rows of a data set that an agent is to hold, and the pieces in which it finds them."""
-
-    pieces: tuple[Piece, ...]
-    schema: pa.Schema
-    rows: range
-
-    def read(self) -> pa.Table:
-        """The rows as one table."""
-        return PieceRows(self.pieces, self.schema).read(self.rows)
-
-    def parts(self) -> Iterator[pa.Table]:
-        """The same, piece by piece."""
-        return PieceRows(self.pieces, self.schema).parts(self.rows)
-
-
-def holding(dataset: RunDataset, spec: ShardSpec, world_size: int, rank: int) -> CachedRows:
-    """What the agent of a rank is to hold of a data set."""
-    return CachedRows(
-        pieces=dataset.source.pieces,
-        schema=dataset.source.schema,
-        rows=spec.held_rows(world_size, rank),
-    )

@@ -1,4 +1,4 @@
-"""Groups: rows that belong together, such as the candidates of one query, and stay on one rank."""
+"""Groups: rows that stay on one rank together, such as the candidates of one query."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polytrain_plugins import column_remedy
 
 
 def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
-    """The first row of every group, and the number of rows at the end. Reads that column only.
+    """Read that column, and return the first row of each group and the number of rows.
 
     Raises:
         SourceError: there is no such column, it has empty values, or a group's rows don't lie
@@ -60,7 +60,7 @@ def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
 
 
 def group_sizes(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """How many rows each group has, one after another, by the column that tells them."""
+    """Return the number of rows of each group, from the column of their names."""
     starts = np.flatnonzero(np.diff(_numbered(values), prepend=-1))
     return np.diff(np.append(starts, len(values)))
 
@@ -70,7 +70,7 @@ def _nans(values: pa.ChunkedArray) -> int:
 
 
 def _numbered(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """A number for every value of any type, the same one wherever it occurs."""
+    """Return a number for each value: equal values have equal numbers."""
     encoded = pc.dictionary_encode(values).unify_dictionaries()
     return np.concatenate(
         [np.empty(0, dtype=np.int64), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]

@@ -1,10 +1,9 @@
 """A table of plain columns in one piece of memory, into which its parts are copied as they come.
 
-Whoever reads files into it never holds more of them than a part besides, and whoever maps it has
+A process that reads files into it needs memory for one more part only. A process that maps it gets
 every column in one chunk. The memory has `_HEAD`, the schema, and the number of missing values of
-each column; then, of each column, a bit per row that says whether its value is there, and the
-values as Arrow has them. Where no value is missing, those bits are never written, and there is no
-memory behind them.
+each column. Then follow, for each column, Arrow's validity bits and its values. If no value is
+missing, the bits are never written and take no memory.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def is_plain(schema: pa.Schema) -> bool:
-    """Whether a table can be laid out: its columns are numbers, booleans, times, or tensors."""
+    """Whether all columns are numbers, booleans, times, or tensors of them."""
     return all(pa.types.is_primitive(_value_type(column.type)) for column in schema)
 
 
 def is_laid_out(memory: memoryview) -> bool:
-    """Whether memory holds such a table."""
+    """Whether memory begins with such a table."""
     return bytes(memory[: len(_MAGIC)]) == _MAGIC
 
 
 def laid_out(memory: memoryview) -> pa.Table:
-    """The table that memory holds. Nothing is copied."""
+    """Return the table in memory, without a copy."""
     _, rows, size = _HEAD.unpack_from(memory)
     buffer = pa.py_buffer(memory)
     schema = pa.ipc.read_schema(buffer.slice(_HEAD.size, size))
@@ -68,12 +67,12 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _numbers(kind: pa.DataType) -> int:
-    """Numbers in a row."""
+    """How many numbers a row has."""
     return math.prod(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else 1
 
 
 class Layout:
-    """Where everything lies."""
+    """The places of a table's columns in memory."""
 
     def __init__(self, schema: pa.Schema, rows: int) -> None:
         self._schema = schema.serialize().to_pybytes()
@@ -91,23 +90,24 @@ class Layout:
         """Bytes."""
 
     def missing(self, memory: memoryview) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """How many values of each column are missing, in place."""
+        """The number of missing values of each column, as an array of that memory."""
         return np.frombuffer(memory[self._missing.start : self._missing.stop], np.int64)
 
     def write_head(self, memory: memoryview) -> None:
-        """Say what this is."""
+        """Write the magic bytes, the number of rows, and the schema."""
         _HEAD.pack_into(memory, 0, _MAGIC, self._rows, len(self._schema))
         memory[_HEAD.size : _HEAD.size + len(self._schema)] = self._schema
 
 
 class Filling:
-    """Copies the parts of a table to where they belong.
-
-    Args:
-        memory: of as many bytes as the layout has, all of them 0.
-    """
+    """Copies the parts of a table to their places."""
 
     def __init__(self, layout: Layout, memory: memoryview) -> None:
+        """
+        Args:
+            layout: of the table.
+            memory: of the layout's size, all zeros.
+        """
         layout.write_head(memory)
         octets = np.frombuffer(memory, np.uint8)
         self._columns = [
@@ -118,7 +118,7 @@ class Filling:
         self._row = 0
 
     def append(self, part: pa.Table) -> None:
-        """The next rows, in the schema of the table."""
+        """Add the next rows, which have the table's schema."""
         for number, column in enumerate(part.columns):
             row = self._row
             for chunk in column.chunks:
@@ -146,18 +146,18 @@ class Filling:
 
 
 def _flat(chunk: pa.FixedShapeTensorArray) -> pa.Array:
-    """The numbers of all rows, those of missing ones included."""
+    """The numbers of all rows, also of missing ones."""
     size = _numbers(chunk.type)
     numbers = chunk.storage.values.slice(chunk.storage.offset * size, len(chunk) * size)
     if not numbers.null_count:
         return numbers
     check_numbers(chunk, None)
-    # In the place of a missing tensor.
+    # Missing tensors have places, too.
     return numbers.fill_null(False if pa.types.is_boolean(numbers.type) else 0)
 
 
 def _set_bits(octets: Octets, first: int, bits: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
-    """Set bits as Arrow counts them, from this one on; all from there on are 0 until then."""
+    """Set bits in Arrow's order, beginning with bit `first`. They must be 0 before."""
     start, lead = divmod(first, 8)
     packed = np.packbits(np.concatenate([np.zeros(lead, np.bool_), bits]), bitorder="little")
     octets[start : start + len(packed)] |= packed

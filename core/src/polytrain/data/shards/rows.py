@@ -1,66 +1,61 @@
-"""Where a worker process gets rows from: memory that it maps, or pieces that it reads ahead."""
+"""The rows of a worker process: in memory that it maps, or in pieces that it reads ahead."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from itertools import accumulate, groupby
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.plan.order import Order, RowSelection
+from polytrain.data.plan.order import GroupOrder, Order, Selection
 from polytrain.data.read.pieces import Piece
+from polytrain.data.shards.decoded import Array, DecodedTable, TableRows
 from polytrain.data.shards.kept_pieces import KeptPieces
-from polytrain.data.shards.regions import Excerpt, Region, RowSlice, ScatteredRows
 from polytrain.data.types.columns import empty_table
 from polytrain.data.types.wide_types import in_one_piece
 from polytrain.linux.control_groups import available_memory
 
 _SPARE_MEMORY = 4
-"""The workers of a node may take one part in so many of its free memory for tables in one piece."""
+"""The workers of a node may use 1 / 4 of its free memory for tables in one piece."""
 
 _READERS = 4
 """Threads that read ahead, however many canonical shards a rank reads from."""
 
+ShardOrders: TypeAlias = Callable[[int], Order | GroupOrder]
+"""Returns the order of a canonical shard in one epoch, for its number."""
 
-class Stream(ABC):
-    """One pass over rows, mostly forwards."""
-
-    @abstractmethod
-    def take(self, picked: RowSelection) -> Sequence[Excerpt]:
-        """These rows, one after another."""
-
-    def take_all(self, parts: Sequence[RowSelection]) -> list[Excerpt]:
-        """The rows of several selections, one after another."""
-        return [rows for picked in parts for rows in self.take(picked)]
+Take: TypeAlias = Callable[[Sequence[tuple[int, range]]], list[TableRows]]
+"""Returns the rows at indices of canonical shards, in that order. Called for increasing indices;
+those that wrap around begin at a shard's start again."""
 
 
 class Rows(ABC):
-    """The rows of a data set, as far as this rank may need them."""
+    """The rows of a data set that a rank may need."""
 
     schema: pa.Schema
 
     @abstractmethod
     def read(self, rows: range) -> pa.Table:
-        """Consecutive rows as one table."""
+        """Return consecutive rows as one table."""
 
     @abstractmethod
     def count(self, rows: range) -> int:
-        """How many of these rows are really there."""
+        """Return how many of these rows exist."""
 
     @abstractmethod
-    def streams(self) -> AbstractContextManager[Callable[[Order, int], Stream]]:
-        """What opens passes over the rows of an order, from a place of it on."""
+    def reading(self, orders: ShardOrders) -> AbstractContextManager[Take]:
+        """Open one pass over the rows, in these orders."""
 
 
 class MappedRows(Rows):
-    """Rows that lie in one table."""
+    """Rows of one table in memory."""
 
     def __init__(
         self,
@@ -73,8 +68,8 @@ class MappedRows(Rows):
         """
         Args:
             table: in this process, or mapped.
-            held: which rows of the data set these are.
-            workers: of this node, each of which has such rows.
+            held: the table's rows, as rows of the data set.
+            workers: number of workers of this node, each of which has such a table.
             available: returns the free memory that they share, in bytes.
         """
         self.schema = table.schema
@@ -90,25 +85,40 @@ class MappedRows(Rows):
         return int(self.read(rows).num_rows)
 
     @contextmanager
-    def streams(self) -> Iterator[Callable[[Order, int], Stream]]:
-        # One for all shards: rows of several of them are gathered at once.
-        stream = _TableStream(self, self._held.start)
-        yield lambda order, first: stream
+    def reading(self, orders: ShardOrders) -> Iterator[Take]:
+        def take(share: Sequence[tuple[int, range]]) -> list[TableRows]:
+            found = [part.rows for shard, at in share for part in orders(shard).select(at)]
+            arrays = [rows for rows in found if not isinstance(rows, range)]
+            if len(arrays) > 1 and len(arrays) == len(found):
+                # One gather for all shards.
+                return [self._taken(np.concatenate(arrays))]
+            return [self._taken(rows) for rows in found]
+
+        yield take
+
+    def _taken(self, rows: range | Array) -> TableRows:
+        first = self._held.start
+        if isinstance(rows, range):
+            return TableRows(self.decoded, range(rows.start - first, rows.stop - first))
+        return TableRows(self.gatherable, rows - first)
 
     @cached_property
-    def region(self) -> Region:
-        """All rows, where they lie."""
-        return Region(self._table)
+    def decoded(self) -> DecodedTable:
+        """All rows, in the memory in which they are."""
+        return DecodedTable(self._table)
 
     @cached_property
-    def scattered(self) -> Region:
-        """The same, to take rows from anywhere: Arrow looks for each in all chunks of a column, so
-        that these become one, if there is memory for a copy."""
+    def gatherable(self) -> DecodedTable:
+        """All rows, for taking them from anywhere.
+
+        Arrow searches all chunks of a column for each row, so these are joined if there is memory
+        for a copy.
+        """
         chunked = [column for column in self._table.columns if column.num_chunks > 1]
         size = sum(column.nbytes for column in chunked)
         if not chunked or size * self._workers * _SPARE_MEMORY > self._available():
-            return self.region
-        return Region(in_one_piece(self._table))
+            return self.decoded
+        return DecodedTable(in_one_piece(self._table))
 
 
 class PieceRows(Rows):
@@ -120,23 +130,21 @@ class PieceRows(Rows):
         self._ends = list(accumulate(piece.rows for piece in pieces))
 
     def read(self, rows: range) -> pa.Table:
-        tables = [*self.parts(rows)]
-        return pa.concat_tables(tables) if tables else empty_table(self.schema)
+        return self._joined(self.parts(rows))
 
     def parts(self, rows: range) -> Iterator[pa.Table]:
-        """The same, piece by piece."""
+        """Consecutive rows, piece by piece."""
         for piece, part in self._parts(rows):
             yield self._read_piece(piece, part)
 
     def scan(self, rows: range, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Consecutive rows in one pass, of which little is in memory at once; see `Piece.scan`."""
+        """Consecutive rows as small tables, one at a time in memory; see `Piece.scan`."""
         for piece, part in self._parts(rows):
             yield from self._pieces[piece].scan(part.start, part.stop, columns)
 
     def take(self, rows: Sequence[int]) -> Iterator[pa.Table]:
-        """Rows from anywhere, in this order: those of one piece together."""
-        of_piece = partial(bisect_right, self._ends)
-        for piece, some in groupby(rows, of_piece):
+        """Rows from anywhere, in this order; consecutive ones of one piece as one table."""
+        for piece, some in groupby(rows, partial(bisect_right, self._ends)):
             origin = self._ends[piece] - self._pieces[piece].rows
             yield self._pieces[piece].take([row - origin for row in some], self.schema.names)
 
@@ -145,173 +153,130 @@ class PieceRows(Rows):
         return sum(len(part) for _, part in self._parts(rows))
 
     @contextmanager
-    def streams(self) -> Iterator[Callable[[Order, int], Stream]]:
+    def reading(self, orders: ShardOrders) -> Iterator[Take]:
         if all(piece.seekable(scattered=True) for piece in self._pieces):
-            lends = all(piece.reads_into_own_memory for piece in self._pieces)
-            yield lambda order, first: _ItemStream(self, lends=lends)
+            yield partial(self._take_items, orders)
             return
         kept = KeptPieces(self._pieces, self.schema.names)
+        shards: dict[int, _ReadAhead] = {}
+
+        def take(share: Sequence[tuple[int, range]]) -> list[TableRows]:
+            found: list[TableRows] = []
+            for shard, indices in share:
+                order = orders(shard)
+                if shard not in shards:
+                    regions = self._regions(order, range(indices.start, len(order)))
+                    shards[shard] = _ReadAhead(regions, partial(self._load, kept), readers)
+                found += map(shards[shard].take, self._regions(order, indices))
+            return found
+
         with ThreadPoolExecutor(_READERS, thread_name_prefix="polytrain-read") as readers:
-
-            def opened(order: Order, first: int) -> Stream:
-                return _ReadAhead(self, self._regions(order, first), readers, kept)
-
             try:
-                yield opened
+                yield take
             finally:
                 readers.shutdown(wait=True, cancel_futures=True)
                 kept.close()
 
-    def _regions(self, order: Order, first: int) -> Iterator[RowSelection]:
-        """What is read at once: windows as they are, rows in their order piece by piece."""
-        for region in order.regions(first):
-            if region.arrange is not None:
-                yield region
-                continue
-            for piece, part in self._parts(region.region):
-                origin = self._ends[piece] - self._pieces[piece].rows
-                rows = range(origin + part.start, origin + part.stop)
-                yield RowSelection(region=rows, place=range(len(rows)))
+    def _take_items(
+        self, orders: ShardOrders, share: Sequence[tuple[int, range]]
+    ) -> list[TableRows]:
+        """Take rows that can be read one by one, such as items of a map-style data set."""
+        lends = all(piece.reads_into_own_memory for piece in self._pieces)
+        tables: list[pa.Table] = []
+        for shard, indices in share:
+            for selection in orders(shard).select(indices):
+                rows = selection.rows
+                tables += [self.read(rows)] if isinstance(rows, range) else self.take(rows.tolist())
+        return [TableRows.of(table, lends=lends) for table in tables]
 
-    def read_window(self, rows: range, kept: KeptPieces) -> pa.Table:
-        """Consecutive rows, whose pieces may be kept if they have many windows."""
+    def _regions(self, order: Order | GroupOrder, indices: range) -> Iterator[Selection]:
+        """Select rows by the regions that are read at once: windows, or pieces if not shuffled."""
+        for selection in order.select(indices):
+            if selection.rows_at is not None:
+                yield selection
+                continue
+            region, origin = selection.region, selection.region.start + selection.places.start
+            for piece, part in self._parts(range(origin, region.start + selection.places.stop)):
+                first = self._ends[piece] - self._pieces[piece].rows
+                start = max(first, region.start)
+                yield Selection(
+                    region=range(start, min(self._ends[piece], region.stop)),
+                    places=range(first + part.start - start, first + part.stop - start),
+                )
+
+    def _load(self, kept: KeptPieces, selection: Selection) -> DecodedTable:
+        """Read a region, in its order."""
+        rows = selection.region
+        if selection.rows_at is None:
+            own = all(self._pieces[piece].reads_into_own_memory for piece, _ in self._parts(rows))
+            return DecodedTable(in_one_piece(self.read(rows)), lends=own)
         tables = [
+            # The piece may have many windows.
             kept.read(piece, part)
             if 2 * len(rows) <= self._pieces[piece].rows
             else self._read_piece(piece, part)
             for piece, part in self._parts(rows)
         ]
+        numbers = selection.rows_at(range(len(rows))) - rows.start
+        table = in_one_piece(self._joined(tables)).take(pa.array(numbers))
+        return DecodedTable(table.combine_chunks(), lends=True)
+
+    def _joined(self, tables: Iterable[pa.Table]) -> pa.Table:
+        tables = list(tables)
         return pa.concat_tables(tables) if tables else empty_table(self.schema)
 
-    def reads_into_own_memory(self, rows: range) -> bool:
-        """See `Piece.reads_into_own_memory`."""
-        return all(self._pieces[piece].reads_into_own_memory for piece, _ in self._parts(rows))
-
     def _parts(self, rows: range) -> Iterator[tuple[int, range]]:
-        """The pieces that hold these rows, and which rows of theirs."""
+        """The numbers of the pieces that have these rows, and the rows counted within each."""
         if not rows:
             return
         for piece in range(bisect_right(self._ends, rows.start), len(self._pieces)):
             origin = self._ends[piece] - self._pieces[piece].rows
             if origin >= rows.stop:
                 return
-            part = range(
-                max(rows.start, origin) - origin, min(rows.stop, self._ends[piece]) - origin
-            )
-            if part:
-                yield piece, part
+            start, stop = max(rows.start, origin), min(rows.stop, self._ends[piece])
+            if start < stop:
+                yield piece, range(start - origin, stop - origin)
 
     def _read_piece(self, piece: int, part: range) -> pa.Table:
         return self._pieces[piece].read(part.start, part.stop, self.schema.names)
 
 
-class _TableStream(Stream):
-    def __init__(self, rows: MappedRows, first_row: int) -> None:
-        self._rows = rows
-        self._first = first_row
-
-    def take(self, picked: RowSelection) -> list[Excerpt]:
-        rows = picked.rows
-        if isinstance(rows, range):
-            start, stop = rows.start - self._first, rows.stop - self._first
-            return [RowSlice(self._rows.region, start, stop)]
-        return [self._gathered(rows)]
-
-    def take_all(self, parts: Sequence[RowSelection]) -> list[Excerpt]:
-        rows = [picked.rows for picked in parts]
-        arrays = [some for some in rows if not isinstance(some, range)]
-        if len(arrays) < max(2, len(rows)):
-            return super().take_all(parts)
-        return [self._gathered(np.concatenate(arrays))]
-
-    def _gathered(self, rows: np.ndarray[Any, Any]) -> Excerpt:
-        return ScatteredRows(self._rows.scattered, rows - self._first)
-
-
-class _ItemStream(Stream):
-    """Rows that can be read one by one, such as items of a map-style data set."""
-
-    def __init__(self, rows: PieceRows, *, lends: bool) -> None:
-        self._rows = rows
-        self._lends = lends
-
-    def take(self, picked: RowSelection) -> list[RowSlice]:
-        rows = picked.rows
-        if isinstance(rows, range):
-            return [RowSlice.of(self._rows.read(rows), lends=self._lends)]
-        tables = self._rows.take(rows.tolist())
-        return [RowSlice.of(table, lends=self._lends) for table in tables]
-
-
-class _ReadAhead(Stream):
-    """Holds the region that rows are taken from, arranged, while the next one is being read."""
+class _ReadAhead:
+    """The regions of one canonical shard: one is in memory, the next one is being read."""
 
     def __init__(
         self,
-        rows: PieceRows,
-        regions: Iterator[RowSelection],
-        reader: ThreadPoolExecutor,
-        kept: KeptPieces,
+        regions: Iterator[Selection],
+        load: Callable[[Selection], DecodedTable],
+        readers: ThreadPoolExecutor,
     ) -> None:
-        self._rows = rows
-        self._kept = kept
         self._regions = regions
-        self._reader = reader
-        self._ahead: tuple[RowSelection, Future[Region]] | None = None
-        self._held = range(0)
+        self._load = load
+        self._readers = readers
+        self._held: tuple[range, DecodedTable] | None = None
         self._taken = 0
-        self._region = Region(empty_table(rows.schema))
-        self._ask_next()
+        self._ahead: tuple[range, Future[DecodedTable]] | None = None
+        self._read_next()
 
-    def take(self, picked: RowSelection) -> list[RowSlice]:
-        if picked.arrange is not None:
-            self._advance_to(picked, picked.region, picked.place.start)
-            return [self._slice(picked.place.start, picked.place.stop)]
-        excerpts = []
-        rows = picked.region[picked.place.start : picked.place.stop]
-        while rows:
-            self._advance_to(picked, rows[:1])
-            start = rows.start - self._held.start
-            stop = min(rows.stop, self._held.stop) - self._held.start
-            excerpts.append(self._slice(start, stop))
-            rows = rows[stop - start :]
-        return excerpts
+    def take(self, selection: Selection) -> TableRows:
+        """Take rows of one region."""
+        while self._ahead is not None and not self._holds(selection):
+            region, table = self._ahead
+            # The former region's memory is free before the next one is read.
+            self._held, self._taken = (region, table.result()), 0
+            self._read_next()
+        if not self._holds(selection) or selection.places.start < self._taken:
+            # Padding begins at the start again. Earlier batches may have been written to.
+            self._held = selection.region, self._load(selection)
+        assert self._held is not None
+        self._taken = selection.places.stop
+        return TableRows(self._held[1], selection.places)
 
-    def _slice(self, start: int, stop: int) -> RowSlice:
-        self._taken = stop
-        return RowSlice(self._region, start, stop)
+    def _holds(self, selection: Selection) -> bool:
+        return self._held is not None and self._held[0] == selection.region
 
-    def _advance_to(self, picked: RowSelection, rows: range, place: int | None = None) -> None:
-        """Hold a region that contains these rows, from this place on; by default where they lie."""
-        while not _contains(self._held, rows):
-            if self._ahead is None:
-                self._hold(picked)
-                return
-            ahead, region = self._ahead
-            # The old region's memory is free before the next one is asked for.
-            self._held, self._taken, self._region = ahead.region, 0, region.result()
-            self._ask_next()
-        if (rows.start - self._held.start if place is None else place) < self._taken:
-            # A batch has these rows, and may have been written to.
-            self._hold(picked)
-
-    def _hold(self, picked: RowSelection) -> None:
-        """Padding begins at the start again."""
-        self._held, self._taken, self._region = picked.region, 0, self._load(picked.whole)
-
-    def _ask_next(self) -> None:
-        region = next(self._regions, None)
-        self._ahead = None if region is None else (region, self._reader.submit(self._load, region))
-
-    def _load(self, region: RowSelection) -> Region:
-        rows = region.region
-        if region.arrange is None:
-            table = in_one_piece(self._rows.read(rows))
-            return Region(table, lends=self._rows.reads_into_own_memory(rows))
-        table = in_one_piece(self._rows.read_window(rows, self._kept))
-        numbers = region.arrange(region.place) - rows.start
-        return Region(table.take(pa.array(numbers)).combine_chunks(), lends=True)
-
-
-def _contains(outer: range, inner: range) -> bool:
-    return outer.start <= inner.start and inner.stop <= outer.stop and bool(inner)
+    def _read_next(self) -> None:
+        selection = next(self._regions, None)
+        self._ahead = None
+        if selection is not None:
+            self._ahead = selection.region, self._readers.submit(self._load, selection)

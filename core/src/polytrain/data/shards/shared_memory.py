@@ -1,4 +1,4 @@
-"""Tables in memory that several processes map: nothing is copied, and nothing is left behind."""
+"""Tables in anonymous memory that several processes map. It is freed with its last process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polytrain.data.types.wide_types import in_one_piece
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """Where in the memory behind a descriptor something lies."""
+    """A part of the memory of a file descriptor."""
 
     offset: int
     size: int
@@ -25,20 +25,17 @@ class Extent:
 
 
 def to_shared_memory(table: pa.Table) -> int:
-    """Write a table into anonymous shared memory and return its file descriptor.
-
-    The memory has no name: it is gone when the last process that has the descriptor is.
-    """
+    """Write a table into shared memory. Return its file descriptor."""
     return _filled(lambda file: _write(table, file))
 
 
 def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: int) -> int:
-    """The same, of a table that comes in parts.
+    """Write a table that comes in parts into shared memory. Return its file descriptor.
 
     Args:
-        parts: consecutive rows, each in the schema.
+        parts: consecutive rows, with the schema's columns.
         schema: of the table.
-        rows: of all parts together.
+        rows: number of rows of all parts.
     """
     if not is_plain(schema):
         return to_shared_memory(_joined([empty_table(schema), *parts]))
@@ -57,7 +54,7 @@ def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: i
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:
-    """Parts as one table: column by column, so that only one is there twice."""
+    """Join parts column by column, so that only one column is in memory twice. Empties `parts`."""
     columns, fields = [], []
     while parts[0].num_columns:
         column = pa.table(
@@ -72,30 +69,27 @@ def _joined(parts: list[pa.Table]) -> pa.Table:
 
 
 def to_buffer(table: pa.Table) -> pa.Buffer:
-    """The same bytes in this process's memory."""
+    """Write a table into a buffer, as `to_shared_memory` does into shared memory."""
     sink = pa.BufferOutputStream()
     _write(table, sink)
     return sink.getvalue()
 
 
 def bytes_to_shared_memory(data: bytes | memoryview) -> int:
-    """Bytes in anonymous shared memory, behind a file descriptor."""
+    """Write bytes into shared memory. Return its file descriptor."""
     return _filled(lambda file: file.write(data))
 
 
 def from_shared_memory(descriptor: int, extent: Extent | None = None) -> pa.Table:
-    """Map the table that another process has written. Nothing is copied."""
+    """Map a table that another process has written, without a copy."""
     memory = mapped(descriptor, extent)
-    return laid_out(memory) if is_laid_out(memory) else from_buffer(pa.py_buffer(memory))
-
-
-def from_buffer(buffer: pa.Buffer) -> pa.Table:
-    """The table that `to_buffer` has written, in the same memory."""
-    return pa.ipc.open_file(buffer).read_all()
+    if is_laid_out(memory):
+        return laid_out(memory)
+    return pa.ipc.open_file(pa.py_buffer(memory)).read_all()
 
 
 def mapped(descriptor: int, extent: Extent | None = None) -> memoryview:
-    """Memory behind a descriptor, all of it or an extent, for reading."""
+    """Map the memory of a descriptor, all of it or an extent, for reading."""
     if extent is None:
         extent = Extent(offset=0, size=os.fstat(descriptor).st_size)
     if extent.size == 0:
@@ -117,8 +111,8 @@ def _filled(fill: Callable[[BinaryIO], object]) -> int:
 
 
 def _write(table: pa.Table, file: object) -> None:
-    # Files may number their categories differently; here a column has one numbering. In one chunk
-    # rows are found at once.
+    # An Arrow file has one numbering of a column's categories, and rows of one chunk are found at
+    # once.
     table = in_one_piece(table)
     with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)

@@ -1,11 +1,11 @@
-"""A data set of a run, as every worker knows it: its order, and who has its rows at hand."""
+"""Data sets of a run as all its workers know them: order, division, and who holds the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,16 +16,16 @@ from polytrain.data.read.random_transforms import RandomTransform
 
 
 class Held(StrEnum):
-    """Which rows a rank's agent holds in memory that its worker processes map."""
+    """The rows that a rank's agent holds in memory, which its worker processes map."""
 
     NOTHING = "nothing"
     """Worker processes read the pieces themselves, a few at a time."""
 
     SHARE = "its share"
-    """What the rank reads as a whole; nothing is iterated over."""
+    """The rank's share as a whole; there are no batches."""
 
     SHARDS = "its canonical shards"
-    """All that the rank's batches may come from."""
+    """All rows from which the rank's batches may come."""
 
     ALL = "all rows"
     """The node's object store has them, once for all agents."""
@@ -33,25 +33,25 @@ class Held(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
-    """The same for every rank and attempt of a run."""
+    """A data set that a plan divides: the same for every rank and attempt of a run."""
 
     name: str
     num_rows: int
     schema: pa.Schema
-    """Of what is read."""
+    """Of the rows that are read, before `transform`."""
 
     plan: Plan
     remainder: Remainder
     held: Held
 
     pieces: tuple[Piece, ...] = ()
-    """Where agents hold nothing: what worker processes read."""
+    """The pieces that worker processes read, if agents hold nothing."""
 
-    data: Mapping[str, str] = field(default_factory=dict)
-    """What the data set is known by: see `fingerprint.marks`."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The data set's: see `fingerprint.digests`."""
 
     transform: RandomTransform | None = None
-    """What is done to batches."""
+    """Applied to batches."""
 
     whole: bool = False
     """Every rank gets all rows."""
@@ -61,12 +61,12 @@ class ShardSpec:
     counts groups."""
 
     def place(self, world_size: int, rank: int) -> tuple[int, int]:
-        """World size and rank, as far as this data set is concerned."""
+        """The world size and rank by which this data set is divided."""
         return (1, 0) if self.whole else (world_size, rank)
 
     def share(self, world_size: int, rank: int) -> range:
-        """The rows that a rank reads as a whole."""
-        return self.rows_of(self.plan.share(*self.place(world_size, rank)))
+        """The rows of a rank's shard as a whole."""
+        return self._rows_of(self.plan.share(*self.place(world_size, rank)))
 
     def held_rows(self, world_size: int, rank: int) -> range:
         """The rows that the rank's agent holds."""
@@ -74,13 +74,13 @@ class ShardSpec:
             case Held.ALL:
                 return range(self.num_rows)
             case Held.SHARDS:
-                return self.rows_of(self.plan.reach(*self.place(world_size, rank)))
+                return self._rows_of(self.plan.reach(*self.place(world_size, rank)))
             case Held.SHARE:
                 return self.share(world_size, rank)
         return range(0)
 
-    def excess(self, world_size: int) -> float:
-        """How many times its part of the rows the rank that reads most of them reads."""
+    def read_amplification(self, world_size: int) -> float:
+        """Rows read / rows used, of the rank for which this is highest."""
         is_anywhere = all(piece.seekable(scattered=True) for piece in self.pieces)
         if self.held in (Held.ALL, Held.SHARE) or (self.held is Held.NOTHING and is_anywhere):
             return 1.0
@@ -88,8 +88,23 @@ class ShardSpec:
         reaches = (self.plan.reach(world_size, rank) for rank in range(world_size))
         return max(map(len, reaches)) * world_size / self.plan.rows
 
-    def rows_of(self, items: range) -> range:
+    def _rows_of(self, items: range) -> range:
         """The rows of consecutive items of the plan."""
         if self.group_starts is None or not items:
             return items
         return range(int(self.group_starts[items.start]), int(self.group_starts[items.stop]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSpec:
+    """A data set that streams: the same for every rank and attempt of a run."""
+
+    name: str
+    schema: pa.Schema
+    remainder: Remainder
+
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The data set's: see `fingerprint.digests`."""
+
+
+DatasetSpec: TypeAlias = ShardSpec | StreamSpec

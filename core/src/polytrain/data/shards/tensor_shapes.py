@@ -1,4 +1,4 @@
-"""Whether columns can become tensors: of one shape, and of a type that holds their values."""
+"""Checks of columns that become tensors: one shape, and a type that holds their values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polytrain_plugins import column_remedy
 
 
 class TensorShapes:
-    """The shapes of the rows of a data set's columns, of which a tensor can hold one only."""
+    """Checks that all rows of a column have one shape, also in different batches."""
 
     def __init__(self, dataset: str, remedy: str) -> None:
         """
@@ -24,7 +24,7 @@ class TensorShapes:
         self._shapes: dict[str, tuple[int | None, ...]] = {}
 
     def check(self, name: str, rows: np.ndarray[Any, Any]) -> None:
-        """Look at one batch of a column.
+        """Check one batch of a column.
 
         Raises:
             TypeError: rows differ in shape, from each other or from those of an earlier batch.
@@ -46,7 +46,7 @@ class TensorShapes:
 
 
 def check_range(name: str, values: np.ndarray[Any, Any], least: int, most: int) -> None:
-    """Refuse values that a type of whole numbers turns into others.
+    """Check that a type of whole numbers can hold values.
 
     Args:
         name: of the column.
@@ -75,14 +75,14 @@ def check_range(name: str, values: np.ndarray[Any, Any], least: int, most: int) 
 
 
 def check_named(types: Any, columns: Sequence[str]) -> None:
-    """Refuse types for columns that aren't there.
+    """Check that a data set has the columns for which types are given.
 
     Args:
-        types: what the user asks for: a dict of column to type, or one type for all.
+        types: a dict of column to type, or one type for all.
         columns: the data set's.
 
     Raises:
-        ValueError: a name is none of them.
+        ValueError: it has no column of that name.
     """
     for name in types if isinstance(types, Mapping) else ():
         if name not in columns:
@@ -93,7 +93,7 @@ def check_named(types: Any, columns: Sequence[str]) -> None:
 
 
 def _shapes(rows: np.ndarray[Any, Any]) -> list[tuple[int | None, ...]]:
-    """The shapes of rows, or one for all; nothing of what isn't made of arrays."""
+    """The shapes of rows, or one for all of them; [] if rows aren't arrays."""
     if rows.dtype != object:
         return [rows.shape[1:]] if len(rows) else []
     arrays = [row for row in rows if isinstance(row, np.ndarray)]

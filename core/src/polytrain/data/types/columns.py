@@ -1,8 +1,9 @@
-"""Batches in the formats that users ask for."""
+"""Arrow columns as NumPy arrays, and tables as batches in the formats that users request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polytrain.data.types.lists import (
+    Array,
     check_numbers,
     joined,
     lists_by_row,
@@ -34,21 +36,21 @@ from polytrain.data.types.missing import (
 from polytrain.data.types.wide_types import without_missing_categories
 from polytrain.data_errors import ReadError
 
-Parts: TypeAlias = Sequence[np.ndarray[Any, Any]]
+Parts: TypeAlias = Sequence[Array]
 """Rows of a column, one after another."""
 
-Combine: TypeAlias = Callable[[Parts], np.ndarray[Any, Any]]
-"""Makes one array of them, with memory of its own."""
+Combine: TypeAlias = Callable[[Parts], Array]
+"""Joins parts to one array, in memory of its own."""
 
 
 def to_format(table: pa.Table, batch_format: str) -> Any:
-    """A batch as "arrow", "pandas" or "numpy" (a dict of column names to arrays).
+    """Convert a table to "arrow", "pandas" or "numpy" (a dict of column names to arrays).
 
-    Arrays share the table's memory where they can. A column's type depends on the table's schema
-    alone, and so is the same in all batches.
+    Arrays share the table's memory if possible. The type of an array depends on the table's schema
+    alone, so it is the same in all batches.
 
     Raises:
-        ReadError: a value is missing, or doesn't fit, and nothing was known of it.
+        ReadError: a value is missing that the schema has no note of, or doesn't fit.
     """
     if batch_format == "arrow":
         return table
@@ -60,31 +62,31 @@ def to_format(table: pa.Table, batch_format: str) -> Any:
     }
 
 
-def column_to_numpy(column: pa.ChunkedArray, field: pa.Field | None = None) -> np.ndarray[Any, Any]:
-    """A column as an array, without a copy where there can be one.
+def column_to_numpy(column: pa.ChunkedArray, field: pa.Field | None = None) -> Array:
+    """Convert rows of a column to an array, without a copy if possible.
 
     Args:
-        column: some of its rows.
-        field: its name, and whether values are missing in any of its rows; by default, whether they
-            are in these.
+        column: the rows.
+        field: its name, and the note whether values are missing in other rows. Without it, only
+            these rows count.
 
     Returns:
         `(rows,)`; `(rows, …)` for tensors and for lists of one shape; `(rows,)` objects, arrays or
-        None, for lists that differ and for tensors of which some are missing.
+        None, for lists that differ, and for tensors if some are missing.
 
     Raises:
-        ReadError: a value is missing, or doesn't fit, and nothing was known of it.
+        ReadError: a value is missing that the field has no note of, or doesn't fit.
     """
     kind = column.type
-    array: np.ndarray[Any, Any]
+    array: Array
     if pa.types.is_floating(kind):
-        # Most columns: without the questions that follow.
+        # Most columns need no further checks.
         array = column.to_numpy()
         return array
     if is_list_of_numbers(kind):
         return lists_of_numbers(column, field)
     if _holds_fields(kind):
-        # As Python's values: Arrow would round whole numbers beside missing ones.
+        # Python's values: Arrow would round whole numbers beside missing ones.
         return objects(column.to_pylist())
     if decides_type(kind):
         missing = _missing(column, field)
@@ -101,22 +103,23 @@ def column_to_numpy(column: pa.ChunkedArray, field: pa.Field | None = None) -> n
 
 def lists_of_numbers(
     column: pa.ChunkedArray, field: pa.Field | None = None, *, by_type: bool = False
-) -> np.ndarray[Any, Any]:
-    """A column of lists as `column_to_numpy` has it.
+) -> Array:
+    """Convert a column of lists; see `column_to_numpy`.
 
     Args:
-        column: some of its rows.
-        field: as there.
-        by_type: only lists of a fixed size become one array, whatever the others' shapes are.
+        column: the rows.
+        field: its name and notes.
+        by_type: whether only lists of a fixed size become one array. Otherwise other lists of one
+            shape do so, too.
 
     Raises:
-        ReadError: as there.
+        ReadError: see `column_to_numpy`.
     """
     kind = column.type
     lacks = decides_type_in_lists(kind) and _lacks_numbers(column, field)
     if lacks and pa.types.is_integer(innermost(kind)):
         column = _floats(column, field)
-    array: np.ndarray[Any, Any]
+    array: Array
     if decides_type(kind) and _missing(column, field):
         array = lists_by_row(column)
     else:
@@ -125,83 +128,70 @@ def lists_of_numbers(
 
 
 def combiner(kind: pa.DataType) -> Combine:
-    """How a batch's column of this type is made from arrays of `column_to_numpy`.
+    """Return the function that joins arrays of `column_to_numpy` for columns of a type.
 
     A shard's memory is shared and can't be written to, which torch warns about; a batch's can.
-    Choose once for many batches: to find out what a type is takes longer than to copy the rows.
+    Choose once for many batches: checking a type takes longer than copying the rows.
     """
-    if is_list_of_numbers(kind):
-        return _fixed_lists if has_fixed_shape(kind) else _lists
-    return _tensors_or_objects if isinstance(kind, pa.FixedShapeTensorType) else _values
+    if is_list_of_numbers(kind) and not has_fixed_shape(kind):
+        return partial(joined, own=True)
+    is_nested = is_list_of_numbers(kind) or isinstance(kind, pa.FixedShapeTensorType)
+    return _arrays_of_one_shape if is_nested else _scalars_joined
 
 
-def _values(parts: Parts) -> np.ndarray[Any, Any]:
+def _scalars_joined(parts: Parts) -> Array:
     return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
 
-def _lists(parts: Parts) -> np.ndarray[Any, Any]:
+def _arrays_of_one_shape(parts: Parts) -> Array:
+    """Join rows; as objects if rows are missing somewhere, so that no batch is one array."""
+    if parts[0].dtype == object:
+        return _copied(row for part in parts for row in part)
     return joined(parts, own=True)
 
 
-def _fixed_lists(parts: Parts) -> np.ndarray[Any, Any]:
-    return _rows_or_none(parts) if parts[0].dtype == object else joined(parts, own=True)
-
-
-def _tensors_or_objects(parts: Parts) -> np.ndarray[Any, Any]:
-    return _rows_or_none(parts) if parts[0].dtype == object else _values(parts)
-
-
-def _rows_or_none(parts: Parts) -> np.ndarray[Any, Any]:
-    """Where rows are missing somewhere, so that no batch is one array."""
-    return objects([None if row is None else row.copy() for part in parts for row in part])
+def _copied(rows: Iterable[Array | None]) -> Array:
+    return objects([None if row is None else row.copy() for row in rows])
 
 
 def _to_pandas(table: pa.Table) -> Any:
-    truths, arrays = [], {}
+    arrays: dict[int, Array] = {}
     for index, field in enumerate(table.schema):
-        if pa.types.is_time64(field.type):
-            arrays[index] = column_to_numpy(table.column(index), field)
-            table = table.set_column(index, field.name, pa.nulls(table.num_rows))
-            continue
-        if pa.types.is_dictionary(field.type):
-            known = without_missing_categories(table.column(index))
-            table = table.set_column(index, field, known)
-            continue
-        if isinstance(field.type, pa.FixedShapeTensorType) or _has_own_frames(table, index):
-            # Arrow would give pandas tensors without their shape, and lists as floats if the table
-            # has a row without one, or a list without a number.
-            rows = column_to_numpy(table.column(index), field)
-            arrays[index] = objects([None if row is None else row.copy() for row in rows])
-            table = table.set_column(index, field.name, pa.nulls(table.num_rows))
-            continue
-        if not decides_type(field.type):
-            continue
         column = table.column(index)
-        missing = _missing(column, field)
-        if missing and pa.types.is_integer(field.type):
-            table = table.set_column(index, field.name, _floats(column, field))
-        elif missing and pa.types.is_boolean(field.type):
-            truths.append(index)
-    # Numbers within structs, which otherwise would be floats.
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(index, field, without_missing_categories(column))
+        elif _differs_in_pandas(column, field):
+            array = column_to_numpy(column, field)
+            is_scalar = pa.types.is_primitive(field.type)
+            arrays[index] = array.copy() if is_scalar else _copied(array)
+            table = table.set_column(index, field.name, pa.nulls(table.num_rows))
+    # Whole numbers in structs would be floats otherwise.
     frame = table.to_pandas(integer_object_nulls=True)
-    for index in truths:
-        frame.isetitem(index, frame.iloc[:, index].astype(object))
-    for index, rows in arrays.items():
-        frame.isetitem(index, rows)
+    for index, array in arrays.items():
+        frame.isetitem(index, array)
     return frame
 
 
-def _has_own_frames(table: pa.Table, index: int) -> bool:
-    field = table.schema.field(index)
-    return is_list_of_numbers(field.type) and (
-        pa.types.is_fixed_size_list(field.type)
-        or may_lack_numbers(field)
-        or (decides_type_in_lists(field.type) and lacks_numbers(table.column(index)))
-    )
+def _differs_in_pandas(column: pa.ChunkedArray, field: pa.Field) -> bool:
+    """Whether Arrow would convert a column to other values for pandas than for NumPy.
+
+    It drops the shape of tensors, turns lists into floats if the table lacks one of their numbers,
+    and chooses the types of columns by the missing values of this table alone.
+    """
+    kind = field.type
+    if is_list_of_numbers(kind):
+        return (
+            pa.types.is_fixed_size_list(kind)
+            or may_lack_numbers(field)
+            or (decides_type_in_lists(kind) and lacks_numbers(column))
+        )
+    if pa.types.is_time64(kind) or isinstance(kind, pa.FixedShapeTensorType):
+        return True
+    return decides_type(kind) and _missing(column, field)
 
 
 def _missing(column: pa.ChunkedArray, field: pa.Field | None) -> bool:
-    """Whether values are missing in the data set; where nothing says so, none must be here."""
+    """Whether values are missing in the data set. Without a note, none may be missing here."""
     if field is not None and may_be_missing(field):
         return True
     if has_missing(column):
@@ -212,7 +202,7 @@ def _missing(column: pa.ChunkedArray, field: pa.Field | None) -> bool:
 
 
 def _lacks_numbers(column: pa.ChunkedArray, field: pa.Field | None) -> bool:
-    """The same of the lists of a column."""
+    """Whether lists lack numbers in the data set. Without a note of it, none may do so here."""
     if field is not None and may_lack_numbers(field):
         return True
     if lacks_numbers(column):
@@ -236,20 +226,18 @@ def _holds_fields(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(numbers) or pa.types.is_map(numbers))
 
 
-def _scalars(
-    column: pa.ChunkedArray, field: pa.Field | None, *, missing: bool
-) -> np.ndarray[Any, Any]:
-    """Whole numbers or truth values."""
+def _scalars(column: pa.ChunkedArray, field: pa.Field | None, *, missing: bool) -> Array:
+    """Convert whole numbers or truth values."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if missing and pa.types.is_integer(column.type):
         column = _floats(column, field)
-    array: np.ndarray[Any, Any] = column.to_numpy()
+    array: Array = column.to_numpy()
     return array.astype(object) if missing and array.dtype == bool else array
 
 
 def _floats(column: pa.ChunkedArray, field: pa.Field | None) -> pa.ChunkedArray:
-    """Whole numbers, or lists of them, of which some are missing."""
+    """Cast whole numbers, or lists of them, because some are missing."""
     try:
         return column.cast(with_numbers(column.type, pa.float64()))
     except pa.ArrowInvalid as error:
@@ -263,9 +251,9 @@ def _floats(column: pa.ChunkedArray, field: pa.Field | None) -> pa.ChunkedArray:
         ) from error
 
 
-def _times_of_day(column: pa.ChunkedArray, field: pa.Field | None) -> np.ndarray[Any, Any]:
+def _times_of_day(column: pa.ChunkedArray, field: pa.Field | None) -> Array:
     try:
-        array: np.ndarray[Any, Any] = column.to_numpy()
+        array: Array = column.to_numpy()
     except pa.ArrowInvalid as error:
         name = "" if field is None else f" {field.name!r}"
         raise ReadError(
@@ -275,8 +263,8 @@ def _times_of_day(column: pa.ChunkedArray, field: pa.Field | None) -> np.ndarray
     return array
 
 
-def _categories(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """The categories' own values; one object serves all rows of a category."""
+def _categories(column: pa.ChunkedArray) -> Array:
+    """Convert categories to their values; all rows of a category share one object."""
     parts = []
     for chunk in column.chunks:
         values = chunk.dictionary.to_numpy(zero_copy_only=False)
@@ -291,9 +279,7 @@ def _categories(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _tensors(
-    column: pa.ChunkedArray, field: pa.Field | None, *, missing: bool
-) -> np.ndarray[Any, Any]:
+def _tensors(column: pa.ChunkedArray, field: pa.Field | None, *, missing: bool) -> Array:
     for chunk in column.chunks:
         check_numbers(chunk, None if field is None else field.name)
     if missing:
@@ -305,15 +291,15 @@ def _tensors(
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
-def _tensors_or_none(chunk: pa.FixedShapeTensorArray) -> list[np.ndarray[Any, Any] | None]:
+def _tensors_or_none(chunk: pa.FixedShapeTensorArray) -> list[Array | None]:
     there = chunk.is_valid()
-    # What flattening leaves out is missing rows alone.
+    # Flattening leaves out missing rows only.
     values = iter(_tensor_to_numpy(chunk.filter(there)))
     return [next(values) if is_there else None for is_there in there.to_pylist()]
 
 
-def _tensor_to_numpy(chunk: pa.FixedShapeTensorArray) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any]
+def _tensor_to_numpy(chunk: pa.FixedShapeTensorArray) -> Array:
+    array: Array
     kind = chunk.type
     if kind.value_type == pa.bool_():
         # Arrow packs booleans into bits, which are no tensor to it.
@@ -325,12 +311,12 @@ def _tensor_to_numpy(chunk: pa.FixedShapeTensorArray) -> np.ndarray[Any, Any]:
 
 
 def _in_order(kind: pa.FixedShapeTensorType, axes: Sequence[int]) -> list[int]:
-    """What is given for the axes as they are stored, for the axes of the tensor."""
+    """Reorder values of the stored axes to the order of the tensor's axes."""
     return [axes[axis] for axis in kind.permutation or range(len(axes))]
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """No rows of these columns. `Schema.empty_table` knows no tensors."""
+    """Return a table without rows. `Schema.empty_table` fails on tensors."""
     columns = [
         pa.ExtensionArray.from_storage(field.type, pa.array([], field.type.storage_type))
         if isinstance(field.type, pa.BaseExtensionType)

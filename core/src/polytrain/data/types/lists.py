@@ -1,4 +1,4 @@
-"""Columns of lists of numbers as arrays: one array where all lists have one shape."""
+"""Columns of lists of numbers as arrays: one array if all lists have one shape."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Array = np.ndarray[Any, Any]
 
 
 def lists_to_numpy(column: pa.ChunkedArray) -> Array:
-    """A column of lists as `joined` has it; without a copy where there can be one."""
+    """Convert a column of lists to the form of `joined`, without a copy if possible."""
     return joined([_stacked_or_rows(chunk) for chunk in column.chunks], own=False)
 
 
 def lists_by_type(column: pa.ChunkedArray) -> Array:
-    """The same in a form that the column's type decides, whatever its values are.
+    """Convert a column of lists to a form that depends on its type alone.
 
     Returns:
         `(rows, size, …)` for lists of a fixed size; otherwise `(rows,)` objects: an array for each
@@ -31,12 +31,12 @@ def lists_by_type(column: pa.ChunkedArray) -> Array:
 
 
 def lists_by_row(column: pa.ChunkedArray) -> Array:
-    """`(rows,)` objects: an array for each list, None for a missing one."""
+    """Convert a column of lists to `(rows,)` objects: an array per list, None if it is missing."""
     return objects([row for chunk in column.chunks for row in _rows(chunk)])
 
 
 def with_numbers(kind: pa.DataType, numbers: pa.DataType) -> pa.DataType:
-    """The type of the same lists of other numbers."""
+    """Return the type of the same lists, of other numbers."""
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(with_numbers(kind.value_type, numbers), kind.list_size)
     if pa.types.is_large_list(kind):
@@ -45,18 +45,18 @@ def with_numbers(kind: pa.DataType, numbers: pa.DataType) -> pa.DataType:
 
 
 def with_objects(array: Array) -> Array:
-    """An array of lists whose numbers are objects, among which None has a place."""
+    """Turn the numbers of lists into objects, one of which may be None."""
     if array.dtype != object:
         return array.astype(object)
     return objects([None if row is None else row.astype(object) for row in array])
 
 
 def joined(parts: Sequence[Array], *, own: bool) -> Array:
-    """Rows of several arrays, one after another.
+    """Join the rows of several arrays.
 
     Args:
         parts: arrays `(rows, length, …)`, or `(rows,)` objects that are arrays or None.
-        own: the result may be written to, and shares no memory with the parts.
+        own: whether the result may share no memory with the parts.
 
     Returns:
         `(rows, length, …)` if all lists have one shape, `(rows,)` objects otherwise.
@@ -73,14 +73,14 @@ def joined(parts: Sequence[Array], *, own: bool) -> Array:
 
 
 def check_numbers(tensors: pa.FixedShapeTensorArray, name: str | None) -> None:
-    """Refuse tensors of which one is there but lacks numbers: any would take their place.
+    """Check that no tensor lacks some of its numbers. Whole tensors may be missing.
 
     Args:
-        tensors: of which some may be missing.
-        name: of their column; None if it isn't known.
+        tensors: rows of a column.
+        name: of the column; None if it isn't known.
 
     Raises:
-        ReadError: there is one.
+        ReadError: one lacks numbers.
     """
     if tensors.storage.flatten().null_count:
         where = "" if name is None else f" of the column {name!r}"
@@ -91,8 +91,7 @@ def check_numbers(tensors: pa.FixedShapeTensorArray, name: str | None) -> None:
 
 
 def objects(rows: Sequence[Any]) -> Array:
-    """Rows, arrays or whatever they are, as an array of objects."""
-    # NumPy would make one array of rows that happen to have one shape.
+    """Return an array of these objects, also if they are arrays of one shape."""
     found = np.empty(len(rows), dtype=object)
     for number, row in enumerate(rows):
         found[number] = row
@@ -100,7 +99,7 @@ def objects(rows: Sequence[Any]) -> Array:
 
 
 def _stacked_rows(rows: Sequence[Any]) -> Array:
-    """Rows as one array if they have one shape; copied in any case."""
+    """Copy rows, to one array if they have one shape."""
     if _have_one_shape(rows):
         return np.stack(rows)
     return objects([row.copy() if isinstance(row, np.ndarray) else row for row in rows])
@@ -120,7 +119,7 @@ def _stacked_or_rows(array: pa.Array) -> Array:
 
 
 def _stacked(array: pa.Array) -> Array | None:
-    """Lists of one shape as one array; None if they differ, or one is missing."""
+    """Convert lists of one shape to one array; None if they differ, or one is missing."""
     if not is_list(array.type):
         return _numbers(array)
     if array.null_count:
@@ -133,7 +132,7 @@ def _stacked(array: pa.Array) -> Array | None:
 
 
 def _length(array: pa.Array) -> int | None:
-    """The one length that all lists have."""
+    """The length of all lists; None if they differ."""
     if not len(array):
         return 0
     ends = pc.min_max(pc.list_value_length(array))
@@ -144,7 +143,7 @@ def _rows(array: pa.Array) -> list[Any]:
     """An array for each list, None for a missing one."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     stops = np.cumsum(lengths, dtype=np.int64)
-    items = array.flatten()  # without what missing lists may hold
+    items = array.flatten()  # without the values of missing lists
     values = _rows(items) if is_list(items.type) else _numbers(items)
     there = array.is_valid().to_pylist()
     found = []

@@ -34,7 +34,7 @@ class Seat:
 class StreamOrder(Protocol):
     """Where an agent gets its parts of a streaming data set."""
 
-    def open_line(self, *, attempt: int, world_size: int, rank: int) -> socket.socket:
+    def open_line(self, *, world_size: int, rank: int) -> socket.socket:
         """Open a connection for a new worker process, which a thread of the agent serves."""
 
 

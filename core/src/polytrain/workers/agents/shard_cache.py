@@ -9,14 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.shards.assignment import RunDataset, holding
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import (
     Extent,
     parts_to_shared_memory,
     to_buffer,
 )
-from polytrain.data.shards.spec import Held, ShardSpec
-from polytrain.data.streams.stream import StreamSpec
+from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.functions.pickling import pickled_apart, pickled_with, unpickled
 from polytrain.workers.agents.shared_store import Shared, SharedStore
 
@@ -29,11 +28,11 @@ class CacheRequest:
     """Pickled for worker processes; the agent doesn't read them."""
 
     shard_cache: bytes
-    """Pickled: for each data set of which an agent holds something, a `Holding`, or None where it
-    is a table that all share."""
+    """Pickled: the `HeldRows` of each data set of which an agent holds rows; None for a table that
+    all agents share."""
 
     references: list[Any]
-    """References to Ray objects in the holdings, which Ray must count."""
+    """References to Ray objects in `shard_cache`, which Ray must count."""
 
     tables: tuple[Shared, ...]
     """The tables that all share, in the order of the data sets."""
@@ -49,7 +48,7 @@ class ShardCachePlanner:
     def __init__(
         self,
         datasets: Sequence[RunDataset],
-        specs: Sequence[ShardSpec | StreamSpec],
+        specs: Sequence[DatasetSpec],
         store: SharedStore,
     ) -> None:
         self._store = store
@@ -63,7 +62,7 @@ class ShardCachePlanner:
         pickled = pickled_with(*self._user_code, value=tuple(specs))
         self._specs = store.share(pa.py_buffer(pickled))
         self._tables = tuple(
-            store.share(to_buffer(_whole(dataset, spec)))
+            store.share(to_buffer(dataset.held_rows(spec, 1, 0).read()))
             for dataset, spec in self._held
             if spec.held is Held.ALL
         )
@@ -71,7 +70,7 @@ class ShardCachePlanner:
     def order(self, world_size: int, rank: int) -> CacheRequest:
         """Return the request for the agent of a rank."""
         shard_cache = tuple(
-            None if spec.held is Held.ALL else holding(dataset, spec, world_size, rank)
+            None if spec.held is Held.ALL else dataset.held_rows(spec, world_size, rank)
             for dataset, spec in self._held
         )
         kind = self._store.reference_type
@@ -140,7 +139,3 @@ def hold(order: CacheRequest, before: ShardCache | None) -> ShardCache:
     return ShardCache(
         descriptors=tuple(descriptors), extents=tuple(extents), kept=tuple(kept), order=order
     )
-
-
-def _whole(dataset: RunDataset, spec: ShardSpec) -> pa.Table:
-    return holding(dataset, spec, 1, 0).read()

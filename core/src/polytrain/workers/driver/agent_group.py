@@ -32,8 +32,7 @@ from polytrain_plugins import Demand, Member
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
-    from polytrain.data.shards.spec import ShardSpec
-    from polytrain.data.streams.stream import StreamSpec
+    from polytrain.data.shards.spec import DatasetSpec
     from polytrain.workers.agents.shard_cache import ShardCachePlanner
 
 _CLOSE_TIMEOUT_S = 10.0
@@ -130,7 +129,7 @@ class AgentGroupSpec:
     """Whether all reports of ranks above 0 are sent to the driver, and not only the newest."""
 
     datasets: tuple[RunDataset, ...]
-    specs: tuple[ShardSpec | StreamSpec, ...]
+    specs: tuple[DatasetSpec, ...]
     """Of the data sets, in the same order."""
 
     path: tuple[str, ...]

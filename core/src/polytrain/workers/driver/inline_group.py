@@ -18,10 +18,9 @@ from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import variables_of
-from polytrain.data.shards.assignment import RunDataset, holding
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.opening import open_shards
-from polytrain.data.shards.spec import Held, ShardSpec
-from polytrain.data.streams.stream import StreamSpec
+from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed
 from polytrain.events.health import Started
@@ -66,14 +65,14 @@ class InlineGroup:
         store: CheckpointStore,
         demand: Demand,
         datasets: tuple[RunDataset, ...],
-        specs: tuple[ShardSpec | StreamSpec, ...],
+        specs: tuple[DatasetSpec, ...],
     ) -> None:
         self._job = WorkerJob.of(run, store)
         self._store = store
         self._scratch = Scratch.hold(secrets.token_hex(8))
         self._specs = specs
         self._shard_cache = [
-            holding(dataset, spec, 1, 0)
+            dataset.held_rows(spec, 1, 0)
             for dataset, spec in zip(datasets, specs, strict=True)
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
@@ -135,7 +134,7 @@ class InlineGroup:
     def _run(self, order: LaunchOrder, handle: Handler) -> None:
         scratch = self._scratch.path
         if self._tables is None:
-            self._tables = [holding.read() for holding in self._shard_cache]
+            self._tables = [held.read() for held in self._shard_cache]
         tables = self._tables
         try:
             order = replace(order, start=brought_near(order.start, scratch))

@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.shards.assignment import RunDataset
-from polytrain.data.streams.ray_stream import End, read_part, start_stream
+from polytrain.workers.ray.stream_actor import End, read_part, start_stream
 from polytrain.workers.session.stream_connection import serve_stream
 
 logger = logging.getLogger(__name__)
@@ -29,12 +29,12 @@ class RayStreamOrder:
     actor: Any
     schema: pa.Schema
 
-    def open_line(self, *, attempt: int, world_size: int, rank: int) -> socket.socket:
+    def open_line(self, *, world_size: int, rank: int) -> socket.socket:
         """Open a connection for a new worker process, which a thread of the agent serves."""
         ours, theirs = socket.socketpair()
         threading.Thread(
             target=_serve,
-            args=(ours, self, attempt, world_size, rank),
+            args=(ours, self, world_size, rank),
             name="polytrain-stream",
             daemon=True,
         ).start()
@@ -85,16 +85,14 @@ def _log_notices(notices: Any) -> None:
             logger.warning("%s", ray.get(notice))
 
 
-def _serve(
-    connection: socket.socket, order: RayStreamOrder, attempt: int, world_size: int, rank: int
-) -> None:
+def _serve(connection: socket.socket, order: RayStreamOrder, world_size: int, rank: int) -> None:
     actor = order.actor
 
-    def begin(epoch: int, legs: tuple[Segment, ...]) -> None:
-        _answer(actor.begin.remote(attempt, epoch, legs, world_size))
+    def begin(epoch: int, segments: tuple[Segment, ...]) -> None:
+        _answer(actor.begin.remote(epoch, segments, world_size))
 
     def next_part(epoch: int, index: int) -> pa.Table | int:
-        part = _answer(actor.next_part.remote(attempt, epoch, rank, index))
+        part = _answer(actor.next_part.remote(epoch, rank, index))
         return part.rows if isinstance(part, End) else read_part(part, order.schema)
 
     serve_stream(connection, begin=begin, next_part=next_part)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
-    from polytrain.data.shards.batched import BatchedShard
+    from polytrain.data.shards.shard import BatchedShard
 
 
 class DataCursors:
@@ -33,7 +33,7 @@ class DataCursors:
     def open(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
         """Open a position in data that the training function brings; see `worker_api.cursor`."""
         from polytrain.data.plan.cursor import Cursor
-        from polytrain.data.shards.opening import in_plan
+        from polytrain.data.plan.position import DataPosition
 
         if name is None:
             # The number identifies it: a training function makes the same calls in every attempt.
@@ -52,7 +52,7 @@ class DataCursors:
             # number of workers: those of the run's first attempt count.
             first = position["plan"]
             plan = replace(plan, seed=first["seed"], shards=first["shards"])
-        self._cursors[name] = cursor = Cursor(in_plan(name, position, plan, {}))
+        self._cursors[name] = cursor = Cursor(DataPosition.resume(name, position, plan, {}))
         return cursor
 
     def positions(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
-    from polytrain.data.shards.batched import BatchedShard
+    from polytrain.data.shards.shard import BatchedShard
 
 
 _STATUSES = {

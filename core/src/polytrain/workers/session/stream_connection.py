@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polytrain.data.plan.stream_partitioner import Segment
-from polytrain.data.streams.stream import PartSource
+from polytrain.data.shards.stream_shard import PartSource
 from polytrain.data_errors import StreamLostError
 from polytrain.workers.processes.channel import SocketChannel, pack
 
@@ -32,9 +32,9 @@ class StreamConnection(PartSource):
         # The next epoch may be requested before the last part of this one arrives.
         self._lock = threading.Lock()
 
-    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
+    def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
         with self._lock:
-            self._channel.send(["begin", epoch, [list(leg) for leg in legs]])
+            self._channel.send(["begin", epoch, [list(segment) for segment in segments]])
 
     def next_part(self, epoch: int, index: int) -> pa.Table | int:
         from polytrain.data.shards.shared_memory import from_shared_memory
@@ -81,7 +81,7 @@ def serve_stream(
             what, epoch, argument = channel.receive()
             try:
                 if what == "begin":
-                    begin(epoch, tuple(Segment(*leg) for leg in argument))
+                    begin(epoch, tuple(Segment(*segment) for segment in argument))
                     continue
                 part = next_part(epoch, argument) if not failure else None
             except Exception as error:  # the worker process reports any error of a user's pipeline

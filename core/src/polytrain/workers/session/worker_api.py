@@ -11,7 +11,11 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.validation_config import ValidationTaskConfig
 from polytrain.errors import NotInWorkerError
 from polytrain.linux.progress_page import beat
-from polytrain.workers.session.checkpoint_handling import DEFAULT, CheckpointUploadMode, handling_of
+from polytrain.workers.session.checkpoint_handling import (
+    DEFAULT,
+    CheckpointUploadMode,
+    handling_of,
+)
 from polytrain.workers.session.context import Context
 from polytrain.workers.session.reported_checkpoints import (
     CheckpointConsistencyMode,

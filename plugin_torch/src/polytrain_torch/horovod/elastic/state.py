@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from polytrain import checkpoint_requested, get_checkpoint
+from polytrain_torch.checkpoints.training_state import TrainingState
 from polytrain_torch.horovod.objects import broadcast_object, broadcast_parameters
 from polytrain_torch.horovod.reductions import Max, allreduce
-from polytrain_torch.state import TrainingState
 
 
 class TorchState:

@@ -1,0 +1,242 @@
+"""Batches of a shard: in every format, prepared ahead, and counted when they are given."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from polytrain.data.plan.cursor import Cursor, Epoch
+from polytrain.data.plan.row_plan import Cut, Remainder
+from polytrain.data.shards.decoded import TableRows, to_batch
+from polytrain.data.types.columns import to_format
+from polytrain.text.plain_values import is_whole
+from polytrain_plugins import Batches, BatchesAhead, BatchFormat, Shard
+from polytrain_plugins.shard import refuse_local_shuffle
+
+_DEFAULT_BATCH_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnformattedBatch:
+    """The rows of a rank's batch, and the position after it."""
+
+    parts: list[TableRows]
+
+    stop: int
+    """The position in the epoch once the batch has been given."""
+
+    weight: float
+    """See `Shard.gradient_weight`."""
+
+
+class BatchedShard(Shard):
+    """A shard whose subclass chooses the rows of its batches."""
+
+    def __init__(
+        self, *, name: str, cursor: Cursor[Any], remainder: Remainder, world_size: int
+    ) -> None:
+        self.name = name
+        self.cursor = cursor
+        self._remainder = remainder
+        self._world_size = world_size
+
+    @property
+    @abstractmethod
+    def is_whole(self) -> bool:
+        """Whether every rank has all rows."""
+
+    @abstractmethod
+    def count(self) -> int | None:
+        """Return how many rows of this shard exist; None if that is not known yet."""
+
+    @abstractmethod
+    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
+        """Return the number of batches from a position to the epoch's end.
+
+        Raises:
+            TypeError: for a stream of unknown length.
+        """
+
+    @abstractmethod
+    def _batches(
+        self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
+    ) -> Generator[UnformattedBatch, None, None]:
+        """Yield the remaining batches of an epoch.
+
+        Args:
+            epoch: the epoch.
+            global_rows: maximum number of rows in a global batch.
+            cut: how the epoch is cut.
+            least: number of rows that the last global batch should have; see `Plan.batch_stop`.
+        """
+
+    def to_pandas(self) -> Any:
+        return to_format(self.to_arrow(), "pandas")
+
+    def iter_batches(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        format: BatchFormat | None = None,
+        batch_format: BatchFormat | Literal["default"] | None = "numpy",
+        drop_last: bool = False,
+        prefetch_batches: int = 0,
+        convert: Callable[[Any], Any] | None = None,
+        allow_empty: bool = False,
+        local_shuffle_buffer_size: None = None,
+        local_shuffle_seed: None = None,
+    ) -> Batches:
+        refuse_local_shuffle(local_shuffle_buffer_size, local_shuffle_seed)
+        global_rows = self._global_rows(batch_size, global_batch_size)
+        # A size that is given for all workers mustn't depend on their number.
+        least = self._world_size if global_batch_size is None else 1
+        wanted = format or ("numpy" if batch_format in (None, "default") else batch_format)
+        if wanted not in get_args(BatchFormat):
+            name = "format" if format else "batch_format"
+            raise ValueError(f"{name}={wanted!r}: give one of {get_args(BatchFormat)}")
+        ahead: Any = prefetch_batches
+        if not is_whole(ahead) or ahead < 0:
+            raise ValueError(
+                f"prefetch_batches={prefetch_batches!r}: give a number of batches, 0 or more"
+            )
+
+        def formatted(batch: UnformattedBatch) -> tuple[Any, int, float]:
+            content = to_batch(batch.parts, wanted)
+            return content if convert is None else convert(content), batch.stop, batch.weight
+
+        def epoch_of_batches() -> Iterator[Any]:
+            cut = self._cut(drop_last, shares=not allow_empty)
+            with (
+                self.cursor.epoch() as epoch,
+                closing(self._batches(epoch, global_rows, cut, least=least)) as batches,
+                closing(_prefetched(map(formatted, batches), prefetch_batches)) as ready,
+            ):
+                for content, stop, weight in ready:
+                    # A batch counts once it is given: a report in its step includes it.
+                    epoch.given(stop)
+                    self.gradient_weight = weight
+                    yield content
+
+        def length() -> int:
+            return self._num_batches_from(0, global_rows, self._cut(drop_last))
+
+        return Batches(epoch_of_batches, length)
+
+    def num_batches(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        drop_last: bool = False,
+    ) -> int:
+        global_rows = self._global_rows(batch_size, global_batch_size)
+        return self._num_batches_from(self.cursor.next_start, global_rows, self._cut(drop_last))
+
+    def iter_ahead(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        drop_last: bool = False,
+    ) -> BatchesAhead:
+        global_rows = self._global_rows(batch_size, global_batch_size)
+        epoch = self.cursor.next_epoch()
+        # Frameworks that take batches ahead fail on empty ones.
+        least = self._world_size if global_batch_size is None else -(-global_rows // 2)
+        batches = self._batches(epoch, global_rows, self._cut(drop_last, shares=True), least=least)
+        return _TakenAhead(epoch, batches)
+
+    def _cut(self, drop_last: bool, *, shares: bool = False) -> Cut:
+        if drop_last:
+            return "drop"
+        return "share" if shares and self._remainder == "keep" else self._remainder
+
+    def _global_rows(self, batch_size: int | None, global_batch_size: int | None) -> int:
+        """Check the sizes and return the number of rows in a global batch."""
+        if batch_size is not None and global_batch_size is not None:
+            raise ValueError(
+                f"batch_size={batch_size} and global_batch_size={global_batch_size}: give one of "
+                "them, rows for each worker or for all together"
+            )
+        for name, size in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
+            if size is not None and not (is_whole(size) and size >= 1):
+                raise ValueError(f"{name}={size!r}: give a number of rows, at least 1")
+        if global_batch_size is not None:
+            return int(global_batch_size)
+        return int(batch_size or _DEFAULT_BATCH_SIZE) * self._world_size
+
+
+class _TakenAhead(BatchesAhead):
+    def __init__(self, epoch: Epoch, batches: Iterator[UnformattedBatch]) -> None:
+        self._epoch = epoch
+        self._batches = batches
+        self._next = next(batches, None)
+        self._stops: deque[int] = deque()
+
+    def __next__(self) -> Any:
+        batch = self._next
+        if batch is None:
+            if not self._stops:
+                # A restart may have resumed at the epoch's end: it begins, and is over.
+                self._epoch.given(self._epoch.start)
+                self._epoch.end()
+            raise StopIteration
+        self._stops.append(batch.stop)
+        content = to_batch(batch.parts, "numpy")
+        # The end of the epoch must be known before the last batch is used: a checkpoint that is
+        # made then resumes with the next epoch.
+        self._next = next(self._batches, None)
+        return content
+
+    def used(self, count: int = 1) -> None:
+        for _ in range(min(count, len(self._stops))):
+            self._epoch.given(self._stops.popleft())
+        if self._next is None and not self._stops:
+            self._epoch.end()
+
+    def all_used(self) -> None:
+        self.used(len(self._stops))
+        self._epoch.end()
+
+
+_END = object()
+
+
+def _prefetched(items: Iterable[Any], count: int) -> Generator[Any, None, None]:
+    """Take so many items ahead, on a thread."""
+    if not count:
+        yield from items
+        return
+    ready: queue.Queue[Any] = queue.Queue(maxsize=count)
+    abandoned = threading.Event()
+
+    def take() -> None:
+        try:
+            for item in items:
+                ready.put(item)
+                if abandoned.is_set():
+                    return
+            ready.put(_END)
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=take, name="polytrain-prefetch", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        abandoned.set()
+        # The thread may be waiting to put an item, and ends after that.
+        while not ready.empty():
+            ready.get()
+        thread.join()

@@ -1,0 +1,185 @@
+"""The private names of Keras, tf_keras and TensorFlow that polytrain uses, each with the reason.
+
+What a newer version may rename stands here alone. The functions that are replaced are a table, and
+each is looked up only when it is replaced: modules may move, and a version that wasn't checked is
+refused before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import tensorflow as tf
+
+from polytrain.extension import nested_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Replaceable:
+    """A function or method of a library that another one replaces for some time."""
+
+    module: str
+    path: str
+    """Its name in the module; a method's name comes after that of its class."""
+
+    @contextmanager
+    def replaced(self, make: Callable[[Any], Any]) -> Iterator[None]:
+        """Replace it in a `with` block.
+
+        Args:
+            make: returns the function to call instead, for the library's own.
+        """
+        parents, _, name = self.path.rpartition(".")
+        owner: Any = import_module(self.module)
+        for parent in filter(None, parents.split(".")):
+            owner = getattr(owner, parent)
+        own = getattr(owner, name)
+        setattr(owner, name, functools.wraps(own)(make(own)))
+        try:
+            yield
+        finally:
+            setattr(owner, name, own)
+
+
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+_LOSS = "keras.src.losses.loss"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer"
+
+BUILD = Replaceable(_TRAINER, "TensorFlowTrainer._maybe_symbolic_build")
+"""It reduces a whole structure over the workers, which their strategy refuses."""
+
+REDUCE_OUTPUTS = Replaceable(_TRAINER, "reduce_per_replica")
+"""It averages scalars over a first dimension that they don't have."""
+
+NEXT_ITERATOR = Replaceable(_TRAINER, "TFEpochIterator._get_iterator")
+"""No public hook is called when an epoch's iterator is made."""
+
+REDUCE_LOSS = Replaceable(_LOSS, "reduce_values")
+"""It leaves a loss that is a scalar undivided, and knows how many rows a mean is over."""
+
+DIVIDE_LOSS = Replaceable(_LOSS, "scale_loss_for_distribution")
+"""Whether it is called shows whether a model's own step divides its loss."""
+
+CLIP_GRADIENTS = Replaceable(_OPTIMIZER, "BaseOptimizer._clip_gradients")
+"""It clips what each worker has, before the sum."""
+
+SCALE_LOSS = Replaceable(_OPTIMIZER, "BaseOptimizer.scale_loss")
+"""The last place where a loss can be weighted by rows, whatever computed it."""
+
+NEXT_SEED = Replaceable("keras.src.random.seed_generator", "SeedGenerator.next")
+"""It gives all workers the same seeds."""
+
+SHUFFLE_ARRAYS = Replaceable(
+    "keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.get_tf_dataset"
+)
+"""It shuffles in an order of each worker's own."""
+
+FIT = Replaceable("keras", "Model.fit")
+"""Public; a training function calls it on models that polytrain doesn't know before."""
+
+EMA_IN_MODEL = "_ema_weights_in_model"
+"""The attribute of `SwapEMAWeights` that says whether the model has the averages: a checkpoint that
+is saved meanwhile has them where the weights belong."""
+
+
+def divided_loss(loss: Any) -> Any:
+    """Return a loss divided by the number of workers, as Keras does it for its own."""
+    return import_module(_LOSS).scale_loss_for_distribution(loss)
+
+
+def is_multi_worker(strategy: Any) -> bool:
+    """Return Keras's own answer, by which it decides which of its ways to take."""
+    return bool(import_module(_TRAINER)._collective_all_reduce_multi_worker(strategy))
+
+
+def build_from(model: Any, batch: Any) -> None:
+    """Build a model from a batch. What `fit` calls for that has no public name."""
+    model._symbolic_build(data_batch=batch)
+
+
+def is_built(model: Any) -> bool:
+    """Return whether Keras knows all shapes of the model, its metrics and its loss.
+
+    The compiled metrics and loss have no public name before the first step.
+    """
+    compiled = (model._compile_metrics, model._compile_loss)
+    parts = [*nested_layers(model), *(part for part in compiled if part is not None)]
+    return all(part.built for part in parts)
+
+
+def dataset_of(epochs: Any) -> Any:
+    """Return the data that Keras's iterator over epochs reads, already distributed."""
+    return epochs._distributed_dataset
+
+
+def renew_length(epochs: Any) -> None:
+    """Let Keras's iterator over epochs ask again for the number of batches, which it asks once."""
+    epochs._num_batches = epochs.data_adapter.num_batches
+
+
+def sources_of(dataset: Any) -> Any:
+    """Return the data sets that a `tf.data.Dataset` is made of; the public graph has no objects."""
+    return dataset._inputs()
+
+
+def functions_of(dataset: Any) -> Any:
+    """Return the functions of a `tf.data.Dataset`; the public graph doesn't have their bodies."""
+    return [each.function for each in dataset._functions()]
+
+
+def shuffles_without_seed(dataset: Any) -> bool:
+    """Return whether this step of a `tf.data.Dataset` shuffles, and nobody has set its seed."""
+    is_shuffle = type(dataset).__name__ == "_ShuffleDataset"
+    return is_shuffle and int(dataset._seed) == 0 and int(dataset._seed2) == 0
+
+
+def patch_tf_keras() -> None:
+    """Make `fit` and `evaluate` of tf_keras take a shard's batches, if this process uses tf_keras.
+
+    tf_keras expects the number of steps of a distributed data set, and one iterator for all epochs.
+    A shard knows its number of batches, which is smaller in the epoch that a restart resumes, and
+    each epoch begins anew. There is no public way to say either. A second call changes nothing.
+    """
+    is_wanted = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
+    if is_wanted or "tf_keras" in sys.modules:
+        _patch_tf_keras()
+
+
+@functools.cache
+def _patch_tf_keras() -> None:
+    from tf_keras.src.engine.data_adapter import DataHandler, DatasetAdapter
+
+    own_check, own_epochs = DatasetAdapter._validate_args, DataHandler.enumerate_epochs
+
+    @functools.wraps(own_check)
+    def check(self: Any, y: Any, sample_weights: Any, steps: Any, *others: Any) -> None:
+        known = self._dataset.cardinality() if _is_shard(self._dataset) else None
+        own_check(self, y, sample_weights, known if steps is None else steps, *others)
+
+    @functools.wraps(own_epochs)
+    def epochs(self: Any) -> Iterator[tuple[int, Any]]:
+        if not _is_shard(self._dataset) or self._steps_per_epoch is not None:
+            yield from own_epochs(self)
+            return
+        with self._truncate_execution_to_epoch():
+            for epoch in range(self._initial_epoch, self._epochs):
+                self._inferred_steps = int(self._dataset.cardinality())
+                yield epoch, iter(self._dataset)
+                self._adapter.on_epoch_end()
+
+    DatasetAdapter._validate_args = check
+    DataHandler.enumerate_epochs = epochs
+
+
+def _is_shard(dataset: Any) -> bool:
+    """Whether it is of `shard.to_tf`, for several workers."""
+    return hasattr(dataset, "polytrain_shard") and isinstance(
+        dataset, tf.distribute.DistributedDataset
+    )

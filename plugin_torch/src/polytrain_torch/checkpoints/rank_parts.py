@@ -1,0 +1,262 @@
+"""State that differs by rank, in checkpoints: found by digests, stored per rank, or merged.
+
+What is the same on all ranks is stored once, in rank 0's files. So is rank 0's state of what
+differs; every other rank has a file of its own for that.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import io
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from polytrain import get_context
+from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe_file, save_safely
+from polytrain_torch.collectives.gathering import gathered
+from polytrain_torch.models.parallel import models_in_ddp, unwrapped
+
+States = dict[str, dict[str, Any]]
+"""Kind → name → state; for example "progress" → "epoch" → 3."""
+
+Differences = dict[str, Any]
+"""Number of ranks that saved, and kind → names of what differed between them."""
+
+_FOUND_FILE = "differs.pt"
+
+
+def file_of(rank: int) -> str:
+    """The file of a rank's own states in a checkpoint."""
+    return f"own-{rank}.pt"
+
+
+def differences(states: States) -> Differences:
+    """Compare all ranks' states by digests. All ranks call this, with the same kinds.
+
+    Args:
+        states: this rank's, of which nothing is copied but to hash it.
+    """
+    ranks = dist.get_world_size()
+    if ranks == 1:
+        return {"ranks": 1, "names": {}}
+    by_rank = gathered(
+        {
+            (kind, name): digest(state)
+            for kind, by_name in states.items()
+            for name, state in by_name.items()
+        }
+    )
+    names: dict[str, list[str]] = {}
+    for kind, name in sorted(set().union(*by_rank)):
+        if len({each.get((kind, name)) for each in by_rank}) > 1:
+            names.setdefault(kind, []).append(name)
+    return {"ranks": ranks, "names": names}
+
+
+def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part's state, without the buffers that DDP sends from rank 0 before each step."""
+    if not isinstance(part, torch.nn.Module) or next(part.buffers(), None) is None:
+        return state
+    inside = set(part.modules())
+    senders = {each for each in inside if each in models_in_ddp} or {
+        each.module
+        for each in _models_of_users()
+        if each.broadcast_buffers and (each in inside or each.module in inside)
+    }
+    sent = {id(buffer) for each in senders for buffer in each.buffers()}
+    buffers = unwrapped(part).named_buffers(remove_duplicate=False)
+    left_out = {name for name, buffer in buffers if id(buffer) in sent}
+    return {name: each for name, each in state.items() if name not in left_out}
+
+
+def _models_of_users() -> Iterable[DistributedDataParallel]:
+    """All models in DDP. One that the user has wrapped isn't known by the module inside."""
+    # By type: asking some objects for their class imports modules.
+    return (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
+
+
+def save_own(states: States, found: Differences, directory: Path | None) -> None:
+    """Write what differs, of every rank but rank 0. All ranks call this.
+
+    Args:
+        states: this rank's, that differ or not.
+        found: by `differences`.
+        directory: of this rank's part of the checkpoint; None if it has none. Rank 0's gets the
+            files of all ranks, unless every rank writes.
+
+    Raises:
+        TypeError: a state isn't plain data, and couldn't be loaded safely.
+    """
+    if not found["names"]:
+        return
+    rank = dist.get_rank()
+    if get_context().every_rank_writes():
+        assert directory is not None
+        write_own(states, found, directory)
+    elif rank:
+        file = io.BytesIO()
+        torch.save(_chosen(states, found), file)
+        file.seek(0)
+        refuse_unsafe_file(file)
+        dist.send_object_list([file.getvalue()], dst=0)
+    else:
+        assert directory is not None
+        # One after the other: rank 0 needs the memory of one.
+        for other in range(1, found["ranks"]):
+            received: list[Any] = [None]
+            dist.recv_object_list(received, src=other)
+            (directory / file_of(other)).write_bytes(received[0])
+
+
+def write_own(states: States, found: Differences, directory: Path) -> None:
+    """Write what differs on this rank, unless it is rank 0.
+
+    Raises:
+        TypeError: a state isn't plain data, and couldn't be loaded safely.
+    """
+    rank = dist.get_rank()
+    if found["names"] and rank:
+        save_safely(_chosen(states, found), directory / file_of(rank))
+
+
+def save_beside(states: States, compared: States, directory: Path | None) -> None:
+    """Write what differs beside the checkpoint of a library. All ranks call this.
+
+    Args:
+        states: this rank's.
+        compared: the same, without what may differ.
+        directory: of this rank's part of the checkpoint; None if it has none.
+    """
+    found = differences(compared)
+    save_own(states, found, directory)
+    if found["names"] and dist.get_rank() == 0 and directory is not None:
+        save_safely(found, directory / _FOUND_FILE)
+
+
+def found_beside(directory: Path) -> Differences | None:
+    """What differed when `save_beside` wrote a checkpoint; None if nothing did."""
+    file = directory / _FOUND_FILE
+    found: Differences | None = loaded(file) if file.exists() else None
+    return found
+
+
+def own_states(states: States, found: Differences, directory: Path) -> States:
+    """This rank's states, given rank 0's. If another number of ranks has saved, rank 0's count."""
+    if not found["names"] or not dist.get_rank() or found["ranks"] != dist.get_world_size():
+        return states
+    own = loaded(directory / file_of(dist.get_rank()))
+    return {
+        kind: {
+            **{
+                name: state
+                for name, state in by_name.items()
+                if name not in found["names"].get(kind, ())
+            },
+            **own.get(kind, {}),
+        }
+        for kind, by_name in states.items()
+    }
+
+
+def states_of_all(
+    kind: str, name: str, first: Any, found: Differences, directory: Path
+) -> list[Any]:
+    """Every rank's state, by rank, of a part that differs.
+
+    Args:
+        kind: the part's.
+        name: the part's.
+        first: rank 0's state.
+        found: what differed.
+        directory: of the checkpoint.
+    """
+    others = (loaded(directory / file_of(rank)) for rank in range(1, found["ranks"]))
+    return [first, *(each[kind][name] for each in others)]
+
+
+def refuse_other_ranks(names: Iterable[str], found: Differences) -> None:
+    """Raise an error if another number of ranks has saved what differs.
+
+    Raises:
+        ValueError: it names what differs.
+    """
+    listed = ", ".join(names)
+    ranks, now = found["ranks"], dist.get_world_size()
+    if listed and ranks != now:
+        raise ValueError(
+            f"{listed}: each of the {ranks} workers that made the checkpoint had a state of its "
+            f"own, and there are {now} now. Resume with ScalingConfig(num_workers={ranks}); or "
+            "make it the same on all ranks before it is saved, for example by "
+            "torch.distributed.all_reduce; or, in TrainingState, pass a part that has a method "
+            "load_state_dicts(states), which gets the states of all ranks and merges them."
+        )
+
+
+def keep_metric(part: Any) -> None:
+    """Have a metric of torchmetrics save its values, which it does only on request."""
+    if isinstance(part, torch.nn.Module) and callable(getattr(part, "persistent", None)):
+        part.persistent(True)
+
+
+def _chosen(states: States, found: Differences) -> States:
+    return {
+        kind: {name: states[kind][name] for name in names if name in states[kind]}
+        for kind, names in found["names"].items()
+    }
+
+
+def _is_plain(state: Any) -> bool:
+    """Whether it is a tensor whose bytes are its values."""
+    return (
+        type(state) in (torch.Tensor, torch.nn.Parameter)
+        and state.layout is torch.strided
+        and not (state.is_meta or state.is_quantized)
+    )
+
+
+def digest(state: Any) -> bytes:
+    """A digest that is the same for equal states, also if they pickle differently."""
+    found = hashlib.sha1(usedforsecurity=False)
+    _add(found.update, state)
+    return found.digest()
+
+
+def _checksum(values: Any) -> bytes:
+    """Eight times as fast as a hash, and enough against chance: nobody makes states look equal."""
+    return zlib.crc32(values).to_bytes(4, "little")
+
+
+def _add(update: Callable[[Any], None], state: Any) -> None:
+    """Add a state to a digest."""
+    if _is_plain(state):
+        update(f"tensor {state.dtype} {tuple(state.shape)}".encode())
+        whole = state.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        update(_checksum(whole.reshape(-1).view(torch.uint8).numpy()))
+    elif isinstance(state, np.ndarray) and not state.dtype.hasobject:
+        update(f"array {state.dtype} {state.shape}".encode())
+        update(_checksum(np.ascontiguousarray(state).reshape(-1).view(np.uint8)))
+    elif isinstance(state, Mapping):
+        update(f"mapping {len(state)}".encode())
+        for key in sorted(state, key=repr):
+            _add(update, key)
+            _add(update, state[key])
+    elif isinstance(state, list | tuple):
+        update(f"sequence {len(state)}".encode())
+        for each in state:
+            _add(update, each)
+    elif isinstance(state, set | frozenset):
+        _add(update, sorted(state, key=repr))
+    elif state is None or isinstance(state, bool | int | float | complex | str | bytes):
+        update(f"{type(state).__name__} {state!r};".encode())
+    else:
+        file = io.BytesIO()
+        torch.save(state, file)
+        update(file.getbuffer())

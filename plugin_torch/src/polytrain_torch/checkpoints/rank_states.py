@@ -1,0 +1,43 @@
+"""What is different on every rank, in checkpoints: random numbers, and places in data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from polytrain import get_context
+from polytrain_torch import randomness
+from polytrain_torch.checkpoints.safe_serialization import save_safely
+from polytrain_torch.collectives.gathering import gathered
+from polytrain_torch.loaders import stream_places
+
+
+def save_rank_states(directory: Path | None) -> None:
+    """Write all ranks' states, or this rank's if every rank writes. All ranks call this.
+
+    Args:
+        directory: of this rank's part of the checkpoint; None if it has none.
+
+    Raises:
+        TypeError: a data set's state isn't plain data, and couldn't be loaded safely.
+    """
+    rank = dist.get_rank()
+    mine = randomness.random_state(), stream_places.states()
+    if get_context().every_rank_writes():
+        assert directory is not None
+        _write(directory, rank, mine)
+        return
+    by_rank = gathered(mine)
+    if directory is not None and rank == 0:
+        for number, each in enumerate(by_rank):
+            _write(directory, number, each)
+
+
+def _write(directory: Path, rank: int, states: tuple[Any, Any]) -> None:
+    random, places = states
+    torch.save(random, directory / randomness.file_of(rank))
+    if places:
+        save_safely(places, directory / stream_places.file_of(rank))

@@ -1,0 +1,511 @@
+"""The state of training in checkpoints: models, optimizers, schedulers, random numbers.
+
+If rank 0 writes, it writes everything. If every rank writes, sharded parts (FSDP2) stay sharded, in
+the format of `torch.distributed.checkpoint`, and any number of ranks can load them. What differs
+by rank comes back to its rank in both cases.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from polytrain import Checkpoint, get_checkpoint, get_context, report
+from polytrain.extension import scratch_directory
+from polytrain_torch.checkpoints.rank_parts import (
+    Differences,
+    comparable,
+    differences,
+    keep_metric,
+    own_states,
+    refuse_other_ranks,
+    save_own,
+    states_of_all,
+)
+from polytrain_torch.checkpoints.rank_states import save_rank_states
+from polytrain_torch.checkpoints.read_back import (
+    copy_without_values,
+    state_without_values,
+    try_loading,
+    whole_copies_without_values,
+)
+from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe, save_safely
+from polytrain_torch.checkpoints.sharded import SafeReader, load_sharded
+from polytrain_torch.collectives.call_agreement import agree_on_call
+from polytrain_torch.engine import MODEL_FILE
+from polytrain_torch.models.parallel import unwrapped
+from polytrain_torch.randomness import restore_random_states
+
+logger = logging.getLogger(__name__)
+
+_STATE_FILE = "state.pt"
+_MERGES = "load_state_dicts"
+_KINDS = ("parts", "beside", "progress")
+_IN_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+State = dict[str, Any]
+
+
+class TrainingState:
+    """The objects of a training function whose states are in its checkpoints.
+
+        state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+        done = state.restore()
+        for epoch in range(done.get("epoch", 0), 10):
+            ...
+            state.report({"loss": loss}, epoch=epoch + 1)
+
+    The random states of torch, NumPy and Python are saved too, those of every rank. New ranks get
+    fresh random streams. Parts and progress that differ by rank come back to their rank. On another
+    number of workers only a part with a method `load_state_dicts(states)` can be restored then,
+    which all ranks' states are passed to, by rank.
+
+    Args:
+        parts: objects with `state_dict` and `load_state_dict`, under any names, or torch's
+            generators. If rank 0 writes, the weights of the part "model" are in `model.pt`.
+
+    Raises:
+        TypeError: if a part has no state.
+        ValueError: if an optimizer was made before the model was sharded, or trains sharded
+            parameters that aren't all in one part.
+    """
+
+    _compares_ranks = True
+    """Whether what differs by rank is stored for each rank."""
+
+    def __init__(self, **parts: Any) -> None:
+        for name, part in parts.items():
+            if isinstance(part, torch.Generator):
+                parts[name] = part = _OfGenerator(part)
+            keep_metric(part)
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise TypeError(
+                    f"{name}: a {type(part).__name__} has no state_dict and load_state_dict. Pass "
+                    f"plain data to report instead: state.report(…, {name}=…)."
+                )
+        self._parts = parts
+        self._is_read_back = False
+        self._raise_if_optimizer_is_stale()
+        for name, part in parts.items():
+            if isinstance(part, torch.optim.Optimizer) and _is_sharded(part):
+                self._trained_by(name)
+
+    @property
+    def progress(self) -> State:
+        """The `progress` in the checkpoint from which the attempt resumes; empty without one.
+
+        It can be read before `restore`, which needs the parts as they were when they were saved:
+        with the layers that were unfrozen, or the parameter groups that were added, by then.
+        """
+        checkpoint = get_checkpoint()
+        if checkpoint is None:
+            return {}
+        directory = Path(checkpoint.path)
+        saved = loaded(directory / _STATE_FILE)
+        found: Differences = saved["found"]
+        refuse_other_ranks(_of_progress(found), found)
+        own = own_states({"progress": saved["progress"]}, found, directory)
+        return own["progress"]
+
+    def restore(self, checkpoint: Checkpoint | None = None) -> State:
+        """Load the checkpoint from which the attempt resumes. All ranks call this before training.
+
+        Args:
+            checkpoint: load this one instead.
+
+        Returns:
+            The `progress` that `report` got. Empty if training starts.
+
+        Raises:
+            KeyError: if the checkpoint lacks a part.
+            ValueError: if an optimizer has other parameter groups than the one that was saved, or
+                another number of workers saved what differs by rank.
+        """
+        checkpoint = checkpoint or get_checkpoint()
+        if checkpoint is None:
+            return {}
+        directory = Path(checkpoint.path)
+        saved = self._read(directory)
+        self._is_read_back = True
+        for name, state in saved["parts"].items():
+            if name in self._parts:
+                self._expect_groups(name, state, saved["progress"])
+                self._load(name, state)
+        self._load_sharded([name for name in saved["sharded"] if name in self._parts], directory)
+        for name, state in saved["beside"].items():
+            if name in self._parts:
+                unwrapped(self._parts[name]).load_state_dict(state, strict=False)
+        for name, states in saved["of_all"].items():
+            unwrapped(self._parts[name]).load_state_dicts(states)
+        restore_random_states(directory)
+        progress: State = saved["progress"]
+        return progress
+
+    def _read(self, directory: Path) -> State:
+        """Read what a checkpoint has, except sharded parts and random states."""
+        saved: State = loaded(directory / _STATE_FILE)
+        if "model" in saved["apart"]:
+            saved["parts"]["model"] = loaded(directory / MODEL_FILE)
+        saved["of_all"] = {}
+        found = saved["found"]
+        if found["ranks"] != dist.get_world_size():
+            self._merge(saved, directory)
+        saved |= own_states({kind: saved[kind] for kind in _KINDS}, found, directory)
+        self._compare({*saved["parts"], *saved["of_all"], *saved["sharded"]})
+        return saved
+
+    def _merge(self, saved: State, directory: Path) -> None:
+        """Move the states of parts that merge them to "of_all".
+
+        Raises:
+            ValueError: something else differs by rank.
+        """
+        found: Differences = saved["found"]
+        names = {
+            kind: [name for name in found["names"].get(kind, ()) if name in self._parts]
+            for kind in ("parts", "beside")
+        }
+        merged = [name for name in names["parts"] if hasattr(unwrapped(self._parts[name]), _MERGES)]
+        refused = {*names["parts"], *names["beside"]}.difference(merged)
+        refuse_other_ranks([*sorted(refused), *_of_progress(found)], found)
+        for name in merged:
+            first = saved["parts"].pop(name, None)
+            saved["of_all"][name] = states_of_all("parts", name, first, found, directory)
+
+    def _read_back(self, directory: Path, sharded: Mapping[str, State]) -> None:
+        """Read the first checkpoint as a restart would, and load it into copies of the parts.
+
+        Args:
+            directory: of the checkpoint.
+            sharded: the states of sharded parts, of which it may have this rank's shards only.
+        """
+        saved = self._read(directory)
+        if sharded:
+            SafeReader(directory).read_metadata()
+        parts = {name: unwrapped(part) for name, part in self._parts.items()}
+        of_shards = whole_copies_without_values(
+            {name: part for name, part in parts.items() if _is_sharded(part)}
+        )
+        trial = copy(self)
+        for name, state in {**saved["parts"], **sharded}.items():
+            others = [part for other, part in parts.items() if other != name]
+            if _is_sharded(parts[name]):
+                copies = of_shards
+                load = partial(trial._load_by_names, name, state_without_values(state))
+            else:
+                copied = copy_without_values(parts[name], keeping=others)
+                copies = {} if copied is None else {name: copied}
+                load = partial(trial._load, name, state)
+            if name in copies:
+                trial._parts = {**parts, **copies}
+                try_loading(name, load)
+
+    def save(self, directory: str | Path, **progress: Any) -> None:
+        """Write everything into a directory of this rank. All ranks call this.
+
+        Args:
+            directory: an empty directory. Ranks that don't write checkpoints leave it empty.
+            progress: plain data, which `restore` returns.
+
+        Raises:
+            TypeError: if a value isn't plain data, and couldn't be loaded safely.
+            CheckpointError: if a part's state, which the first save of a run tries to load, can't
+                be loaded.
+        """
+        agree_on_call("TrainingState.save")
+        directory = Path(directory)
+        by_all = get_context().every_rank_writes()
+        sharded = {name for name, part in self._parts.items() if by_all and _is_sharded(part)}
+        whole = {name: self._state(name) for name in self._parts if name not in sharded}
+        states = {name: self._state_by_names(name) for name in sharded}
+        if sharded:
+            refuse_unsafe(states)
+            dcp.save(states, checkpoint_id=directory)
+        compared: dict[str, dict[str, Any]] = {
+            "parts": {
+                name: comparable(self._parts[name], state)
+                for name, state in whole.items()
+                if not self._is_gathered(name)
+            },
+            "beside": {
+                name: _beside_shards(part)
+                for name, part in self._parts.items()
+                if isinstance(part, torch.nn.Module) and _is_sharded(part)
+            },
+            "progress": progress,
+        }
+        found = differences(compared if self._compares_ranks else {})
+        save_own({**compared, "parts": whole}, found, directory)
+        save_rank_states(directory)
+        if dist.get_rank() != 0:
+            return
+        beside = found["names"].get("beside", ())
+        apart = {name for name in whole if name == "model"}
+        for name in apart:
+            save_safely(whole.pop(name), directory / MODEL_FILE)
+        save_safely(
+            {
+                "parts": whole,
+                "apart": sorted(apart),
+                "sharded": sorted(sharded),
+                "progress": progress,
+                "beside": {name: compared["beside"][name] for name in beside},
+                "found": found,
+            },
+            directory / _STATE_FILE,
+        )
+        if not self._is_read_back:
+            self._is_read_back = True
+            self._read_back(directory, states)
+
+    def report(self, metrics: Mapping[str, Any], **progress: Any) -> None:
+        """Report metrics with a checkpoint of all parts; see `polytrain.report`. All ranks call it.
+
+        Args:
+            metrics: as for `polytrain.report`.
+            progress: plain data, which `restore` returns, such as the next epoch's number.
+        """
+        # Not in the system's directory: report doesn't return if this process has to end.
+        with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
+            self.save(directory, **progress)
+            writes = dist.get_rank() == 0 or get_context().every_rank_writes()
+            report(metrics, checkpoint=Checkpoint.from_directory(directory) if writes else None)
+
+    def _is_gathered(self, name: str) -> bool:
+        """Whether a part's whole state is on rank 0 alone."""
+        part = self._parts[name]
+        return _is_sharded(part) or hasattr(part, "consolidate_state_dict")
+
+    def _state(self, name: str) -> State:
+        part = self._parts[name]
+        if _is_sharded(part):
+            return self._state_by_names(name, _IN_FULL)
+        if hasattr(part, "consolidate_state_dict"):
+            # torch's ZeroRedundancyOptimizer, which has a state only where it was gathered.
+            part.consolidate_state_dict(to=0)
+            if dist.get_rank() != 0:
+                return {}
+        state: State = unwrapped(part).state_dict()
+        return state
+
+    def _load(self, name: str, state: State) -> None:
+        part = self._parts[name]
+        if _is_sharded(part) and "param_groups" in state and not _names_parameters(state):
+            state = self._by_name(name, state)
+        if _is_sharded(part) or _names_parameters(state):
+            self._load_by_names(name, state, _IN_FULL)
+        else:
+            unwrapped(part).load_state_dict(state)
+
+    def _load_sharded(self, names: list[str], directory: Path) -> None:
+        if not names:
+            return
+        saved = SafeReader(directory).read_metadata().state_dict_metadata
+        states = {
+            name: self._state_by_names(
+                name, has_state=any(key.startswith(f"{name}.state.") for key in saved)
+            )
+            for name in names
+        }
+        load_sharded(states, directory)
+        for name, state in states.items():
+            self._load_by_names(name, state)
+
+    def _state_by_names(
+        self,
+        name: str,
+        options: StateDictOptions | None = None,
+        *,
+        has_state: bool | None = None,
+    ) -> State:
+        """A part's state, by the names of the model's parameters.
+
+        Args:
+            name: the part's.
+            options: torch's.
+            has_state: whether an optimizer has state for parameters; by default whether it has now.
+        """
+        part = self._parts[name]
+        state: State
+        if isinstance(part, torch.nn.Module):
+            state = get_model_state_dict(part, options=options)
+        elif not (bool(part.state) if has_state is None else has_state):
+            # To get its state, torch would take a step, which counts.
+            state = self._by_name(name, {**part.state_dict(), "state": {}})
+        else:
+            state = get_optimizer_state_dict(self._trained_by(name), part, options=options)
+        return state
+
+    def _load_by_names(
+        self, name: str, state: State, options: StateDictOptions | None = None
+    ) -> None:
+        part = self._parts[name]
+        if isinstance(part, torch.nn.Module):
+            set_model_state_dict(part, state, options=options)
+        else:
+            set_optimizer_state_dict(self._trained_by(name), part, state, options=options)
+            if not state["state"]:
+                # torch has taken a step, as above.
+                part.state.clear()
+
+    def _by_name(self, optimizer: str, state: State) -> State:
+        """An optimizer's state with the parameters' names in the model instead of their numbers."""
+        model = unwrapped(self._trained_by(optimizer))
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups: list[Any] = []
+        by_name: dict[str, Any] = {}
+        for group, mine in zip(
+            state["param_groups"], self._parts[optimizer].param_groups, strict=True
+        ):
+            numbered = dict(zip(group["params"], mine["params"], strict=True))
+            named = {number: names[id(parameter)] for number, parameter in numbered.items()}
+            groups.append({**group, "params": list(named.values())})
+            by_name |= {
+                named[number]: state["state"][number]
+                for number in named
+                if number in state["state"]
+            }
+        return {"state": by_name, "param_groups": groups}
+
+    def _trained_by(self, optimizer: str) -> torch.nn.Module:
+        """The model whose parameters an optimizer trains; shards are identified by these names."""
+        mine = {id(parameter) for parameter in _parameters(self._parts[optimizer])}
+        trained = {
+            name: part
+            for name, part in self._parts.items()
+            if isinstance(part, torch.nn.Module) and not mine.isdisjoint(map(id, part.parameters()))
+        }
+        for part in trained.values():
+            if mine <= {id(parameter) for parameter in part.parameters()}:
+                return part
+        if not trained:
+            raise ValueError(
+                f"{optimizer}: it trains sharded parameters of a model that isn't a part. Pass the "
+                "model too: TrainingState(model=model, …)."
+            )
+        raise ValueError(
+            f"{optimizer}: it trains sharded parameters that aren't all in one part, only some in "
+            f"{' and '.join(map(repr, trained))}. Make one optimizer for each model, or pass one "
+            "module that holds all of them."
+        )
+
+    def _raise_if_optimizer_is_stale(self) -> None:
+        """Sharding replaces parameters: an optimizer of the old ones silently trains nothing."""
+        models = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
+        replaced = [shapes for model in models if _is_sharded(model) for shapes in _shapes(model)]
+        there = {id(parameter) for model in models for parameter in model.parameters()}
+        for name, part in self._parts.items():
+            # It may also train a model that isn't a part, beside a sharded one.
+            if (
+                isinstance(part, torch.optim.Optimizer)
+                and not _is_sharded(part)
+                and there.isdisjoint(map(id, _parameters(part)))
+                and Counter(each.shape for each in _parameters(part)) in replaced
+            ):
+                raise ValueError(
+                    f"{name}: it trains no parameter of the model, because sharding has replaced "
+                    "the parameters that it was made with. Make it after prepare_model."
+                )
+
+    def _expect_groups(self, name: str, state: State, progress: State) -> None:
+        """Raise an error if an optimizer has other parameter groups than the saved one.
+
+        torch's own error doesn't say which, nor what to do about groups that training adds.
+        """
+        part = self._parts[name]
+        if not isinstance(part, torch.optim.Optimizer) or "param_groups" not in state:
+            return
+        saved, mine = (
+            [len(group["params"]) for group in groups]
+            for groups in (state["param_groups"], part.param_groups)
+        )
+        if saved != mine:
+            raise ValueError(
+                f"{name}: the checkpoint has {_groups(saved)}, and the optimizer {_groups(mine)}. "
+                "Give it the same ones before restore(). Where training adds some "
+                "(add_param_group), state.progress says before restore() how far it was: "
+                f"{progress!r}."
+            )
+
+    def _compare(self, saved: set[str]) -> None:
+        missing, more = self._parts.keys() - saved, saved - self._parts.keys()
+        if missing:
+            raise KeyError(
+                f"The checkpoint has no {', '.join(sorted(missing))}; it has "
+                f"{', '.join(sorted(saved)) or 'nothing'}. Pass TrainingState the same parts as "
+                "before, under the same names."
+            )
+        if more:
+            names = ", ".join(sorted(more))
+            logger.warning("Not restored, because no part has the name: %s", names)
+
+
+class _OfGenerator:
+    """A generator as a part."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> State:
+        return {"state": self._generator.get_state()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._generator.set_state(state["state"])
+
+
+def _of_progress(found: Differences) -> list[str]:
+    return [f"progress {name!r}" for name in found["names"].get("progress", ())]
+
+
+def _beside_shards(model: torch.nn.Module) -> State:
+    """What a rank has of a sharded model that isn't sharded, such as BatchNorm's statistics."""
+    state = unwrapped(model).state_dict()
+    return {name: each for name, each in state.items() if not isinstance(each, DTensor)}
+
+
+def _groups(sizes: list[int]) -> str:
+    number = "1 parameter group" if len(sizes) == 1 else f"{len(sizes)} parameter groups"
+    return f"{number} (parameters: {', '.join(map(str, sizes))})"
+
+
+def _is_sharded(part: Any) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in _parameters(part))
+
+
+def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
+    """Shapes of the parameters that an optimizer may have: all, or only the trained ones."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return [Counter(each.shape for each in some) for some in (parameters, trained)]
+
+
+def _parameters(part: Any) -> Iterator[Any]:
+    if isinstance(part, torch.nn.Module):
+        yield from part.parameters()
+    elif isinstance(part, torch.optim.Optimizer):
+        for group in part.param_groups:
+            yield from group["params"]
+
+
+def _names_parameters(state: State) -> bool:
+    """Whether an optimizer's state names its parameters, as full states do, or numbers them."""
+    groups: Any = state.get("param_groups")
+    return bool(groups) and any(isinstance(each, str) for each in groups[0].get("params", ()))

@@ -1,0 +1,1 @@
+"""Collective operations: who calls them, over which process group, in which order."""

@@ -1,0 +1,225 @@
+"""The process group that sums gradients where all ranks are on one node and have no GPU.
+
+gloo makes every sum through its own sockets and threads, which takes a fifth of a small network's
+step. Here `SharedSums` makes it. The default group does all other operations.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from datetime import timedelta
+from functools import cache, partial, partialmethod
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+
+from polytrain_torch.collectives.operation_queue import Operation, OperationQueue
+from polytrain_torch.collectives.shared_sums import SharedSums, can_share_memory, size_for
+from polytrain_torch.models.parallel import DataParallel
+
+NAME = "polytrain_node"
+"""The backend's name in `torch.distributed.get_backend`."""
+
+_KEY = "memory"
+_CPU = torch.device("cpu")
+
+
+def gradient_group(device: torch.device) -> Any:
+    """The group for gradients: the default one, unless shared memory reaches all ranks.
+
+    All ranks call this.
+
+    Args:
+        device: the device of the gradients.
+    """
+    default = dist.group.WORLD
+    if (
+        device.type != "cpu"
+        or os.environ.get("LOCAL_WORLD_SIZE") != str(dist.get_world_size())
+        or dist.get_backend() != "gloo"
+        or not can_share_memory()
+    ):
+        return default
+    global _of_default
+    if _of_default is None or _of_default[0] is not default:
+        _register()
+        timeout = default._get_backend(_CPU).options._timeout
+        _of_default = default, dist.new_group(backend=NAME, timeout=timeout)
+    return _of_default[1]
+
+
+_of_default: tuple[Any, Any] | None = None
+"""The default group, and the one for its gradients."""
+
+
+def forget_group() -> None:
+    """Release the groups; the ports of the default group are freed with it."""
+    global _of_default, _begun
+    _of_default = None
+    _begun = 0
+
+
+def operations_begun() -> int:
+    """The number of operations in shared memory that this rank has begun in this attempt."""
+    return _begun
+
+
+_begun = 0
+
+
+class NodeDataParallel(DataParallel):
+    """DDP on a `gradient_group`, in place of the default group."""
+
+    @property
+    def join_process_group(self) -> Any:
+        """The group of all ranks, which other objects in the same `Join` have too."""
+        return dist.group.WORLD
+
+    def _check_default_group(self) -> None:
+        """Allow copies and pickles: they have the default group."""
+
+
+class NodeGroup(dist.ProcessGroup):
+    """Sums and broadcasts in shared memory."""
+
+    def __init__(self, rank: int, world_size: int, sums: SharedSums | None) -> None:
+        """
+        Args:
+            rank: this rank.
+            world_size: number of ranks.
+            sums: None if a rank can't reach the memory; then the default group does everything.
+        """
+        super().__init__(rank, world_size)
+        self._sums = sums
+        self._queue = OperationQueue()
+
+    def getBackendName(self) -> str:  # torch's
+        return NAME
+
+    # torch.compile can't follow these two: DDP calls them in the forward of a compiled model.
+    @torch.compiler.disable
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Sum up a list of tensors. DDP and torch's functions pass options, others don't."""
+        if self._sums is None or not _are_summed(tensors, *args, **kwargs):
+            return dist.group.WORLD.allreduce(tensors, *args, **kwargs)
+        opts = kwargs.get("opts", args[0] if args else None)
+        return self._run(chain.from_iterable(map(self._sums.add_up, tensors)), tensors, opts)
+
+    @torch.compiler.disable
+    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Send a list of tensors from one rank to all."""
+        opts: Any = args[0] if args else None
+        is_known = isinstance(tensors, list) and isinstance(opts, dist.BroadcastOptions)
+        if self._sums is None or not is_known or not all(map(_is_plain, tensors)):
+            return dist.group.WORLD.broadcast(tensors, *args, **kwargs)
+        send = partial(self._sums.send, source=opts.rootRank)
+        return self._run(chain.from_iterable(map(send, tensors)), tensors, opts)
+
+    def any_rank(self, condition: bool) -> bool:
+        """Whether a condition holds on any rank. All ranks call this together."""
+        if self._sums is None:
+            holds = torch.tensor([float(condition)])
+            dist.all_reduce(holds)
+            return bool(holds.item())
+        held: list[bool] = []
+        self._begin(self._sums.vote(condition, held), held, blocks=True)
+        return held[0]
+
+    def _run(self, operation: Operation, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        # If the caller waits, an exception has to come from here: waiting for this kind of work
+        # raises none. It isn't a Python class because DDP may keep it after Python has released it.
+        blocks = not getattr(opts, "asyncOp", True)
+        return _create_work_from_future(self._begin(operation, tensors, blocks=blocks))
+
+    def _begin(self, operation: Operation, result: Any, *, blocks: bool) -> Any:
+        global _begun
+        _begun += 1
+        return self._queue.run(operation, result, blocks=blocks)
+
+
+def _by_default_group(_: NodeGroup, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(dist.group.WORLD, name)(*args, **kwargs)
+
+
+for _name in (
+    "_allgather_base",
+    "_get_backend",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+):
+    setattr(NodeGroup, _name, partialmethod(_by_default_group, _name))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device == _CPU and tensor.is_contiguous()
+
+
+def _are_summed(tensors: Any, opts: Any = None, **_: Any) -> bool:
+    return (
+        isinstance(tensors, list)
+        and isinstance(opts, dist.AllreduceOptions | None)
+        and (opts is None or opts.reduceOp == dist.ReduceOp.SUM)
+        and all(_is_plain(tensor) and tensor.is_floating_point() for tensor in tensors)
+    )
+
+
+def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> NodeGroup:
+    size, sums = size_for(world_size), None
+    descriptor = _descriptor(store, rank, size)
+    can_open = torch.tensor([int(descriptor is not None)])
+    dist.all_reduce(can_open, dist.ReduceOp.MIN)
+    if descriptor is not None:
+        if can_open.item():
+            memory = mmap.mmap(descriptor, size)
+            seconds = timeout.total_seconds()
+            sums = SharedSums(memory, rank=rank, world_size=world_size, timeout_s=seconds)
+        os.close(descriptor)
+    return NodeGroup(rank, world_size, sums)
+
+
+def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:
+    """Descriptor of memory that rank 0 creates and others open via /proc; None if they can't."""
+    if rank == 0:
+        descriptor = os.memfd_create("polytrain-sums")
+        os.ftruncate(descriptor, size)
+        store.set(_KEY, f"/proc/{os.getpid()}/fd/{descriptor} {os.fstat(descriptor).st_ino}")
+        return descriptor
+    path, number = store.get(_KEY).decode().split()
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    # In a different process namespace, that number is a different process.
+    if str(os.fstat(descriptor).st_ino) == number:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+@cache
+def _register() -> None:
+    """Register the backend, only when needed: torch behaves differently with custom backends."""
+    dist.Backend.register_backend(NAME, _create, devices=["cpu"])

@@ -1,0 +1,186 @@
+"""Sums of CPU tensors over the ranks of one node, in memory that they share.
+
+Each rank writes into its own slot, adds up its part of all slots in the order of ranks, and reads
+the parts of all ranks: a reduce-scatter and an all-gather, as in Rabenseifner's all-reduce
+(Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
+2005). So every rank gets the same bits, also when the run is repeated.
+
+The operations are generators, which give the seconds that they have waited so far: whoever iterates
+may leave a wait to somebody else. A rank that waits for a dead rank waits until its agent kills it,
+or until the time-out.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import sys
+import time
+from collections.abc import Generator, Iterator
+from typing import Final
+
+import torch
+
+_SLOT: Final = 1 << 20
+"""Bytes of a slot. Larger tensors go in pieces, which stay in a core's cache from write to sum."""
+
+_LINE: Final = 64
+"""Bytes of a rank's counters: no two ranks share a cache line."""
+
+_SPIN_S: Final = 2e-4
+"""A wait spins for this long. Then it sleeps, so that it doesn't look like work."""
+
+_SHORTEST_NAP_S, _LONGEST_NAP_S = 5e-5, 0.05
+
+_VOTE: Final = 1 << 63
+"""Marks a vote where other operations have a tensor's size."""
+
+_HALVES: Final = 2
+"""A fast rank writes one half while slower ranks still read the other."""
+
+
+def can_share_memory() -> bool:
+    """Whether all cores see writes in the order in which one core makes them."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+class SharedSums:
+    """One rank's side. All ranks make the same calls in the same order."""
+
+    def __init__(self, memory: mmap.mmap, *, rank: int, world_size: int, timeout_s: float) -> None:
+        """
+        Args:
+            memory: the same on all ranks, `size_for(world_size)` bytes, initially zeros.
+            rank: this rank.
+            world_size: number of ranks.
+            timeout_s: maximum seconds to wait for another rank.
+        """
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout_s = timeout_s
+        words = memoryview(memory)[: world_size * _LINE].cast("Q")
+        self._counters, *self._meant = (words[n :: _LINE // 8] for n in range(1 + _HALVES))
+        self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=world_size * _LINE).view(
+            _HALVES, world_size, _SLOT
+        )
+        self._half = 0
+        self._barriers = 0
+
+    def add_up(self, tensor: torch.Tensor) -> Iterator[float]:
+        """Replace each rank's tensor by the sum of all.
+
+        Args:
+            tensor: of any shape; floating-point, on the CPU, contiguous.
+
+        Raises:
+            RuntimeError: if the tensor of another rank has a different size.
+            TimeoutError: if another rank doesn't call this in time.
+        """
+        meant = tensor.nbytes
+        for piece in tensor.detach().view(-1).split(_SLOT // tensor.element_size()):
+            length = piece.numel()
+            slots = [
+                slot[: length * piece.element_size()].view(piece.dtype) for slot in self._next()
+            ]
+            slots[self._rank].copy_(piece)
+            yield from self._barrier(meant)
+            begin, end = (length * n // self._world_size for n in (self._rank, self._rank + 1))
+            total = slots[0][begin:end]
+            for slot in slots[1:]:
+                total += slot[begin:end]
+            yield from self._barrier(meant)
+            piece.copy_(slots[0])
+
+    def send(self, tensor: torch.Tensor, *, source: int) -> Iterator[float]:
+        """Replace all ranks' tensors by that of one rank.
+
+        Args:
+            tensor: of any shape and type; on the CPU, contiguous.
+            source: the rank that sends its tensor.
+
+        Raises:
+            RuntimeError: if the tensor of another rank has a different size.
+            TimeoutError: if another rank doesn't call this in time.
+        """
+        meant = tensor.nbytes
+        for piece in tensor.detach().view(-1).view(torch.uint8).split(_SLOT):
+            slot = self._next()[source][: len(piece)]
+            if source == self._rank:
+                slot.copy_(piece)
+            yield from self._barrier(meant)
+            if source != self._rank:
+                piece.copy_(slot)
+
+    def vote(self, condition: bool, held: list[bool]) -> Iterator[float]:
+        """Learn whether a condition holds on any rank: one barrier, and no tensor.
+
+        Args:
+            condition: this rank's.
+            held: gets the answer.
+
+        Raises:
+            RuntimeError: if another rank adds up or sends a tensor.
+            TimeoutError: if another rank doesn't call this in time.
+        """
+        words = yield from self._exchange(_VOTE | condition)
+        for rank, word in enumerate(words):
+            if word < _VOTE:
+                raise self._differs(_VOTE, rank, word)
+        held.append(any(word > _VOTE for word in words))
+
+    def _next(self) -> torch.Tensor:
+        """The ranks' slots in the half that no rank reads any more."""
+        self._half = 1 - self._half
+        return self._slots[self._half]
+
+    def _barrier(self, meant: int) -> Iterator[float]:
+        """Wait for all ranks, and check that their tensors have the same size."""
+        words = yield from self._exchange(meant)
+        for rank, word in enumerate(words):
+            if word != meant:
+                raise self._differs(meant, rank, word)
+
+    def _exchange(self, mine: int) -> Generator[float, None, list[int]]:
+        """Wait for all ranks; their numbers."""
+        self._barriers += 1
+        # A rank that is one barrier ahead writes its number into the other half.
+        words = self._meant[self._barriers % _HALVES]
+        words[self._rank] = mine
+        self._counters[self._rank] = self._barriers
+        for rank in range(self._world_size):
+            if self._counters[rank] < self._barriers:
+                yield from self._await(rank)
+        return list(words)
+
+    def _differs(self, mine: int, rank: int, theirs: int) -> RuntimeError:
+        return RuntimeError(
+            f"rank {self._rank} has {_named(mine)} where rank {rank} has {_named(theirs)}: all "
+            "ranks must train the same model, in the same steps."
+        )
+
+    def _await(self, rank: int) -> Iterator[float]:
+        began = time.perf_counter()
+        while self._counters[rank] < self._barriers:
+            waited = time.perf_counter() - began
+            if waited < _SPIN_S:
+                os.sched_yield()
+            elif waited < self._timeout_s:
+                time.sleep(min(max(waited / 4, _SHORTEST_NAP_S), _LONGEST_NAP_S))
+            else:
+                raise TimeoutError(
+                    f"rank {self._rank} has waited {self._timeout_s:g} s for rank {rank} to add up "
+                    "gradients, or send weights: all ranks must prepare the same models, and take "
+                    "the same number of steps. If a step takes longer than that, raise timeout_s "
+                    "in the backend's options."
+                )
+            yield waited
+
+
+def _named(word: int) -> str:
+    return "a vote on whether to stop" if word >= _VOTE else f"a tensor of {word} bytes"
+
+
+def size_for(world_size: int) -> int:
+    """Bytes of memory that this number of ranks needs."""
+    return world_size * (_LINE + _HALVES * _SLOT)

@@ -1,0 +1,191 @@
+"""Keras on torch (`KERAS_BACKEND=torch`): a model that all workers train with `model.fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from polytrain.extension import adapted_digests, nested_layers, unequal_layers
+from polytrain_torch.collectives.call_agreement import agree_on_call
+from polytrain_torch.collectives.gathering import gathered
+from polytrain_torch.collectives.node_group import gradient_group
+from polytrain_torch.collectives.stopping import any_rank
+from polytrain_torch.keras.gradients import AveragedGradients, parameters_in_order
+from polytrain_torch.libraries import needed
+from polytrain_torch.loaders.prepared import PreparedDataLoader
+
+with needed("keras"):
+    import keras
+
+
+def prepare_model(model: Any) -> Any:
+    """Average the gradients of all workers in every step. All ranks call this.
+
+    The metrics of an epoch are averaged too, so that callbacks such as `EarlyStopping` decide the
+    same on every rank.
+
+    Args:
+        model: a `keras.Model` that is built, the same on every rank; rank 0's weights are sent to
+            all ranks. Each rank gives `fit` its part of the batches. If the ranks have different
+            numbers of batches, `fit` raises a `ValueError`.
+
+    Returns:
+        The same model.
+
+    Raises:
+        RuntimeError: Keras's backend isn't torch.
+        ValueError: the model has no weights yet, or not the same on all ranks; `adapt` has seen
+            other rows on one rank than on another.
+    """
+    if keras.backend.backend() != "torch":
+        raise RuntimeError(
+            f"Keras runs on {keras.backend.backend()}: set os.environ['KERAS_BACKEND'] = 'torch' "
+            "in the training function, before Keras is imported."
+        )
+    if not model.built:
+        raise ValueError(
+            "The model isn't built, so it has no weights to share. Begin it with keras.Input, or "
+            "call model.build(input_shape)."
+        )
+    agree_on_call("polytrain_torch.keras.prepare_model")
+    gradients = AveragedGradients(model)
+    gradients.renew()
+    model.fit = partial(_fit_together, model.fit, gradients)
+    if dist.get_world_size() == 1:
+        return model
+    # What a layer derives from its weights isn't sent.
+    _check_adapted(model)
+    for tensor in (*(each for _, each in parameters_in_order(model)), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    return model
+
+
+def _fit_together(
+    own_fit: Any, gradients: AveragedGradients, *args: Any, callbacks: Any = None, **options: Any
+) -> Any:
+    _refuse_prepared(*args[:1], **options)
+    # There may be parameters that there weren't when the model was prepared.
+    gradients.renew()
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    listed = options["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
+    _refuse_own_checkpoints(listed)
+    for each in listed:
+        # ReportCallback has to begin epochs before all others, and end them after all others.
+        if hasattr(each, "arrange"):
+            each.arrange(options)
+    callbacks = [_Together(), *options.pop("callbacks"), _StopsTogether()]
+    return own_fit(*args, callbacks=callbacks, **options)
+
+
+def _refuse_prepared(x: Any = None, *, validation_data: Any = None, **_: Any) -> None:
+    """Refuse loaders that Keras doesn't know.
+
+    Raises:
+        ValueError: one comes from `prepare_data_loader`.
+    """
+    for name, data in (("x", x), ("validation_data", validation_data)):
+        if isinstance(data, PreparedDataLoader):
+            raise ValueError(
+                f"{name}: Keras takes torch's own loaders, not those of prepare_data_loader. Pass "
+                "a DataLoader of this rank's rows, for example with "
+                "sampler=torch.utils.data.DistributedSampler(dataset, shuffle=False)."
+            )
+
+
+def _refuse_own_checkpoints(callbacks: Sequence[Any]) -> None:
+    """Refuse what would change the weights of one rank when a run resumes.
+
+    Raises:
+        ValueError: a callback saves and loads checkpoints of its own.
+    """
+    for each in callbacks:
+        if isinstance(each, _OWN_CHECKPOINTS) and dist.get_world_size() > 1:
+            raise ValueError(
+                f"{type(each).__name__}: after a restart it would load weights of its own on the "
+                "ranks that have it, beside the run's checkpoint. Leave it out: ReportCallback "
+                "saves the run's checkpoints, and checkpointed_model() loads them."
+            )
+
+
+_OWN_CHECKPOINTS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("BackupAndRestore", "OrbaxCheckpoint")
+    # Keras before 3.15 has only the first.
+    if hasattr(keras.callbacks, name)
+)
+
+
+class _Together(keras.callbacks.Callback):
+    """Averages metrics, and what BatchNormalization has seen, before the user's callbacks."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        _check_adapted(self.model)
+        batches = gathered(self.params.get("steps"))
+        # None is unknown; then a rank that waits for one without batches fails with its name.
+        if len(set(batches)) > 1 and None not in batches:
+            raise ValueError(
+                f"The ranks have {', '.join(map(str, batches))} batches in an epoch, so the last "
+                "gradients couldn't be averaged over all ranks. Give fit the same number of rows "
+                f"on every rank, at most {min(batches)} * batch_size."
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # The number of batches may have been unknown.
+        _average_statistics(self.model)
+        if logs is None:
+            return
+        logs_by_rank = gathered(logs)
+        for name in logs:
+            values = [each[name] for each in logs_by_rank if name in each]
+            # A metric of some ranks only, such as a validation by rank 0, isn't averaged.
+            if len(values) == len(logs_by_rank):
+                logs[name] = sum(values) / len(values)
+
+
+class _StopsTogether(keras.callbacks.Callback):
+    """Ends training on all ranks if a callback ends it on one: the others would wait for it.
+
+    It comes after all callbacks of the user.
+    """
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._agree()
+        if self.model.stop_training or batch + 1 == self.params.get("steps"):
+            # Here, since validation follows, which may be rank 0's alone.
+            _average_statistics(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        self.model.stop_training = any_rank(self.model.stop_training)
+
+
+def _check_adapted(model: Any) -> None:
+    """Raise an error if `adapt` has seen other rows on this rank than on others.
+
+    Raises:
+        ValueError: a layer's statistics or vocabulary differ from another rank's.
+    """
+    mine = adapted_digests(model)
+    by_rank = gathered(mine) if mine else []
+    unequal = [name for name in mine if any(each.get(name) != mine[name] for each in by_rank)]
+    if unequal:
+        raise unequal_layers(unequal)
+
+
+def _average_statistics(model: Any) -> None:
+    """Average the moving statistics of BatchNormalization: each rank's layers see its own rows."""
+    if dist.get_world_size() == 1:
+        return
+    for layer in nested_layers(model):
+        # Frozen, it sees nothing.
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            for variable in (layer.moving_mean, layer.moving_variance):
+                statistic = variable.value.detach()
+                dist.all_reduce(statistic, group=gradient_group(statistic.device))
+                statistic /= dist.get_world_size()

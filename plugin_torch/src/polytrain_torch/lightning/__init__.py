@@ -1,0 +1,10 @@
+"""PyTorch Lightning in a training function: a `Trainer` that finds its workers and its checkpoint.
+
+    from polytrain_torch.lightning import Trainer
+
+A script needs only this import instead of `from lightning import Trainer`.
+"""
+
+from polytrain_torch.lightning.trainer import Trainer, WorkerEnvironment
+
+__all__ = ["Trainer", "WorkerEnvironment"]

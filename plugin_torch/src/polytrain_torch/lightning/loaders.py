@@ -1,0 +1,57 @@
+"""Data loaders that a Lightning trainer gets, whose places are in the run's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from polytrain_torch.loaders.prepared import PreparedDataLoader
+
+
+class PlacedLoader:
+    """A loader whose place is in the run's checkpoint."""
+
+    def __init__(self, loader: PreparedDataLoader) -> None:
+        self._loader = loader
+
+    @property
+    def was_resized(self) -> bool:
+        """Whether its first epoch has a different length than the following ones."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the run's checkpoint has its place. Lightning checks that this method exists."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Ignore the empty state."""
+
+
+class CountingLoader(PlacedLoader):
+    """A loader for Lightning, which counts the batches of an epoch from its start."""
+
+    def __init__(self, loader: PreparedDataLoader, trainer: Any) -> None:
+        super().__init__(loader)
+        done = 0
+        if loader.is_under_way:
+            # Counted with the number of workers at that time.
+            done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        self._length = done + loader.batches_left()
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def was_resized(self) -> bool:
+        return self._length != len(self._loader)

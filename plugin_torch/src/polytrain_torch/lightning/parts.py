@@ -1,0 +1,148 @@
+"""Parts for a user's own `lightning.Trainer`, with Ray Train's names: strategies and a callback.
+
+    trainer = lightning.Trainer(
+        strategy=RayDDPStrategy(),
+        plugins=[RayLightningEnvironment()],
+        callbacks=[RayTrainReportCallback()],
+    )
+    trainer = prepare_trainer(trainer)
+
+`polytrain_torch.lightning.Trainer` needs none of them, and resumes by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from polytrain import get_context, report
+from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, part_of
+from polytrain_torch.collectives.node_group import gradient_group
+from polytrain_torch.devices import current_device
+from polytrain_torch.libraries import needed
+from polytrain_torch.lightning.reports import logged_metrics
+from polytrain_torch.lightning.row_weights import StepWeights
+from polytrain_torch.lightning.trainer import Trainer, WorkerEnvironment
+from polytrain_torch.row_weights import weigh_backward
+
+with needed("lightning"):
+    import lightning
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+    from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
+
+__all__ = [
+    "RayDDPStrategy",
+    "RayDeepSpeedStrategy",
+    "RayFSDPStrategy",
+    "RayLightningEnvironment",
+    "RayTrainReportCallback",
+    "Trainer",
+    "WorkerEnvironment",
+    "prepare_trainer",
+]
+
+
+class _OnWorkers:
+    """Makes a strategy use this worker's device, and split data loaders over the workers.
+
+    Gradients are weighted by the rows of a shard's batches.
+    """
+
+    def setup_environment(self) -> None:
+        weigh_backward(self)
+        super().setup_environment()  # type: ignore[misc]  # Lightning's strategy comes next
+
+    @property
+    def root_device(self) -> torch.device:
+        return current_device()
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        context = get_context()
+        return {"num_replicas": context.get_world_size(), "rank": context.get_world_rank()}
+
+
+class RayDDPStrategy(_OnWorkers, DDPStrategy):
+    """Lightning's `DDPStrategy`, with its arguments, over the run's workers."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        if get_context().get_world_size() > 1:
+            options.setdefault("process_group", gradient_group(current_device()))
+        super().__init__(*args, **options)
+
+
+class RayFSDPStrategy(_OnWorkers, FSDPStrategy):
+    """Lightning's `FSDPStrategy`, with its arguments, over the run's workers."""
+
+
+class RayDeepSpeedStrategy(_OnWorkers, DeepSpeedStrategy):
+    """Lightning's `DeepSpeedStrategy`, with its arguments, over the run's workers."""
+
+
+class RayLightningEnvironment(LightningEnvironment):
+    """Tells Lightning which of the run's workers this process is."""
+
+    def world_size(self) -> int:
+        return get_context().get_world_size()
+
+    def set_world_size(self, size: int) -> None:
+        """Ignore it: the run sets the number of workers."""
+
+    def global_rank(self) -> int:
+        return get_context().get_world_rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        """Ignore it: the run sets the rank."""
+
+    def local_rank(self) -> int:
+        return get_context().get_local_rank()
+
+    def node_rank(self) -> int:
+        return get_context().get_node_rank()
+
+    def teardown(self) -> None:
+        """Keep the variables of this worker: there may be another fit."""
+
+
+class RayTrainReportCallback(Callback):
+    """Saves the trainer's state after each epoch, and reports it with the logged metrics.
+
+    A checkpoint is one file, `checkpoint.ckpt`. A restarted training function resumes from it with
+    `trainer.fit(…, ckpt_path=…)`.
+    """
+
+    CHECKPOINT_NAME = "checkpoint.ckpt"
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Report the epoch."""
+        metrics = logged_metrics(trainer)
+        with directory_of_all() as directory:
+            trainer.save_checkpoint(directory / self.CHECKPOINT_NAME, weights_only=False)
+            with part_of(directory) as part:
+                report(metrics, checkpoint_of(part))
+
+
+def prepare_trainer(trainer: lightning.Trainer) -> lightning.Trainer:
+    """Check that a trainer trains on all workers of the run, and return it.
+
+    Raises:
+        ValueError: it has another strategy or environment.
+    """
+    if isinstance(trainer, Trainer):
+        return trainer
+    if not isinstance(trainer.strategy, _OnWorkers):
+        raise ValueError(
+            f"strategy: {type(trainer.strategy).__name__} doesn't know the run's workers. Pass "
+            "RayDDPStrategy(), RayFSDPStrategy() or RayDeepSpeedStrategy(), or use "
+            "polytrain_torch.lightning.Trainer, which needs none."
+        )
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if not isinstance(environment, RayLightningEnvironment | WorkerEnvironment):
+        raise ValueError(
+            f"plugins: {type(environment).__name__} doesn't know the run's workers. Pass "
+            "plugins=[RayLightningEnvironment()]."
+        )
+    trainer.callbacks.append(StepWeights())
+    return trainer

@@ -1,0 +1,140 @@
+"""Reports what a Lightning trainer logs and saves, and says from where a `fit` resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
+
+from polytrain import get_checkpoint, report
+from polytrain.extension import Calls
+from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
+from polytrain_torch.checkpoints.rank_states import save_rank_states
+from polytrain_torch.lightning.epochs import prepare_callbacks, save_trained
+from polytrain_torch.lightning.finders import save_found, take_over_found
+from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
+from polytrain_torch.lightning.loggers import KeptLogs
+from polytrain_torch.lightning.rank_parts import restore_rank_parts, save_rank_parts
+from polytrain_torch.randomness import restore_random_states
+
+CHECKPOINT_FILE = "lightning.ckpt"
+_FIT_FILE = "fit"
+
+SEARCH = 0
+"""In place of its number, for a `fit` in which Lightning's `Tuner` searches."""
+
+fits = Calls("fit()")
+
+
+class Reports(Callback):
+    """Reports the epochs and the checkpoints of a trainer's calls of `fit`."""
+
+    def __init__(self) -> None:
+        self._saved_step = self._reported_step = -1
+        self._is_checked = False
+        self.is_training = False
+        self.fit = 0
+        """Number of the call of `fit` in the training function."""
+        self.has_validated = False
+        """Whether the model has been validated since the last batch."""
+        self.loads_anything = False
+        """Whether the user trusts checkpoints that hold more than plain data."""
+        self._search_again: Callable[[], None] = lambda: None
+        self.logs: KeptLogs | None = None
+        """Logs of earlier attempts, until what this one repeats is dropped from them."""
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        # Here the module has added its own callbacks, and none has searched.
+        if stage == "fit" and self.fit != SEARCH:
+            prepare_callbacks(trainer.callbacks)
+            self._search_again = take_over_found(trainer.callbacks, checkpoint_of_fit(self.fit))
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self.is_training = True
+        self._saved_step = self._reported_step = -1
+        # Not earlier: the sanity check of the validation draws random numbers too.
+        checkpoint = checkpoint_of_fit(self.fit)
+        if checkpoint is not None:
+            restore_rank_parts(trainer, checkpoint)
+            restore_random_states(checkpoint)
+            self._saved_step = self._reported_step = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._report_epoch(trainer)
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        self._drop_repeated_logs(trainer)
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        self.has_validated = True
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        trainer.end_epoch()
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._drop_repeated_logs(trainer)
+        self._report_epoch(trainer)
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        # What callbacks save now lacks a batch that was taken, and other ranks may not save.
+        self.is_training = False
+
+    def teardown(self, trainer: Any, module: Any, stage: str) -> None:
+        self.is_training = False
+        self._search_again()
+
+    def saved(self, trainer: Any, saved: Path) -> None:
+        """Report a checkpoint, if it is the first one of its step."""
+        if self._saved_step == trainer.global_step:
+            return
+        self._saved_step = self._reported_step = trainer.global_step
+        if not self._is_checked and not self.loads_anything:
+            # Rank 0 has written these files. Others don't wait for a thread of rank 0 that saves.
+            if dist.get_rank() == 0:
+                refuse_unsafe(saved)
+                read_back(saved, trainer)
+            self._is_checked = True
+        with part_of(saved, name=CHECKPOINT_FILE) as part:
+            save_rank_states(part)
+            save_rank_parts(trainer, part)
+            if part is not None and dist.get_rank() == 0:
+                (part / _FIT_FILE).write_text(str(self.fit))
+                save_found(trainer.callbacks, part)
+                save_trained(trainer, part)
+            report(logged_metrics(trainer), checkpoint_of(part))
+
+    def _drop_repeated_logs(self, trainer: Any) -> None:
+        logs, self.logs = self.logs, None
+        if logs is not None:
+            logs.drop_from(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    def _report_epoch(self, trainer: Any) -> None:
+        """Report the last epoch, unless a checkpoint at its end has reported it."""
+        if self._reported_step != trainer.global_step > 0:
+            self._reported_step = trainer.global_step
+            report(logged_metrics(trainer))
+
+
+def logged_metrics(trainer: Any) -> dict[str, Any]:
+    """Return what a trainer has logged, with its epoch and step."""
+    logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    return {**logged, "epoch": trainer.current_epoch, "step": trainer.global_step}
+
+
+def checkpoint_of_fit(fit: int) -> Path | None:
+    """Return the checkpoint from which a fit resumes; None if it starts fresh.
+
+    Raises:
+        ValueError: a later call of `fit` saved it.
+    """
+    checkpoint = get_checkpoint()
+    if checkpoint is None:
+        return None
+    directory = Path(checkpoint.path)
+    file = directory / _FIT_FILE
+    # A checkpoint without this file may come from elsewhere.
+    made_by = int(file.read_text()) if file.exists() else fit
+    return directory if fits.resumes(fit, made_by=made_by) else None

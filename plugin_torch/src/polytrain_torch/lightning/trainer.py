@@ -1,0 +1,351 @@
+"""Lightning's trainer for the workers of a run: devices, data loaders, stops and resumption."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
+
+from polytrain import get_context
+from polytrain.extension import Calls
+from polytrain_torch.collectives.call_agreement import agree_on_call
+from polytrain_torch.collectives.node_group import gradient_group
+from polytrain_torch.collectives.stopping import any_rank_stops
+from polytrain_torch.devices import current_device
+from polytrain_torch.libraries import needed
+from polytrain_torch.loaders.prepared import sharded
+from polytrain_torch.models.frozen import keep_frozen
+from polytrain_torch.row_weights import weigh_backward
+
+with needed("lightning"):
+    import lightning
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+    from lightning.pytorch.callbacks import ProgressBar
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO
+    from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from polytrain_torch.lightning.epochs import resume_epoch
+    from polytrain_torch.lightning.finders import is_search
+    from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
+    from polytrain_torch.lightning.loggers import KeptLogs, keep_version
+    from polytrain_torch.lightning.reports import (
+        CHECKPOINT_FILE,
+        SEARCH,
+        Reports,
+        checkpoint_of_fit,
+        fits,
+    )
+    from polytrain_torch.lightning.row_weights import StepWeights, weigh_ranks
+
+__all__ = ["Trainer", "WorkerEnvironment"]
+
+logger = logging.getLogger(__name__)
+
+_trainers = Calls("Trainer()")
+
+
+class Trainer(lightning.Trainer):
+    """Lightning's trainer, with its arguments, for the workers of a run.
+
+    Everything that `ModelCheckpoint` (Lightning's default one saves after each epoch) or
+    `save_checkpoint` saves during `fit` is a checkpoint of the run, with the logged metrics. The
+    metrics of an epoch without a checkpoint are reported alone. `fit` resumes from the run's
+    checkpoint, also in the middle of an epoch. Data loaders are split as by `prepare_data_loader`.
+
+    Args:
+        options: of `lightning.Trainer`. The run sets the number of workers, with one device each.
+            `use_distributed_sampler=False` leaves loaders undivided.
+
+    Raises:
+        TypeError: for a callback, logger or plugin of the package pytorch_lightning.
+        ValueError: if `devices` or `num_nodes` requests a different number.
+    """
+
+    should_stop: bool
+
+    def __init__(self, **options: Any) -> None:
+        _refuse_other_package(*options.values())
+        for name in ("devices", "num_nodes"):
+            if options.pop(name, "auto") not in ("auto", -1, 1):
+                raise ValueError(
+                    f"{name}: the run sets the number of workers, each with one device. Leave it "
+                    "out, and use ScalingConfig(num_workers=…)."
+                )
+        workers, device = dist.get_world_size(), current_device()
+        callbacks = _listed(options.pop("callbacks", None))
+        defaults = {
+            "accelerator": "gpu" if device.type == "cuda" else "cpu",
+            # The run has its own progress line, and workers' output is shown line by line.
+            "enable_progress_bar": any(isinstance(each, ProgressBar) for each in callbacks),
+        }
+        self._loaders: list[PlacedLoader] = []
+        """The loaders of the training."""
+        self._is_replaced = False
+        self._splits = bool(options.pop("use_distributed_sampler", True))
+        self._reports = Reports()
+        if workers > 1 and options.get("strategy", "auto") in ("auto", "ddp"):
+            options["strategy"] = DDPStrategy(process_group=gradient_group(device))
+        own: dict[str, Any] = {
+            "devices": [device.index] if device.type == "cuda" else 1,
+            "num_nodes": workers,
+            "use_distributed_sampler": False,
+            "plugins": [*_listed(options.pop("plugins", None)), WorkerEnvironment()],
+            "callbacks": [self._reports, StepWeights(), *callbacks],
+        }
+        super().__init__(**{**defaults, **options, **own})
+        if workers > 1:
+            weigh_ranks(self)
+        keep_version(self.loggers, _trainers.next())
+        self.strategy.process_dataloader = self._split
+        # A model's forward would be no place: it does the whole step of a manual optimization.
+        weigh_backward(self.strategy)
+        self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
+        batches = self.fit_loop.epoch_loop
+        batches.on_advance_end = partial(self._end_batch, batches.on_advance_end)
+        self.fit_loop.on_advance_end = partial(self._end_pass, self.fit_loop.on_advance_end)
+        self.fit_loop.on_run_start = partial(self._start, self.fit_loop.on_run_start)
+        if isinstance(self.strategy, DDPStrategy):
+            self.strategy.setup = partial(self._set_up, self.strategy.setup)
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's local rank. Local rank 0 of each node prepares the data."""
+        return get_context().get_local_rank()
+
+    def fit(self, *args: Any, **options: Any) -> None:
+        """Fit as Lightning does, from the run's checkpoint, or from `ckpt_path` if it has none.
+
+        If a training function calls it several times, the call that saved the checkpoint resumes.
+
+        Raises:
+            TypeError: for a module of the package pytorch_lightning.
+            ValueError: if a later call saved the checkpoint, which lacks the result of this one.
+        """
+        _refuse_other_package(*args, *options.values())
+        if is_search(self.callbacks):
+            # A restart searches again: a search neither resumes nor leaves a checkpoint.
+            self._reports.fit = SEARCH
+            super().fit(*args, **options)
+            return
+        number = self._reports.fit = fits.next()
+        checkpoint = checkpoint_of_fit(number)
+        if checkpoint is not None:
+            options["ckpt_path"] = str(checkpoint / CHECKPOINT_FILE)
+        self._reports.loads_anything = options.get("weights_only") is False
+        if checkpoint is not None or get_context().get_attempt():
+            self._keep_logs(is_fresh=options.get("ckpt_path") is None)
+        super().fit(*args, **options)
+        agree_on_call("the end of Lightning's fit")
+
+    def validate(self, *args: Any, **options: Any) -> Any:
+        """Validate as Lightning does."""
+        _refuse_other_package(*args, *options.values())
+        return super().validate(*args, **options)
+
+    def test(self, *args: Any, **options: Any) -> Any:
+        """Test as Lightning does."""
+        _refuse_other_package(*args, *options.values())
+        return super().test(*args, **options)
+
+    def save_checkpoint(self, filepath: Any, weights_only: Any = None, **options: Any) -> None:
+        """Save as Lightning does; during `fit`, also as a checkpoint of the run."""
+        super().save_checkpoint(filepath, weights_only, **options)
+        _wait_for_files(self.strategy.checkpoint_io)
+        # Outside of training, callbacks save for themselves, for example a learning rate finder.
+        if not self._reports.is_training:
+            return
+        if weights_only:
+            _warn_of_weights()
+            return
+        is_end = self.fit_loop.epoch_loop.batch_progress.is_last_batch
+        if is_end:
+            for loader in self._loaders:
+                loader.end_epoch()
+        elif len(self._loaders) > 1:
+            _warn_of_several_loaders()
+            return
+        self._reports.saved(self, Path(filepath))
+
+    def end_epoch(self) -> None:
+        """Let Lightning ask again for the length of an epoch."""
+        if any(loader.was_resized for loader in self._loaders):
+            # Lightning asks only once, and this was the length of a resumed one.
+            self.fit_loop._combined_loader = None
+
+    def predict(self, *args: Any, **options: Any) -> Any:
+        """Predict as Lightning does, every row once, on one of the ranks."""
+        _refuse_other_package(*args, *options.values())
+        # Lightning's own samplers track the rows of a batch, and repeat none.
+        self._accelerator_connector.use_distributed_sampler = self._splits
+        try:
+            return super().predict(*args, **options)
+        finally:
+            self._accelerator_connector.use_distributed_sampler = False
+
+    def _keep_logs(self, *, is_fresh: bool) -> None:
+        logs = KeptLogs(self.loggers)
+        if is_fresh:
+            logs.drop_from(0)
+        else:
+            logs.resume()
+            self._reports.logs = logs
+
+    def _split(self, loader: Any) -> Any:
+        if not isinstance(loader, DataLoader):
+            return loader
+        if isinstance(loader.dataset, IterableDataset) and not self.training:
+            return self._split_stream(loader)
+        if self.predicting or not (self.training or self._splits):
+            return loader
+        if not self.training:
+            return sharded(loader, device=None, keeps_place=False)
+        if self._is_replaced:
+            self._loaders, self._is_replaced = [], False
+        name = f"data loader {len(self._loaders)} of Lightning's fit {self._reports.fit}"
+        split = sharded(
+            loader,
+            device=None,
+            name=name,
+            keeps_place=self._reports.fit != SEARCH,
+            is_split=not self._splits,
+            taken=self._batches_taken,
+        )
+        if not split.has_place:
+            return split
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        self._loaders.append(PlacedLoader(split) if is_stream else CountingLoader(split, self))
+        return self._loaders[-1]
+
+    def _start(self, own_start: Any) -> None:
+        own_start()
+        checkpoint = None if self._reports.fit == SEARCH else checkpoint_of_fit(self._reports.fit)
+        if checkpoint is not None:
+            # After the user's hooks, which may freeze what was unfrozen since.
+            resume_epoch(self, checkpoint)
+
+    def _end_batch(self, own_end: Any, *args: Any) -> None:
+        # Lightning validates before an early stop.
+        self._agree_on_stop()
+        self._reports.has_validated = False
+        own_end(*args)
+        if self._reports.has_validated:
+            self._agree_on_stop()
+
+    def _end_pass(self, own_end: Any) -> None:
+        own_end()
+        self._agree_on_stop()
+
+    def _agree_on_stop(self) -> None:
+        self.should_stop = any_rank_stops(self.should_stop)
+
+    def _replace_loaders(self, own_setup: Any) -> None:
+        """Loaders that Lightning creates in this call replace the current ones."""
+        self._is_replaced = True
+        own_setup()
+
+    def _set_up(self, own_setup: Any, trainer: Any) -> None:
+        keep_frozen(
+            self.lightning_module,
+            wrapped_by="Lightning",
+            remedy="Freeze them later, in on_train_start, and pass "
+            "strategy='ddp_find_unused_parameters_true'.",
+        )
+        own_setup(trainer)
+
+    def _split_stream(self, loader: Any) -> Any:
+        return sharded(loader, device=None, keeps_place=False) if self._splits else loader
+
+    def _batches_taken(self) -> int:
+        return int(self.fit_loop.epoch_loop.batch_progress.current.ready)
+
+
+class WorkerEnvironment(ClusterEnvironment):
+    """Makes Lightning see each worker as a node with one device."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return os.environ["MASTER_ADDR"]
+
+    @property
+    def main_port(self) -> int:
+        return int(os.environ["MASTER_PORT"])
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return dist.get_world_size()
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def global_rank(self) -> int:
+        return dist.get_rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return 0
+
+    def node_rank(self) -> int:
+        return dist.get_rank()
+
+
+def _wait_for_files(checkpoint_io: Any) -> None:
+    """Wait until a plugin that saves in a thread has saved."""
+    while isinstance(checkpoint_io, _WrappingCheckpointIO):
+        if isinstance(checkpoint_io, AsyncCheckpointIO):
+            # It waits for its thread, and begins another one for the next file.
+            checkpoint_io.teardown()
+            if checkpoint_io._error is not None:
+                raise checkpoint_io._error
+        checkpoint_io = checkpoint_io.checkpoint_io
+
+
+def _refuse_other_package(*given: Any) -> None:
+    """Raise an error for objects of the package `pytorch_lightning`, which has its own classes."""
+    for each in itertools.chain.from_iterable(map(_listed, given)):
+        # As torch.compile wraps a module.
+        each = getattr(each, "_orig_mod", each)
+        modules = {base.__module__.partition(".")[0] for base in type(each).__mro__}
+        if "pytorch_lightning" in modules:
+            raise TypeError(
+                f"{type(each).__qualname__} comes from the package pytorch_lightning, and this "
+                "trainer from lightning, whose classes differ. Replace `import pytorch_lightning "
+                "as pl` by `import lightning.pytorch as pl`."
+            )
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return [*given] if isinstance(given, list | tuple) else [given]
+
+
+@cache
+def _warn_of_weights() -> None:
+    logger.warning(
+        "ModelCheckpoint(save_weights_only=True): weights alone aren't a checkpoint of the run. "
+        "A restart resumes from an earlier checkpoint, or starts again."
+    )
+
+
+@cache
+def _warn_of_several_loaders() -> None:
+    logger.warning(
+        "With several training data loaders a run resumes only at the start of an epoch: files "
+        "that are saved in the middle of an epoch aren't a checkpoint of the run."
+    )

@@ -1,0 +1,107 @@
+"""Which place in a checkpoint is a data loader's.
+
+Places have numbers, in the order in which loaders are first prepared. Loaders that aren't split
+have numbers of their own, because one rank alone may prepare them. A loader that the same call
+prepares later, as in a loop over epochs, takes the place of the earlier one and continues its
+epochs. So a restart that begins with a later epoch finds the place of that epoch.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+from polytrain import get_context
+from polytrain.extension import Cursor, DataPosition, Plan, open_cursor
+from polytrain_torch.loaders.stream_places import resume_at_own_place
+from polytrain_torch.randomness import seed_of
+
+_Calls = tuple[tuple[Any, int], ...]
+"""Code and instruction of each call on the stack."""
+
+
+def open_place(plan: Plan, *, is_split: bool) -> tuple[str, Cursor[DataPosition]]:
+    """Open the place of a loader that is being prepared, and return its name too.
+
+    Args:
+        plan: the order of its items. Loaders of the same seed get different orders.
+        is_split: whether all ranks share the place; otherwise each rank has its own.
+    """
+    global _places
+    context = get_context()
+    # In an inline run, several attempts share a process.
+    if _places is None or _places.context is not context:
+        _places = _Places(context)
+    return (_places.split if is_split else _places.unsplit).open(plan, _calls())
+
+
+@dataclass
+class _Place:
+    number: int
+    calls: _Calls
+    cursor: Cursor[DataPosition]
+    first_epoch: int
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its loader has been iterated over."""
+        return self.cursor.next_epoch().number > self.first_epoch
+
+
+@dataclass
+class _Numbered:
+    """Places that are numbered together."""
+
+    kind: str
+    is_split: bool
+    _all: list[_Place] = field(default_factory=list)
+
+    def open(self, plan: Plan, calls: _Calls) -> tuple[str, Cursor[DataPosition]]:
+        earlier = (each for each in self._all if each.calls == calls and each.has_begun)
+        place = next(earlier, None)
+        number = len(self._all) if place is None else place.number
+        plan = replace(plan, seed=plan.seed + self._offset(number, calls))
+        name = f"{self.kind} {number}"
+        cursor = open_cursor(plan, name=name)
+        if place is None and not self.is_split:
+            resume_at_own_place(name, cursor)
+        opened = _Place(number, calls, cursor, cursor.next_epoch().number)
+        if place is None:
+            self._all.append(opened)
+        else:
+            self._all[number] = opened
+        return name, cursor
+
+    def _offset(self, number: int, calls: _Calls) -> int:
+        """What distinguishes a place's seed from those of others; the same on all ranks."""
+        if self.is_split:
+            return number
+        # Other ranks may have prepared fewer loaders before the same call.
+        before = sum(each.calls == calls for each in self._all)
+        names = [(code.co_qualname, instruction) for code, instruction in calls]
+        return seed_of(f"{names} {before}", octets=3)
+
+
+@dataclass
+class _Places:
+    """The places of one attempt."""
+
+    context: Any
+    split: _Numbered = field(default_factory=lambda: _Numbered("data loader", is_split=True))
+    unsplit: _Numbered = field(
+        default_factory=lambda: _Numbered("data loader that isn't split", is_split=False)
+    )
+
+
+_places: _Places | None = None
+
+
+def _calls() -> _Calls:
+    frame: FrameType | None = sys._getframe()
+    calls = []
+    while frame is not None:
+        calls.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(calls)

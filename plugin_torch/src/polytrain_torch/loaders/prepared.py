@@ -1,0 +1,398 @@
+"""Data loaders that are split by rank and resume where a checkpoint was made.
+
+The position of a loader is the number of its items that all ranks have been given; `samplers` says
+whose they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from polytrain.extension import Cursor, DataPosition, Plan, open_cursor
+from polytrain_torch.loaders.places import open_place
+from polytrain_torch.loaders.samplers import (
+    Cut,
+    EpochSampler,
+    PlannedBatches,
+    PlannedItems,
+    RankSampler,
+    SplitSampler,
+    UndividedSampler,
+    knows_rank,
+    let_set_epoch,
+    samplers_in,
+)
+from polytrain_torch.loaders.stream_places import StreamPlace, UnsplitPlace
+from polytrain_torch.loaders.streams import (
+    has_state,
+    part_of_stream,
+    warn_of_lost_place,
+    warn_that_it_is_split,
+)
+from polytrain_torch.moving import moved
+from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
+from polytrain_torch.row_weights import weighted_loop
+
+logger = logging.getLogger(__name__)
+
+
+class PreparedDataLoader:
+    """A data loader whose batches are on this worker's device. The rest is the user's loader."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        device: torch.device | None,
+        split: DataLoader[Any] | None = None,
+        sampler: EpochSampler | None = None,
+        stream: StreamPlace | None = None,
+    ) -> None:
+        """
+        Args:
+            loader: the user's.
+            device: where tensors go; None leaves them where they are.
+            split: the same loader with the sampler.
+            sampler: gives this rank's items.
+            stream: its place, if its data set is iterable and it has one.
+        """
+        self._loader = loader
+        self._device = device
+        self._split = loader if split is None else split
+        self._sampler = sampler
+        self._stream = stream
+        self.non_blocking = True
+        """Whether copies from pinned memory run while the device computes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # a copy doesn't have it yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch. An epoch that a restart resumes may have fewer left."""
+        return len(self._split)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether checkpoints record its place."""
+        return self._sampler is not None or self._stream is not None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the next iteration resumes in the middle of an epoch."""
+        return self._sampler is not None and self._sampler.cursor.next_start > 0
+
+    def batches_left(self) -> int:
+        """Number of batches of the next iteration."""
+        if self._sampler is None:
+            return len(self)
+        left = self._sampler.length_from(self._sampler.cursor.next_start)
+        if self._split.batch_sampler is self._sampler or self._split.batch_size is None:
+            return left
+        full, rest = divmod(left, self._split.batch_size)
+        return full + (rest > 0 and not self._split.drop_last)
+
+    def end_epoch(self) -> None:
+        """Count the epoch as done: later checkpoints resume with the next epoch."""
+        if self._sampler is not None and self._sampler.epoch is not None:
+            self._sampler.epoch.end()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._stream is not None:
+            yield from self._streamed(self._stream)
+            return
+        if self._sampler is None:
+            yield from map(self._on_device, self._split)
+            return
+        with self._sampler.cursor.epoch() as epoch, weighted_loop() as loop:
+            self._sampler.begin(epoch)
+            stops = self._sampler.stops
+            seed = self._sampler.cursor.position.plan.seed
+            self._seed_workers(f"{seed} {epoch.number} {dist.get_rank()}")
+            for batch in self._split:
+                epoch.check_alone()
+                # A batch counts once it is given: a report in its step includes it.
+                stop = stops.popleft()
+                epoch.given(stop.position)
+                batch = self._on_device(batch)
+                loop.given(stop.weight, batch)
+                yield batch
+
+    def _streamed(self, place: StreamPlace) -> Iterator[Any]:
+        with place.cursor.epoch() as epoch:
+            place.begin(epoch)
+            self._seed_workers(f"{place.seed} {epoch.number}")
+            for batch in self._split:
+                epoch.check_alone()
+                place.given(epoch)
+                yield self._on_device(batch)
+
+    def _seed_workers(self, seed: str) -> None:
+        """Seed the loader's generator, from which each iteration draws a seed for worker processes.
+
+        The training function's generators aren't used, so that it gets the same random numbers if
+        an epoch is resumed in its middle.
+        """
+        generator = self._split.generator
+        assert generator is not None
+        generator.manual_seed(seed_of(seed, octets=7))
+
+    def _on_device(self, batch: Any) -> Any:
+        if self._device is None:
+            return batch
+        return moved(batch, self._device, non_blocking=self.non_blocking)
+
+
+def sharded(
+    loader: DataLoader[Any],
+    *,
+    device: torch.device | None,
+    name: str | None = None,
+    keeps_place: bool = True,
+    is_split: bool = False,
+    taken: Callable[[], int] | None = None,
+) -> PreparedDataLoader:
+    """The same loader, limited to this rank's part.
+
+    Args:
+        loader: the user's.
+        device: where tensors go; None leaves them where they are.
+        name: its name in checkpoints; by default see `loader_places`.
+        keeps_place: whether checkpoints record its place.
+        is_split: whether it gives this rank's part already. Samplers that know the rank always do.
+        taken: see `StreamPlace`.
+    """
+    let_set_epoch(loader.sampler)
+    # Without a name, one rank alone may prepare a loader that isn't split.
+    is_shared = not is_split or name is not None
+    if isinstance(loader.dataset, IterableDataset):
+        return _stream(
+            loader,
+            device,
+            name=name,
+            keeps_place=keeps_place,
+            is_split=is_split,
+            is_shared=is_shared,
+            taken=taken,
+        )
+    chosen = _chosen(loader, is_split=is_split)
+    let_set_epoch(chosen.sampler)
+    plan = _plan(loader, chosen, seed=_seed(loader, chosen.sampler, is_shared=is_shared))
+    if not keeps_place:
+        cursor = Cursor(DataPosition(plan=plan))
+    elif name is None:
+        name, cursor = open_place(plan, is_split=not is_split)
+        if is_split:
+            UnsplitPlace(name, cursor)
+    else:
+        cursor = open_cursor(plan, name=name)
+    sampler: EpochSampler
+    if chosen.is_planned and chosen.batch_size is None:
+        sampler = PlannedItems(cursor)
+    elif chosen.is_planned and chosen.batch_size is not None:
+        # Who evaluates doesn't weigh rows, and wants each of them once.
+        whole: Cut = "keep" if keeps_place else "share"
+        cut: Cut = "drop" if chosen.drop_last else whole
+        sampler = PlannedBatches(cursor, batch_size=chosen.batch_size, cut=cut)
+    else:
+        # One position for each batch.
+        per_stop = 1 if chosen.is_batches else chosen.batch_size or 1
+        kind = RankSampler if chosen.is_split else SplitSampler
+        sampler = kind(chosen.sampler, cursor, items_per_stop=per_stop)
+    if chosen.is_batches or isinstance(sampler, PlannedBatches):
+        split = DataLoader(**_kept(loader), batch_sampler=sampler)
+    else:
+        split = DataLoader(
+            **_kept(loader),
+            sampler=sampler,
+            batch_size=chosen.batch_size,
+            drop_last=chosen.drop_last,
+        )
+    if not loader.in_order:
+        logger.warning(
+            "A data loader with in_order=False gives batches in any order: after a restart, the "
+            "batches that its worker processes were loading may come twice, or not at all."
+        )
+    return PreparedDataLoader(loader, device=device, split=split, sampler=sampler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """What chooses a loader's items."""
+
+    sampler: Any
+    is_batches: bool = False
+    """Whether it gives whole batches."""
+
+    is_split: bool = False
+    """Whether it gives this rank's part."""
+
+    is_planned: bool = False
+    """Whether it gives the whole data set, so that a plan can take its place."""
+
+    batch_size: int | None = None
+    drop_last: bool = False
+
+
+def _chosen(loader: DataLoader[Any], *, is_split: bool) -> _Chosen:
+    sampler, batches = loader.sampler, loader
+    is_batches = _has_own_batches(loader)
+    if is_batches:
+        sampler = batches = loader.batch_sampler
+        if type(sampler) is BatchSampler and _divides_for_ranks(sampler.sampler):
+            sampler, is_batches = sampler.sampler, False
+    if is_batches:
+        return _Chosen(sampler=sampler, is_batches=True, is_split=is_split or knows_rank(sampler))
+    sizes = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+    if _divides_for_ranks(sampler):
+        return _Chosen(sampler=UndividedSampler(sampler), **sizes)
+    is_split = is_split or knows_rank(sampler)
+    is_planned = not is_split and _reads_everything(loader)
+    return _Chosen(sampler=sampler, is_split=is_split, is_planned=is_planned, **sizes)
+
+
+def _divides_for_ranks(sampler: Any) -> bool:
+    """Whether it is torch's `DistributedSampler`, for all ranks."""
+    mine = dist.get_rank(), dist.get_world_size()
+    return type(sampler) is DistributedSampler and (sampler.rank, sampler.num_replicas) == mine
+
+
+def _stream(
+    loader: DataLoader[Any],
+    device: torch.device | None,
+    *,
+    name: str | None,
+    keeps_place: bool,
+    is_split: bool,
+    is_shared: bool,
+    taken: Callable[[], int] | None,
+) -> PreparedDataLoader:
+    """A loader of an iterable data set; see `sharded` and `_seed` for the arguments."""
+    if not is_split:
+        warn_that_it_is_split()
+    has_place = keeps_place and (
+        has_state(loader) or (has_state(loader.dataset) and loader.num_workers == 0)
+    )
+    if keeps_place and not has_place:
+        warn_of_lost_place(loader)
+    seed = _seed(loader, loader.sampler, is_shared=is_shared)
+    cursor: Cursor[DataPosition] | None = None
+    if has_place:
+        plan = Plan(rows=0, shards=1, seed=seed)
+        if name is None:
+            name, cursor = open_place(plan, is_split=not is_split)
+        else:
+            cursor = open_cursor(plan, name=name)
+        seed = cursor.position.plan.seed
+    if is_split:
+        seed = seed_of(f"{seed} {dist.get_rank()}", octets=7)
+    # A loader with a state has a class of its own.
+    split = copy(loader)
+    # Loaders don't let these be changed.
+    vars(split).update(
+        dataset=part_of_stream(loader.dataset, is_split=is_split, seed=seed),
+        # A data set that shuffles in worker processes must give all ranks the same items.
+        generator=torch.Generator().manual_seed(seed),
+        _iterator=None,
+    )
+    if cursor is None:
+        return PreparedDataLoader(loader, device=device, split=split)
+    assert name is not None
+    holder = split if has_state(loader) else split.dataset
+    place = StreamPlace(name, cursor, holder, seed=seed, taken=taken)
+    return PreparedDataLoader(loader, device=device, split=split, stream=place)
+
+
+def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The loader's arguments, except those that choose the items and their order."""
+    return {
+        "dataset": loader.dataset,
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": torch.Generator(),
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "pin_memory_device": loader.pin_memory_device,
+        "in_order": loader.in_order,
+    }
+
+
+def _has_own_batches(loader: DataLoader[Any]) -> bool:
+    """Whether the user has passed a batch sampler, which may be torch's own class."""
+    # Any other loader with a batch size has made its own batch sampler.
+    return loader.batch_sampler is not None and (
+        loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
+    )
+
+
+def _reads_everything(loader: DataLoader[Any]) -> bool:
+    """Whether the loader reads the data set from first to last, or all of it in random order."""
+    sampler = loader.sampler
+    # A sampler with a different source, or a size of its own, is a custom one.
+    in_order = type(sampler) is SequentialSampler
+    return (in_order or _shuffles(sampler)) and sampler.data_source is loader.dataset
+
+
+def _shuffles(sampler: Any) -> bool:
+    return (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
+
+
+def _plan(loader: DataLoader[Any], chosen: _Chosen, *, seed: int) -> Plan:
+    """The order of the loader's epochs. Of drawn items, only the seed is used."""
+    # Every rank can read every item of a map-style data set.
+    plan = Plan(rows=0, shards=1, seed=seed)
+    if chosen.is_planned:
+        shuffles = _shuffles(loader.sampler)
+        return replace(plan, rows=len(loader.dataset), shuffle=shuffles)
+    if chosen.is_split:
+        # Another number of ranks has other items, and can't resume in the middle of an epoch.
+        rows = len(chosen.sampler) if hasattr(chosen.sampler, "__len__") else 0
+        return replace(plan, rows=rows, window=dist.get_world_size())
+    return plan
+
+
+def _seed(loader: DataLoader[Any], sampler: Any, *, is_shared: bool) -> int:
+    """A seed that depends on the loader's generator, else on its sampler's, else on torch's.
+
+    Args:
+        loader: the user's.
+        sampler: what chooses its items.
+        is_shared: whether all ranks call this, and get rank 0's. Otherwise ranks that were seeded
+            alike, or not at all, have the same.
+    """
+    if loader.generator is not None:
+        own = loader.generator.initial_seed()
+    else:
+        generators = [each for one in samplers_in(sampler) for each in generators_of(one)]
+        own = seed_in(generators) or function_seed()
+    if not is_shared:
+        return own % (1 << 31)
+    seed = torch.tensor([own % (1 << 31)])
+    if dist.get_world_size() > 1:
+        seed = seed.cuda() if dist.get_backend() == "nccl" else seed
+        dist.broadcast(seed, src=0)
+    return int(seed.item())

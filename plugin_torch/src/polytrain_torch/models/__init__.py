@@ -1,0 +1,1 @@
+"""A model that all ranks train: DDP, and what DDP silently leaves out."""

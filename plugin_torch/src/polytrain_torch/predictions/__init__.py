@@ -1,0 +1,1 @@
+"""Predictions by a module: the options, and the process that predicts."""

@@ -1,0 +1,230 @@
+"""A shard whose batches are tensors: their types, missing rows, and the weights of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from polytrain.extension import TensorShapes, check_named, check_range, to_format
+from polytrain_plugins import Batches, Shard, ShardView
+from polytrain_torch.devices import current_device
+from polytrain_torch.moving import moved
+from polytrain_torch.row_weights import WeightedLoop, weighted_loop
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+
+_RAGGED_REMEDY = (
+    "Pass collate_fn=… to iter_torch_batches, which makes tensors from a dict of arrays, or bring "
+    "all rows to one shape in DataConfig(transform=…)."
+)
+
+
+class TorchShard(ShardView):
+    """A shard that also gives batches of tensors.
+
+    The gradients of prepared models are weighted by each batch's rows.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
+        self._is_weighted_by_function = False
+        self._loop: WeightedLoop | None = None
+
+    @property
+    def gradient_weight(self) -> float:  # type: ignore[override]  # see ShardView
+        """This rank's share of the latest global batch, times the number of ranks.
+
+        Whoever reads it weighs the losses of this shard's batches: nobody else does from then on.
+        """
+        self._is_weighted_by_function = True
+        if self._loop is not None:
+            self._loop.weight.value = 1
+        return self._shard.gradient_weight
+
+    def iter_batches(self, **arguments: Any) -> Batches:
+        batches = self._shard.iter_batches(**arguments)
+
+        def weighted() -> Iterator[Any]:
+            with weighted_loop() as loop:
+                self._loop = loop
+                for batch in batches:
+                    is_weighted = self._is_weighted_by_function
+                    loop.given(1 if is_weighted else self._shard.gradient_weight, batch)
+                    yield batch
+
+        return Batches(weighted, batches.__len__)
+
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        drop_last: bool = False,
+        prefetch_batches: int = 1,
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        device: torch.device | str | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        local_shuffle_buffer_size: None = None,
+        local_shuffle_seed: None = None,
+        pin_memory: bool = False,
+    ) -> Batches:
+        """Batches as dicts of column name to tensor; each iteration is an epoch. See
+        `Shard.iter_batches`.
+
+        A column of lists becomes a tensor `(rows, length, …)` if all lists have one shape.
+
+        If a global batch has fewer rows than there are workers, a worker without a row gets a row
+        of its own again, so that its loss isn't the mean of nothing; `gradient_weight` is 0 then.
+
+        Args:
+            batch_size: rows in a worker's batch, at most.
+            global_batch_size: rows in the batches of all workers together, at most.
+            drop_last: give full batches only.
+            prefetch_batches: prepare this many batches ahead, on a thread, and copy them to the
+                device.
+            dtypes: type of all columns, or of each by name; otherwise that of the data.
+            device: where the tensors go; this worker's own device by default, as with "auto".
+            collate_fn: makes a batch from a dict of column name to NumPy array, for example padded
+                tensors from lists of different lengths (an array of arrays). It runs on the thread
+                that prepares batches. Tensors in the dicts, lists and tuples that it returns are
+                moved to the device. A collate class of Ray Data gets the format that it is for.
+            local_shuffle_buffer_size: refused; the data set's `DataConfig` has its order.
+            local_shuffle_seed: refused too.
+            pin_memory: no effect: columns are always copied to a GPU from pinned memory.
+
+        Raises:
+            ValueError: if both `collate_fn` and `dtypes` are given, or a refused argument is; if
+                `dtypes` names no column, or a type of whole numbers that doesn't hold the values.
+            TypeError: if a column holds texts, which shows at once, or anything else than numbers
+                and booleans, or lists that differ in shape, and there is no `collate_fn`.
+        """
+        if collate_fn is not None and dtypes is not None:
+            raise ValueError(
+                f"dtypes={dtypes!r}: it can't be used with collate_fn, which makes the tensors. "
+                "Convert them in collate_fn"
+            )
+        check_named(dtypes, self.schema().names)
+        if collate_fn is None:
+            refuse_texts(self.schema())
+        target = current_device() if device in (None, "auto") else torch.device(device)
+        shapes = TensorShapes(self.name, _RAGGED_REMEDY)
+        batch_format = format_for(collate_fn)
+        stand_in = StandIn(self._shard, batch_format)
+
+        def tensors(batch: Any) -> Any:
+            batch = stand_in.of(batch)
+            if collate_fn is not None:
+                return moved(collate_fn(batch), target)
+            for name, array in batch.items():
+                shapes.check(name, array)
+            return {
+                name: _on_device(_tensor(name, array, dtypes), target)
+                for name, array in batch.items()
+            }
+
+        return self.iter_batches(
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            drop_last=drop_last,
+            prefetch_batches=prefetch_batches,
+            batch_format=batch_format,
+            convert=tensors,
+            # A loop that trains nothing weighs no rows, and wants each of them once.
+            allow_empty=torch.is_grad_enabled(),
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
+        )
+
+
+def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
+    dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        _check_range(name, array, dtype)
+    try:
+        return torch.as_tensor(array, dtype=dtype)
+    except TypeError as error:
+        raise TypeError(
+            f"The column {name!r} of type {array.dtype} can't become a tensor. "
+            "Encode it as numbers in DataConfig(transform=…)."
+        ) from error
+
+
+def _check_range(name: str, array: Any, dtype: torch.dtype) -> None:
+    if dtype != torch.bool:
+        ends = torch.iinfo(dtype)
+        check_range(name, array, ends.min, ends.max)
+
+
+def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return tensor
+    if device.type != "cuda":
+        return tensor.to(device)
+    # A copy from pinned memory runs while the device computes.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def refuse_texts(schema: pa.Schema) -> None:
+    """Name the columns that can't become tensors, before the first batch.
+
+    Raises:
+        TypeError: there are some.
+    """
+    texts = [field.name for field in schema if _is_text(field.type)]
+    if texts:
+        raise TypeError(
+            f"{', '.join(map(repr, texts))}: texts can't become a tensor. Encode it as numbers in "
+            "DataConfig(transform=…), leave it out with DataConfig(columns=[…]), or pass "
+            "collate_fn."
+        )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return str(getattr(kind, "value_type", kind)) in _TEXTS
+
+
+def format_for(collate_fn: Any) -> Literal["numpy", "pandas", "arrow"]:
+    """The format that a collate function takes; a class of Ray Data has it in its name."""
+    bases = {base.__name__ for base in type(collate_fn).__mro__}
+    if "ArrowBatchCollateFn" in bases:
+        return "arrow"
+    return "pandas" if "PandasBatchCollateFn" in bases else "numpy"
+
+
+class StandIn:
+    """What a rank gets for a batch in which it has no row."""
+
+    def __init__(self, shard: Shard, batch_format: str) -> None:
+        self._shard = shard
+        self._format = batch_format
+        self._row: Any = None
+        """The first row; of a stream, whose rows can't be read again, the last one."""
+
+    def of(self, batch: Any) -> Any:
+        """The batch, or one row if it has none."""
+        is_stream = self._shard.total_rows is None
+        if _num_rows(batch):
+            if is_stream:
+                self._row = _last_row(batch)
+            return batch
+        if self._row is None and not is_stream:
+            # The same row after a restart.
+            self._row = to_format(self._shard.read(range(1)), self._format)
+        # The user may write to it.
+        return batch if self._row is None else _last_row(self._row)
+
+
+def _num_rows(batch: Any) -> int:
+    return len(next(iter(batch.values()), (0,))) if isinstance(batch, dict) else len(batch)
+
+
+def _last_row(batch: Any) -> Any:
+    """A copy of a batch's last row."""
+    if isinstance(batch, dict):
+        return {name: array[-1:].copy() for name, array in batch.items()}
+    return batch.slice(len(batch) - 1) if hasattr(batch, "slice") else batch.iloc[-1:].copy()

@@ -1,0 +1,332 @@
+"""Hugging Face's `Trainer` in a training function: its checkpoints are the run's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from polytrain import Checkpoint, get_checkpoint, get_context, report
+from polytrain.extension import Calls
+from polytrain_plugins import Batches
+from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
+from polytrain_torch.checkpoints.rank_parts import (
+    States,
+    comparable,
+    found_beside,
+    own_states,
+    refuse_other_ranks,
+    save_beside,
+)
+from polytrain_torch.checkpoints.read_back import Load, try_all
+from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe_file
+from polytrain_torch.collectives.call_agreement import agree_on_call
+from polytrain_torch.collectives.stopping import any_rank_stops
+from polytrain_torch.libraries import needed
+from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
+from polytrain_torch.models.parallel import models_in_ddp, unwrapped
+from polytrain_torch.transformers.shards import check_epoch, epoch_of, take_batches
+
+with needed("transformers"):
+    from safetensors.torch import load_file
+    from transformers import Trainer, TrainerCallback
+    from transformers.utils import SAFE_WEIGHTS_NAME
+
+    from polytrain_torch.transformers.loggers import KeptEvents
+
+__all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
+
+_FILE = "trained_by.json"
+"""File in a checkpoint, beside the trainer's: which call saved it, and with which steps."""
+
+
+_calls = Calls("train()")
+
+_UNFREEZE_BEFORE = (
+    "Train in two calls of train(), and unfreeze them between the two; or freeze them in a "
+    "callback's on_train_begin, with TrainingArguments(ddp_find_unused_parameters=True)."
+)
+
+
+def prepare_trainer(trainer: Trainer) -> Trainer:
+    """Have a trainer report to the run, and resume from its checkpoint.
+
+    The trainer's logs are the run's metrics, and its checkpoints the run's checkpoints, as often as
+    its `TrainingArguments` say. After a restart, `trainer.train()` resumes from the newest one,
+    also in the middle of an epoch; `resume_from_checkpoint` applies to the first attempt only. If
+    there are several calls of `train()`, the one that saved the checkpoint resumes; later ones
+    start fresh.
+
+    The trainer's data sets may be a shard's batches: `get_dataset_shard(…).iter_torch_batches(…)`.
+    Each is one batch of this rank; it isn't split or collated again.
+
+    `train()` raises a ValueError if it can't resume from the newest checkpoint: if a later call
+    saved it, or if a step has a different number of rows.
+
+    Args:
+        trainer: before `train()` is called. All ranks have their own. If it has a `ReportCallback`,
+            that one reports; otherwise it gets one.
+
+    Returns:
+        The same trainer.
+
+    Raises:
+        TypeError: a data set is a shard instead of its batches.
+        ValueError: `auto_find_batch_size` with a shard's batches.
+    """
+    added = (each for each in trainer.callback_handler.callbacks if _reports(each))
+    reports = next(added, None)
+    if reports is None:
+        reports = ReportCallback()
+        trainer.add_callback(reports)
+    events = KeptEvents()
+    events.keep_directory(trainer)
+    is_first_call = True
+    own_train = trainer.train
+    is_resumed = False
+    take_batches(trainer, is_resumed=lambda: is_resumed)
+
+    def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+        nonlocal is_resumed, is_first_call
+        reports.call = _calls.next()
+        reports.batches_per_epoch = epoch_of(trainer.train_dataset)
+        checkpoint = get_checkpoint()
+        is_resumed = False
+        reports.resumes_from = None
+        reports.is_whole = wraps_in_ddp(trainer.accelerator)
+        events.are_repeated = is_first_call and get_context().get_attempt() > 0
+        is_first_call = False
+        if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer):
+            resume_from_checkpoint = str(_files_of(checkpoint))
+            reports.resumes_from = Path(checkpoint.path)
+            is_resumed = _made_by(checkpoint) is not None
+            events.are_repeated = True
+        if reports.is_whole:
+            if trainer.args.ddp_broadcast_buffers is not False:
+                # DDP sends its buffers, and the trainer keeps the model that DDP wraps.
+                models_in_ddp.add(trainer.model)
+            keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
+        result = own_train(resume_from_checkpoint, *args, **options)
+        agree_on_call("the end of train()")
+        return result
+
+    def end_step(*args: Any, **options: Any) -> None:
+        # It calls the last callbacks that may stop, in a step and in an epoch.
+        own_end_step(*args, **options)
+        control = trainer.control
+        control.should_training_stop = any_rank_stops(control.should_training_stop)
+        control.should_epoch_stop = any_rank_stops(control.should_epoch_stop)
+
+    own_end_step = trainer._maybe_log_save_evaluate
+    trainer._maybe_log_save_evaluate = end_step
+    trainer.train = train
+    return trainer
+
+
+class ReportCallback(TrainerCallback):
+    """Reports what a trainer logs and saves. `prepare_trainer` adds one."""
+
+    CHECKPOINT_NAME = ""
+    """Directory of the trainer's files in a checkpoint."""
+
+    def __init__(self) -> None:
+        self.call = 1
+        """Number of the call of `train()` in this attempt."""
+
+        self.batches_per_epoch: int | None = None
+        """How many batches of a shard this call trains on in an epoch, if known."""
+
+        self.is_whole = False
+        """Whether DDP trains the model, so that rank 0 saves all of it."""
+
+        self.resumes_from: Path | None = None
+        """The checkpoint that this call resumes from."""
+
+        self._held: dict[str, Any] = {}
+        self._logged: dict[str, Any] = {}
+        self._logged_step = -1
+        self._is_checked = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Load this rank's own states, when the trainer has loaded those of rank 0."""
+        if self.resumes_from is not None:
+            _restore_own(self.resumes_from, objects)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Report, unless the step has a checkpoint, which then reports these metrics."""
+        self._held |= logs or {}
+        self._logged, self._logged_step = dict(self._held), state.global_step
+        if not control.should_save:
+            self._report(None)
+
+    def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Report the checkpoint that has been saved."""
+        if self._logged_step == state.global_step:
+            # If the trainer keeps the best checkpoints, it decides after on_log has reported.
+            self._held = self._logged
+        directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        if not self._is_checked:
+            # Rank 0 has written these files, and other ranks may be here before it.
+            if dist.get_rank() == 0:
+                _refuse_unsafe(directory)
+                _read_back(directory, **objects)
+            self._is_checked = True
+        with part_of(directory, name=self.CHECKPOINT_NAME) as part:
+            if part is not None and dist.get_rank() == 0:
+                made_by = {
+                    "call": self.call,
+                    "workers": dist.get_world_size(),
+                    "rows_per_step": _rows(args),
+                    "batches_per_epoch": self.batches_per_epoch,
+                }
+                (part / self.CHECKPOINT_NAME / _FILE).write_text(json.dumps(made_by))
+            if self.is_whole:
+                _save_own(part, objects, only_model=args.save_only_model)
+            self._report(part)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Report the remaining metrics."""
+        if self._held:
+            self._report(None)
+
+    def _report(self, part: Path | None) -> None:
+        metrics, self._held = self._held, {}
+        report(metrics, checkpoint_of(part))
+
+
+class RayTrainReportCallback(ReportCallback):
+    """Reports each checkpoint that a trainer saves, with all that it has logged so far.
+
+    The callback of Ray Train with this name: the files are in the directory "checkpoint", and
+    nothing is reported between two checkpoints. Without `prepare_trainer` a restart doesn't resume
+    by itself: `train(resume_from_checkpoint=…)` says from which checkpoint.
+    """
+
+    CHECKPOINT_NAME = "checkpoint"
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Report nothing yet."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        """Report the checkpoint that has been saved."""
+        for logged in state.log_history:
+            self._held |= logged
+        super().on_save(args, state, control, **options)
+
+
+def _reports(callback: Any) -> bool:
+    return isinstance(callback, ReportCallback)
+
+
+def _files_of(checkpoint: Checkpoint) -> Path:
+    """The trainer's files in a checkpoint of either callback."""
+    directory = Path(checkpoint.path)
+    apart = directory / RayTrainReportCallback.CHECKPOINT_NAME
+    return apart if apart.is_dir() else directory
+
+
+def _refuse_unsafe(directory: Path) -> None:
+    """Raise an error at the first save, not only when a restart loads these files."""
+    for name in ("optimizer.pt", "scheduler.pt", "scaler.pt"):
+        if (directory / name).exists():
+            refuse_unsafe_file(directory / name)
+
+
+def _read_back(
+    directory: Path, *, model: Any = None, optimizer: Any = None, lr_scheduler: Any = None, **_: Any
+) -> None:
+    """Load the files that hold whole states into copies, as a restart would."""
+    loads: list[tuple[Any, Load]] = []
+    weights = directory / SAFE_WEIGHTS_NAME
+    if weights.exists():
+        # Of tied weights the file has one only.
+        loads.append(
+            (unwrapped(model), lambda copied: copied.load_state_dict(load_file(weights), False))
+        )
+    parts = {"optimizer.pt": optimizer, "scheduler.pt": lr_scheduler}
+    for name, part in parts.items():
+        if (directory / name).exists():
+            # Accelerate wraps them.
+            own = getattr(part, "optimizer" if part is optimizer else "scheduler", part)
+            loads.append((own, partial(_load_file, directory / name)))
+    try_all(loads)
+
+
+def _load_file(file: Path, copied: Any) -> None:
+    copied.load_state_dict(loaded(file))
+
+
+_PARTS = ("model", "optimizer", "lr_scheduler")
+
+
+def _save_own(part: Path | None, objects: Mapping[str, Any], *, only_model: bool) -> None:
+    """Write what differs by rank. All ranks call this."""
+    names = _PARTS[:1] if only_model else _PARTS
+    parts = {name: objects[name] for name in names if objects.get(name) is not None}
+    states: States = {"parts": {name: unwrapped(each).state_dict() for name, each in parts.items()}}
+    compared = {name: comparable(parts[name], state) for name, state in states["parts"].items()}
+    save_beside(states, {"parts": compared}, part)
+
+
+def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
+    """Load what differs by rank into a trainer's objects.
+
+    Raises:
+        ValueError: another number of ranks has saved it.
+    """
+    found = found_beside(directory)
+    if found is None:
+        return
+    refuse_other_ranks(found["names"]["parts"], found)
+    for name, state in own_states({"parts": {}}, found, directory)["parts"].items():
+        unwrapped(objects[name]).load_state_dict(state)
+
+
+def _made_by(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """Which call saved the checkpoint, and how; None if a trainer outside of this run did."""
+    file = _files_of(checkpoint) / _FILE
+    if not file.exists():
+        return None
+    made_by: Mapping[str, Any] = json.loads(file.read_text())
+    return made_by
+
+
+def _is_resumed_from(checkpoint: Checkpoint, call: int, trainer: Trainer) -> bool:
+    """Whether this call of `train()` resumes from the checkpoint; otherwise it starts fresh.
+
+    Raises:
+        ValueError: neither resuming nor starting fresh is right.
+    """
+    made_by = _made_by(checkpoint)
+    if made_by is None:
+        return True
+    resumes = _calls.resumes(call, made_by=made_by["call"])
+    if resumes and isinstance(trainer.train_dataset, Batches):
+        check_epoch(made_by, trainer.train_dataset)
+    elif resumes:
+        _check_steps(made_by, trainer.args)
+    return resumes
+
+
+def _check_steps(made_by: Mapping[str, Any], args: Any) -> None:
+    """Raise an error if steps have changed: trainers derive the epoch from the number of steps."""
+    workers, rows = dist.get_world_size(), _rows(args)
+    same = rows == made_by["rows_per_step"] and not args.auto_find_batch_size
+    if workers != made_by["workers"] and not same:
+        raise ValueError(
+            f"The checkpoint was made by {made_by['workers']} workers in steps of "
+            f"{made_by['rows_per_step']} rows. {workers} workers in steps of {rows} rows would "
+            "resume at a different place in the data. Keep ScalingConfig(num_workers=…) at "
+            f"{made_by['workers']}, or keep the rows of a step: per_device_train_batch_size * "
+            "gradient_accumulation_steps * workers, without auto_find_batch_size."
+        )
+
+
+def _rows(args: Any) -> int:
+    """Rows of one step of the optimizer, over all workers."""
+    rows: int = args.train_batch_size * args.gradient_accumulation_steps * dist.get_world_size()
+    return rows
