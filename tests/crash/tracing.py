@@ -49,8 +49,8 @@ _LIBRARY = {module.__file__: f"{module.__name__}.py" for module in (shutil, hash
 _FUNCTION_BODY = 1
 """CO_OPTIMIZED: what modules and classes do while they are imported lacks it."""
 
-_TELL_RANK = ("prepare", "run_worker")
-"""Functions of agents and worker processes in which they come to know their rank."""
+_TELLS_RANK = "run_worker"
+"""The function of worker processes in which they come to know their rank."""
 
 _WRITES = re.compile(r"\.write\((data|text|chunk)\)|copyfile\(")
 _WRITTEN_OF_A_TORN_FILE = 10
@@ -186,7 +186,7 @@ class _Watcher:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if self._role != "driver" and code.co_name in _TELL_RANK and "rank" in frame.f_locals:
+        if self._role != "driver" and code.co_name == _TELLS_RANK and "rank" in frame.f_locals:
             self._role = f"{self._role.split()[0]} {frame.f_locals['rank']}"
         name = self._watched(frame)
         if name is None or not code.co_flags & _FUNCTION_BODY:

@@ -41,9 +41,9 @@ from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.agents.calls import (
     Acknowledge,
+    AgentEvent,
     Call,
     Drain,
-    Happening,
     Kill,
     Leave,
     ReadStacks,
@@ -59,7 +59,7 @@ from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
 BEGAN = 100.0
 """When a run begins, in seconds on its clock."""
 
-Life = Callable[[LaunchOrder], Sequence[Happening]]
+Life = Callable[[LaunchOrder], Sequence[AgentEvent]]
 """What the ranks of an attempt say, from joining to being done."""
 
 
@@ -75,7 +75,7 @@ class FakeGroup:
     now: float = BEGAN
     """Seconds on the clock of the run."""
 
-    pending: deque[Happening] = field(default_factory=deque)
+    pending: deque[AgentEvent] = field(default_factory=deque)
     alive: set[int] = field(default_factory=set)
     order: LaunchOrder | None = None
 

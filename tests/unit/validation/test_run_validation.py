@@ -19,7 +19,7 @@ from polytrain.output.observers import Observers
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.record.history import read_history
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
-from polytrain.workers.agents.calls import Happening
+from polytrain.workers.agents.calls import AgentEvent
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointInfo, Stopped, hookimpl
 
@@ -57,8 +57,8 @@ def driver(
     for name, value in options.items():
         setattr(made, name, value)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
-        happenings: list[Happening] = []
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        happenings: list[AgentEvent] = []
         for number in range(4):
             happenings += [
                 made.reported(0, number + 1),
@@ -177,7 +177,7 @@ def test_a_metric_that_was_reported_is_not_replaced(
         tmp_path, monkeypatch, validation=lambda task: Validated(metrics={"loss": 5.0, "new": 1})
     )
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         stored = run.stored(0, 0, validation={}, model="0")
         object.__setattr__(stored, "metrics", {"loss": 1.0})
         return [run.reported(0, 1), run.staged(0, 0), stored, *run.all_done()]

@@ -44,8 +44,8 @@ from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
 from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.workers.agents.calls import (
+    AgentEvent,
     Drain,
-    Happening,
     Kill,
     Leave,
     ReadStacks,
@@ -188,11 +188,11 @@ class Controller:
         with self.interrupts.allowed():
             self.background_tasks.finish()
 
-    def _take(self, happening: Happening) -> None:
+    def _take(self, happening: AgentEvent) -> None:
         with self.interrupts.deferred():
             self._handle(happening)
 
-    def _handle(self, happening: Happening) -> None:
+    def _handle(self, happening: AgentEvent) -> None:
         if isinstance(happening, Output):
             self.output.write(happening)
             return

@@ -7,7 +7,7 @@ from typing import Any
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.storage.location import Location
-from polytrain.workers.agents.agent import AgentSpec
+from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.processes.client import ZygoteSpec
 
 

@@ -18,13 +18,14 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.events.attempt import Exited, Failed
 from polytrain.events.health import Stacks, Started, Unkillable
-from polytrain.workers.agents.agent import Agent, AgentSpec
+from polytrain.workers.agents.agent import Agent
+from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
-    Happening,
+    AgentEvent,
     Kill,
     LaunchProcess,
+    RankAssignment,
     ReadStacks,
-    Seat,
     SendRoster,
 )
 from polytrain.workers.agents.placement import NodeAddress, members
@@ -32,8 +33,7 @@ from polytrain.workers.agents.shard_cache import ShardCache
 from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.processes.zygotes import Listener
-from polytrain.workers.session.job import LaunchOrder
-from polytrain.workers.session.job_memory import JobMemory
+from polytrain.workers.session.job import JobMemory, LaunchOrder
 from polytrain_plugins import Offer
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
@@ -75,11 +75,11 @@ def launch_call(attempt: int = 0, *, data: Any = None) -> LaunchProcess:
         start=StartingPoint(),
         first_checkpoint=0,
     )
-    seat = Seat(rank=0, world_size=1, data=data) if attempt == 0 else None
-    return LaunchProcess(order=order, streams=(), seat=seat)
+    assignment = RankAssignment(rank=0, world_size=1, data=data) if attempt == 0 else None
+    return LaunchProcess(order=order, streams=(), assignment=assignment)
 
 
-async def received(agent: Agent, kind: type[Happening]) -> Any:
+async def received(agent: Agent, kind: type[AgentEvent]) -> Any:
     """The next thing of this kind that the agent tells."""
     async for batch in agent.events():
         for happening in batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polytrain.workers.agents.import_path import import_path
+from polytrain.workers.agents.agent_spec import import_path
 
 DRIVER = ("/home/me/project", "/usr/lib/python3.11", "/venv/site-packages")
 RAYS = ("/venv/site-packages/ray/thirdparty_files", "/venv/site-packages/ray/_private/workers")

@@ -11,7 +11,7 @@ from polytrain.checkpoint.snapshot import Snapshots
 from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.workers.session.checkpoint_files import directory_to_delete, files_of
-from polytrain.workers.session.run_storage import RunStorage
+from polytrain.workers.session.context import RunStorage
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from polytrain.workers.session.job_memory import JobMemory, unpickled_job
+from polytrain.workers.session.job import JobMemory, unpickled_job
 
 
 def test_all_agents_get_the_same_memory() -> None:

@@ -8,51 +8,46 @@ in a Ray actor (`ray.host`), or in the driver (`driver.local_cluster`).
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import pickle
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, assert_never
+from dataclasses import replace
+from typing import TYPE_CHECKING, assert_never
 
 from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
-from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Exited, Failed
 from polytrain.events.health import LeaveTimedOut, Stacks, Started, Unkillable
 from polytrain.linux.processes import describe_exit, kill_session
+from polytrain.workers.agents.agent_spec import AgentSpec, node_zygote
 from polytrain.workers.agents.calls import (
     Acknowledge,
+    AgentEvent,
     Call,
     Drain,
-    Happening,
     Kill,
     LaunchProcess,
     Leave,
+    RankAssignment,
     ReadStacks,
-    Seat,
     SendCheckpoints,
     SendRoster,
     StoreRest,
     StreamOrder,
 )
-from polytrain.workers.agents.import_path import import_path
 from polytrain.workers.agents.part_storer import PartStorer
 from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.agents.rank_data import RankData
 from polytrain.workers.agents.storage_marker import storage_problem
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
-from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.processes.zygotes import Zygotes
-from polytrain.workers.session.job import LaunchOrder
-from polytrain.workers.session.job_memory import JobMemory
+from polytrain.workers.session.job import JobMemory, LaunchOrder
 from polytrain.workers.session.messages import (
     checkpoints_message,
     drain_message,
@@ -68,55 +63,6 @@ if TYPE_CHECKING:
 _ENTRY = "polytrain.workers.session.worker_process"
 
 _SIGKILLED = describe_exit(signal.SIGKILL)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSpec:
-    """The settings of a run's agents."""
-
-    token: str
-    """Identifies the run on every node."""
-
-    zygote: ZygoteSpec
-    """Its name is completed with the agent's node."""
-
-    environment: Mapping[str, str]
-    """Variables that the backend sets in worker processes."""
-
-    directory: str
-    """The driver's working directory."""
-
-    argv: tuple[str, ...]
-    """The driver's `sys.argv`."""
-
-    prefix: str
-    """The driver's `sys.prefix`."""
-
-    runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The runtime environment that Ray sets up for the host; empty for none."""
-
-    store: CheckpointStore
-
-    marker: str
-    """A file that the driver wrote into the run's storage."""
-
-    hang_timeout_s: float | None
-    """Seconds without progress after which an event is sent; None for never."""
-
-    straggler_window_s: float | None
-    """Seconds over which a worker process's load is measured; None for never."""
-
-    merges_files: bool
-    """Whether ranks other than 0 store only what rank 0's part of a checkpoint lacks."""
-
-    passes_all_reports: bool
-    """Whether all reports of ranks above 0 are sent, and not only the newest."""
-
-    leave_timeout_s: float
-    """Seconds that a worker process may take to leave before it is killed."""
-
-    kill_timeout_s: float
-    """Seconds after which a worker process that was killed is given up."""
 
 
 class Agent:
@@ -138,18 +84,7 @@ class Agent:
         """
         self._spec = spec
         self._place = place
-        name = zygote_name(spec.zygote.name, place.node_id)
-        is_same_environment = sys.prefix == spec.prefix
-        if not is_same_environment:
-            # The driver may have started one here, in its own environment.
-            name += hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
-        path = import_path(
-            spec.zygote.path,
-            here=sys.path,
-            variable=os.environ.get("PYTHONPATH", ""),
-            is_same_environment=is_same_environment,
-        )
-        self._zygotes = Zygotes(replace(spec.zygote, name=name, path=path), _ENTRY, listener=self)
+        self._zygotes = Zygotes(node_zygote(spec.zygote, spec.prefix, place), _ENTRY, listener=self)
         self._environment = {
             **spec.environment,
             **os.environ,
@@ -159,7 +94,7 @@ class Agent:
         # Ray has started this process in the `working_dir` of the runtime environment.
         own_directory = os.getcwd() if "working_dir" in spec.runtime_env else None
         self._directory = own_directory or spec.directory
-        self._events: asyncio.Queue[Happening] = asyncio.Queue()
+        self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._parts = PartStorer(
             spec.store, merges_files=spec.merges_files, tell=self._events.put_nowait
         )
@@ -171,7 +106,7 @@ class Agent:
 
         self._scratch: Scratch | None = None
         self._job_memory = job_memory
-        self._seat: Seat | None = None
+        self._assignment: RankAssignment | None = None
         self._has_roster = -1
         self._to_drain = -1
         self._data = RankData()
@@ -185,7 +120,7 @@ class Agent:
         unusable = await storage_problem(location, self._spec.marker, host=host)
         return replace(self._place, unusable=unusable)
 
-    async def events(self) -> AsyncIterator[list[Happening]]:
+    async def events(self) -> AsyncIterator[list[AgentEvent]]:
         """Yield all events in order, as soon as they happen; several at once if they are ready."""
         while True:
             batch = [await self._events.get()]
@@ -199,10 +134,10 @@ class Agent:
         Those that concern another attempt than the current one have no effect.
         """
         match call:
-            case LaunchProcess(order=order, streams=streams, seat=seat):
-                if seat is not None:
-                    self._seat = seat
-                    self._data.request(seat.data)
+            case LaunchProcess(order=order, streams=streams, assignment=assignment):
+                if assignment is not None:
+                    self._assignment = assignment
+                    self._data.request(assignment.data)
                 await self._launch(order, streams)
             case SendRoster(attempt=attempt, offers=offers):
                 self._send(attempt, roster_message(offers))
@@ -339,8 +274,8 @@ class Agent:
 
     @property
     def _rank(self) -> int:
-        assert self._seat is not None, "nothing is launched before it has a rank"
-        return self._seat.rank
+        assert self._assignment is not None, "nothing is launched before it has a rank"
+        return self._assignment.rank
 
     async def _brought_near(self, order: LaunchOrder) -> LaunchOrder:
         start, scratch = order.start, self._scratch

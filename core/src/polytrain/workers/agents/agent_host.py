@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from polytrain.workers.agents.agent import Agent, AgentSpec
-from polytrain.workers.agents.calls import Call, Happening, LaunchProcess
+from polytrain.workers.agents.agent import Agent
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.calls import AgentEvent, Call, LaunchProcess
 from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.processes.client import has_ended
-from polytrain.workers.session.job_memory import JobMemory
+from polytrain.workers.session.job import JobMemory
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Broken:
     reason: str
 
 
-Mail = Sequence[Happening | Ready | Broken]
+Mail = Sequence[AgentEvent | Ready | Broken]
 """What an agent sends together."""
 
 
@@ -112,8 +113,8 @@ class AgentHost:
 
     async def _serve(self, number: int, agent: Agent) -> None:
         self._tell(number, (Ready(place=await agent.place()),))
-        async for happenings in agent.events():
-            self._tell(number, happenings)
+        async for events in agent.events():
+            self._tell(number, events)
 
     async def _watched(self, number: int, work: Awaitable[None]) -> None:
         try:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """An agent's rank."""
+class RankAssignment:
+    """The rank of an agent, with the rank's rows."""
 
     rank: int
     world_size: int
@@ -44,7 +44,7 @@ class LaunchProcess:
 
     order: LaunchOrder
     streams: tuple[StreamOrder, ...]
-    seat: Seat | None
+    assignment: RankAssignment | None
     """The agent's rank from now on; None if it keeps the one that it has."""
 
 
@@ -119,5 +119,5 @@ class SendCheckpoints:
 Call = SendRoster | Drain | Leave | Kill | ReadStacks | StoreRest | Acknowledge | SendCheckpoints
 """A call that concerns the worker process of an attempt."""
 
-Happening = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | HealthEvent
+AgentEvent = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | HealthEvent
 """What an agent sends of its worker process."""

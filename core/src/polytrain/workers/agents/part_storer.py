@@ -10,7 +10,7 @@ from pathlib import Path
 from polytrain.checkpoint.parts import StagedPart, clear_staged, stored_part
 from polytrain.checkpoint.staging import remove
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.workers.agents.calls import Happening
+from polytrain.workers.agents.calls import AgentEvent
 
 StoredAlready = Mapping[str, str]
 """Name → SHA-256 of files that are stored already."""
@@ -20,7 +20,7 @@ class PartStorer:
     """Stores one part after another, on its own thread. Its methods run on one event loop."""
 
     def __init__(
-        self, store: CheckpointStore, *, merges_files: bool, tell: Callable[[Happening], None]
+        self, store: CheckpointStore, *, merges_files: bool, tell: Callable[[AgentEvent], None]
     ) -> None:
         """
         Args:

@@ -13,7 +13,7 @@ from polytrain.events.output import Output
 from polytrain.observe.progress_probe import Probe, ProgressProbe, Watch
 from polytrain.observe.stacks import stacks_of
 from polytrain.observe.utilization_probe import UtilizationProbe
-from polytrain.workers.agents.calls import Happening
+from polytrain.workers.agents.calls import AgentEvent
 from polytrain.workers.processes.channel import Message, ReportReader
 from polytrain.workers.processes.child import Child
 from polytrain.workers.processes.report_ring import Ring, calls_every_s
@@ -29,7 +29,7 @@ class WorkerConnection:
         order: LaunchOrder,
         rank: int,
         *,
-        on_event: Callable[[Happening], None],
+        on_event: Callable[[AgentEvent], None],
         on_part: Callable[[StagedPart], None],
         on_imports: Callable[[Message], None],
         hang_timeout_s: float | None,

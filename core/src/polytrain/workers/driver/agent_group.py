@@ -18,8 +18,14 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.attempt import DrainWanted, Event, Purpose
 from polytrain.policy.scaling import holds
-from polytrain.workers.agents.agent import AgentSpec
-from polytrain.workers.agents.calls import Call, Happening, LaunchProcess, Seat, StreamOrder
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.calls import (
+    AgentEvent,
+    Call,
+    LaunchProcess,
+    RankAssignment,
+    StreamOrder,
+)
 from polytrain.workers.agents.placement import members
 from polytrain.workers.agents.shared_store import SharedStore
 from polytrain.workers.driver.agent_handle import AgentHandle, Arrived, Delivery, Gone
@@ -190,11 +196,11 @@ class AgentGroup:
     def launch(self, order: LaunchOrder) -> None:
         self._let_zygote_go_if_unused()
         streams = self._streams.start()
-        seats = self._new_seats(len(order.members))
+        assignments = self._new_assignments(len(order.members))
         self._launcher.call(
             {
                 agent_handle: LaunchProcess(
-                    order=order, streams=streams, seat=seats.get(agent_handle)
+                    order=order, streams=streams, assignment=assignments.get(agent_handle)
                 )
                 for agent_handle in self._pool.ranked
             }
@@ -282,7 +288,7 @@ class AgentGroup:
             return None
         return warm_zygote(replace(spec, name=""), self._node_id)
 
-    def _take(self, happening: Happening | Arrived | Gone, handle: Handler) -> None:
+    def _take(self, happening: AgentEvent | Arrived | Gone, handle: Handler) -> None:
         match happening:
             case Arrived(agent_handle=agent_handle, place=place):
                 self._pool.arrived(agent_handle, place)
@@ -313,17 +319,19 @@ class AgentGroup:
             # Not waited for: an agent that hasn't arrived yet may be its client.
             self._zygote.connection.leave()
 
-    def _new_seats(self, world_size: int) -> dict[AgentHandle, Seat]:
-        """Return the seats of the agents that get another rank, with the rank's data."""
+    def _new_assignments(self, world_size: int) -> dict[AgentHandle, RankAssignment]:
+        """Return the assignments of agents that get another rank."""
         # Not before: while the actors started, the zygotes could import.
         data = self._data = self._data or _planner(self._spec, self._cluster)
-        seats = {}
+        assignments = {}
         for rank, agent_handle in enumerate(self._pool.ranked):
-            if agent_handle.seat != (rank, world_size):
-                agent_handle.seat = (rank, world_size)
+            if agent_handle.assigned != (rank, world_size):
+                agent_handle.assigned = (rank, world_size)
                 request = None if data is None else data.order(world_size, rank)
-                seats[agent_handle] = Seat(rank=rank, world_size=world_size, data=request)
-        return seats
+                assignments[agent_handle] = RankAssignment(
+                    rank=rank, world_size=world_size, data=request
+                )
+        return assignments
 
     def _wait_limit(self, timeout: float | None) -> float:
         limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polytrain.errors import FailureKind
 from polytrain.workers.agents.agent_host import Broken, Mail, Ready
-from polytrain.workers.agents.calls import Happening
+from polytrain.workers.agents.calls import AgentEvent
 from polytrain.workers.agents.placement import NodeAddress
 
 
@@ -24,7 +24,7 @@ class AgentHandle:
     place: NodeAddress = field(default_factory=lambda: NodeAddress(node_id="", host=""))
     """The agent's node, once it has arrived."""
 
-    seat: tuple[int, int] | None = None
+    assigned: tuple[int, int] | None = None
     """The rank that it was prepared for, and the world size."""
 
     is_gone: bool = False
@@ -48,7 +48,7 @@ class Gone:
     reason: str
 
 
-Delivery = Sequence[Happening | Arrived | Gone]
+Delivery = Sequence[AgentEvent | Arrived | Gone]
 """Events that are sent together; none only wakes the reader."""
 
 
@@ -58,8 +58,8 @@ def delivery(agent_handle: AgentHandle, mail: Mail) -> Delivery:
 
 
 def _for_driver(
-    agent_handle: AgentHandle, mail: Happening | Ready | Broken
-) -> Happening | Arrived | Gone:
+    agent_handle: AgentHandle, mail: AgentEvent | Ready | Broken
+) -> AgentEvent | Arrived | Gone:
     match mail:
         case Ready(place=place):
             return Arrived(agent_handle=agent_handle, place=place)

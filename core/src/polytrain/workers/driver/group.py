@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from polytrain.workers.agents.calls import Call, Happening
+from polytrain.workers.agents.calls import AgentEvent, Call
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import Member
 
-Handler = Callable[[Happening], None]
+Handler = Callable[[AgentEvent], None]
 
 
 class WorkerGroup(Protocol):

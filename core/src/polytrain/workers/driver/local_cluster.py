@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from polytrain.config.configs import ScalingConfig
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.scaling import largest_fit
-from polytrain.workers.agents.agent import AgentSpec
 from polytrain.workers.agents.agent_host import AgentHost, Mail
+from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
 from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.agents.shared_store import OpenShared

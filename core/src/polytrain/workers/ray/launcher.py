@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polytrain.config.runtime_env import named
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, outlook
-from polytrain.workers.agents.agent import AgentSpec
+from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
 from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.driver.agent_handle import AgentHandle, Delivery, Gone, delivery

@@ -14,7 +14,7 @@ from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.names import expect_inside
-from polytrain.workers.session.run_storage import RunStorage
+from polytrain.workers.session.context import RunStorage
 
 Write = Callable[[Path], Stamps]
 """Writes a checkpoint's files into an empty directory, and returns the stamps of linked ones."""

@@ -29,7 +29,7 @@ from polytrain.workers.session.checkpoint_files import (
 )
 from polytrain.workers.session.checkpoint_handling import CheckpointHandling
 from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
-from polytrain.workers.session.context import Context
+from polytrain.workers.session.context import Context, RunStorage
 from polytrain.workers.session.data_cursors import DataCursors
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (
@@ -43,7 +43,6 @@ from polytrain.workers.session.reported_checkpoints import (
     ReportedCheckpoint,
     ReportedCheckpointStatus,
 )
-from polytrain.workers.session.run_storage import RunStorage
 from polytrain_plugins import CheckpointKind, Engine, Report, World
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.processes.report_ring import Ring, calls_every_s
 from polytrain.workers.session.breakpoints import explain_breakpoints
 from polytrain.workers.session.device_names import device_name
-from polytrain.workers.session.job import LaunchOrder, WorkerJob
-from polytrain.workers.session.job_memory import unpickled_job
+from polytrain.workers.session.job import LaunchOrder, WorkerJob, unpickled_job
 from polytrain.workers.session.messages import (
     done_message,
     joined_message,
