@@ -25,12 +25,12 @@ from tests.sweeps import only_in_sweep
 from polytrain.boosting.categories import agreed_categories, encoded
 from polytrain.boosting.feature_problems import feature_problems
 from polytrain.boosting.numbers import floats, plainly_typed
-from polytrain.data.types.arrays import tensors_of
 from polytrain.data.types.columns import column_to_numpy
+from polytrain.data.types.nested import tensors_of
 from polytrain.testing.shards import shard_of
 from polytrain_plugins import DatasetInfo, Job
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 ERROR = "error"
 
 TENSORS = tensors_of(np.arange(8, dtype=np.float32).reshape(2, 2, 2))
@@ -343,14 +343,15 @@ def cell(read: Callable[[Any], Found], data: Any, column: pa.Array) -> str:
     return f"`{kind}`"
 
 
-def table_of_the_page() -> list[dict[str, str]]:
-    lines = re.findall(r"^\|.*\|$", PAGE[PAGE.index("| type | from |") :], re.MULTILINE)
+def table_of(page: str, start: str) -> list[dict[str, str]]:
+    text = (DOCS / page).read_text()
+    lines = re.findall(r"^\|.*\|$", text[text.index(start) :], re.MULTILINE)
     rows = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
     names, _, *rows = itertools.takewhile(lambda row: len(row) == len(rows[0]), rows)
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-ROWS = table_of_the_page()
+ROWS = table_of("data-types.md", "| type | from |")
 CELLS = [
     (row["type"], source, reader, row[reader])
     for row in ROWS
@@ -406,3 +407,9 @@ def test_the_table_has_each_type_of_each_source_once() -> None:
     assert [*ROWS[0]] == ["type", "from", *READERS]
     rows = [(row["type"], source) for row in ROWS for source in row["from"].split(", ")]
     assert sorted(rows) == sorted({*itertools.product(COLUMNS, SOURCES)} - THERE_IS_NO)
+
+
+def test_the_short_table_has_rows_of_the_long_one() -> None:
+    of_parquet = {row["type"]: row for row in ROWS if "Parquet" in row["from"].split(", ")}
+    for row in table_of("data.md", "| type | NumPy |"):
+        assert row == {name: of_parquet[row["type"]][name] for name in row}

@@ -18,7 +18,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.types.arrays import tensors_of
+from polytrain.data.types.nested import tensors_of
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of
 

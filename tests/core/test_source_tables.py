@@ -28,8 +28,8 @@ from polytrain.data.read.describe import describe
 from polytrain.data.read.parquet_files import RowGroupPiece
 from polytrain.data.read.pieces import TablePiece
 from polytrain.data.shards.groups import group_starts
-from polytrain.data.types.arrays import tensors_of
 from polytrain.data.types.columns import column_to_numpy
+from polytrain.data.types.nested import tensors_of
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of
 from polytrain_plugins import is_category

@@ -17,8 +17,8 @@ from polytrain.data.shards.shared_memory import (
     parts_to_shared_memory,
     to_shared_memory,
 )
-from polytrain.data.types.arrays import tensors_of
 from polytrain.data.types.columns import column_to_numpy
+from polytrain.data.types.nested import tensors_of
 from polytrain.data_errors import ReadError
 
 ROWS = 11

@@ -1,1 +1,1 @@
-"""What users give as data, turned into pieces that any process can read rows from."""
+"""Turns the data that users pass into pieces that any process can read rows from."""

@@ -13,10 +13,9 @@ from polytrain.data.read import parquet_files
 from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Pieces
 from polytrain.data.read.tables import from_table
-from polytrain.data.types.extension_types import plain_schema
 from polytrain.data.types.missing import Missing, noted
+from polytrain.data.types.plain import plain_schema
 from polytrain.data.types.schemas import (
-    bare,
     chosen,
     index_columns,
     subschema,
@@ -41,7 +40,7 @@ def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     everything = dataset.schema.names
     names = without(everything, index) if columns is None else chosen(columns, everything)
     try:
-        pieces = _row_groups(dataset, bare(plain_schema(subschema(dataset.schema, names))))
+        pieces = _row_groups(dataset, plain_schema(subschema(dataset.schema, names)))
         if pieces is None:
             pieces = from_table(dataset.to_table(columns=names), names)
     except (pa.ArrowException, OSError) as error:
@@ -52,7 +51,7 @@ def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
 
 
 def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
-    """The row groups that the data set consists of; None if it is made of anything else."""
+    """The data set's row groups as pieces; None if it consists of anything else."""
     import pyarrow.dataset as pads
 
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(

@@ -29,18 +29,18 @@ _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
 """Bytes that are parsed at once. A row has to fit in: the next size is tried if one doesn't."""
 
 _MISSING = [*pacsv.ConvertOptions().null_values, "<NA>", "None"]
-"""Words for a missing value, as in pandas, except in a column of text."""
+"""Words for a missing value, as in pandas. In a column of text they are text."""
 
 
 class Layout(NamedTuple):
-    """How a file is read."""
+    """The options that a file is parsed with."""
 
     block: int
     """Bytes that are parsed at once."""
 
     delimiter: str
     has_one_column: bool = False
-    """Then an empty line is a row without a value; otherwise it is nothing."""
+    """With one column, an empty line is a row without a value; otherwise it is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ def _stream(
 
 
 def _explained(place: str, error: Exception | None) -> tuple[str, str]:
-    """What is wrong with a file, and in which line if that can be found."""
+    """Say what is wrong with a file, and in which line if that can be found."""
     # If not even this works, Arrow's message has to do.
     with suppress(pa.ArrowException, OSError, csv.Error):
         with _lines(place) as lines:

@@ -1,4 +1,4 @@
-"""Data sets as users give them, turned into pieces that any process can read rows from.
+"""Describes the data sets that users pass, as pieces that any process can read rows from.
 
 A source is described in the driver, where everything that is wrong with it comes to light; its
 pieces travel to whoever reads them.
@@ -25,8 +25,8 @@ from polytrain.data.read.random_transforms import (
 from polytrain.data.read.ray_data import from_ray_data, is_computed
 from polytrain.data.read.tables import from_memory, from_table, is_place
 from polytrain.data.read.transforms import transformed
+from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data.types.schemas import chosen, index_columns, subschema, without
-from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import SourceError
 from polytrain.ray_api.dataset import is_ray_dataset
 from polytrain_plugins import DatasetInfo
@@ -34,11 +34,11 @@ from polytrain_plugins import DatasetInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A data set: what is known of it, and its pieces in order."""
+    """A data set: facts for the user, and its pieces in order."""
 
     info: DatasetInfo
     schema: pa.Schema
-    """Of what the pieces read."""
+    """The columns that the pieces read."""
 
     pieces: tuple[Piece, ...]
 
@@ -46,7 +46,7 @@ class Source:
     """A Ray dataset whose pipeline runs while workers train; there are no pieces then."""
 
     transform: RandomTransform | None = None
-    """What is done to batches of what the pieces read."""
+    """A function for batches of the rows that the pieces read."""
 
     index: tuple[str, ...] = ()
     """Columns that were left out because they hold the index of a DataFrame."""
@@ -64,10 +64,10 @@ def describe(
     columns: Sequence[str] | None = None,
     transform: Callable[..., Mapping[str, Any]] | None = None,
 ) -> Source:
-    """Find out what a data set consists of.
+    """Describe a data set.
 
-    Of Parquet files only the footers are read; of all others everything once, by blocks;
-    of a map-style data set the first item.
+    Parquet files are known by their footers and a map-style data set by its first item. All other
+    data are read once, by blocks.
 
     Args:
         name: the data set's name.
@@ -108,7 +108,7 @@ def describe(
 
 
 def _as_list(columns: Any) -> Any:
-    """Names in whatever holds them, such as an Index of pandas; of anything else, itself."""
+    """Return the names in a collection, such as an Index of pandas, as a list."""
     if columns is None or isinstance(columns, str):
         return columns
     try:
@@ -119,7 +119,7 @@ def _as_list(columns: Any) -> Any:
 
 
 def computed(source: Source) -> Source:
-    """A stream's rows, had by running its pipeline now."""
+    """Run a stream's pipeline now, and describe its rows."""
     if source.stream is None:
         return source
     return describe(source.info.name, source.stream.materialize(), columns=source.schema.names)
@@ -171,7 +171,7 @@ def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
 
 
 def _way(data: Any) -> str:
-    """How to pass what is not a data set."""
+    """The remedy for an object that is not a data set."""
     if hasattr(data, "dtype") or isinstance(data, pa.Array | pa.ChunkedArray):
         return 'Give it a name: {"x": …}'
     if is_of_torch(data):

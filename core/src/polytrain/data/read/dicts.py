@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from polytrain.data.types.arrays import column_of, is_masked_number
 from polytrain.data.types.python_values import check_unchanged
-from polytrain.data.types.schemas import conformed, unified_type
+from polytrain.data.types.schemas import conformed, merged_type
 from polytrain.data.types.times import in_unit_of_arrow, is_time
 from polytrain.data_errors import ReadError, SourceError, one_line
 
@@ -101,12 +101,9 @@ def _schema(tables: Sequence[pa.Table]) -> pa.Schema:
     for table in tables:
         for field in table.schema:
             before = types.get(field.name, pa.null())
-            both = unified_type(before, field.type)
-            if both is None:
-                raise SourceError(
-                    f"{field.name!r} is {before} in some dicts and {field.type} in others", _REMEDY
-                )
-            types[field.name] = both
+            types[field.name] = merged_type(
+                field.name, before, field.type, ("some dicts", "others"), _REMEDY
+            )
     return pa.schema(types.items())
 
 

@@ -1,4 +1,5 @@
-"""Which files a path, a directory or a glob stands for, and what their directories' names tell."""
+"""Finds the files that a path, a directory or a glob stands for, and the columns that the names of
+directories give."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _FORMATS = {
 }
 
 _MAGIC_NUMBERS = {b"PAR1": "parquet", b"ARROW1": "ipc"}
-"""How the content of a format begins."""
+"""The first bytes of a file, by format."""
 
 _WAYS = {
     "": "A file whose name has no ending is read if it is a Parquet or Arrow file. If it is a CSV "
@@ -59,13 +60,13 @@ _WAYS = {
         "transform=…), or ray.data.read_images(path)",
     ),
 }
-"""What to do with files of other formats."""
+"""Remedies for files of other formats."""
 
 _JOURNAL = "journal.jsonl"
 """A file that only the directory of a run has."""
 
 _TABLE_FORMATS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
-"""Directories that a table format keeps beside its files, of which some are no longer valid."""
+"""Directories of table formats, which keep invalid files beside valid ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,14 @@ class FoundFile:
 
     place: str
     partition: Mapping[str, str | None] = field(default_factory=dict)
-    """What the directories above it are named for: year=2024 → {"year": "2024"}."""
+    """The columns in the names of the directories above: year=2024 → {"year": "2024"}."""
 
     content: str | None = None
-    """The format that its content shows, if its name has no ending, as Hadoop's part-00000."""
+    """The format by the first bytes, if the name has no ending, as Hadoop's part-00000."""
 
     @property
     def format(self) -> str:
-        """ "parquet", "csv", "tsv", "jsonl" or "ipc"."""
+        """The format: "parquet", "csv", "tsv", "jsonl" or "ipc"."""
         found = self.known_format
         if found is None:
             raise SourceError(
@@ -92,12 +93,12 @@ class FoundFile:
 
     @property
     def known_format(self) -> str | None:
-        """The same; None if it is another."""
+        """The format; None if it is another than those."""
         return format_of(self.place) or self.content
 
 
 def format_of(place: str) -> str | None:
-    """The format that a file's name promises; compressed files have two endings."""
+    """The format by the ending of a file's name; compressed files have two endings."""
     return _FORMATS.get(_ending(place))
 
 
@@ -117,12 +118,12 @@ def _way(place: str, otherwise: str) -> str:
 def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
     """The files that a path, a directory or a glob stands for, in the order of their names.
 
-    Directories are searched all the way down, without what begins with _ or a dot. What links lead
-    to is there once.
+    Directories are searched all the way down; names that begin with _ or a dot are left out. A file
+    that several links lead to is there once.
 
     Args:
         place: a path or an address.
-        listed: it is one of a list, all of whose directories tell values, as in Arrow.
+        listed: it is one of a list: then all directories of a file may give columns, as in Arrow.
 
     Raises:
         SourceError: there are none, or they can't be looked for.
@@ -158,7 +159,7 @@ def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
 
 
 def partition_types(files: Sequence[FoundFile]) -> dict[str, pa.DataType]:
-    """The types of the columns that directories' names give: whole numbers or strings."""
+    """The types of the columns in the names of directories: whole numbers or strings."""
     values: dict[str, set[str]] = {}
     for file in files:
         for name, value in file.partition.items():
@@ -171,13 +172,13 @@ def partition_types(files: Sequence[FoundFile]) -> dict[str, pa.DataType]:
 def _type_of(values: set[str]) -> pa.DataType:
     if not values or not all(re.fullmatch(r"[+-]?[0-9]{1,18}", value) for value in values):
         return pa.string()
-    # What Arrow finds, except that it knows no larger numbers than these.
+    # The types that Arrow finds, which takes no larger numbers than these.
     small = all(-(2**31) <= int(value) < 2**31 for value in values)
     return pa.int32() if small else pa.int64()
 
 
 def _check_one_format(place: str, files: Sequence[FoundFile]) -> None:
-    """Files of two formats may well be the same rows twice."""
+    """Refuse files of two formats, which may well be the same rows twice."""
     firsts = {file.format: file.place for file in reversed(files)}
     if len(firsts) > 1:
         raise SourceError(
@@ -220,7 +221,7 @@ def _found(where: ResolvedPath, path: str, above: str) -> FoundFile:
 
 
 def _format_inside(where: ResolvedPath, path: str) -> str | None:
-    """The format of a file whose name doesn't tell it; None if it isn't known or can't be read."""
+    """The format by a file's first bytes; None if it isn't known or can't be read."""
     # Not of a pipe, for which one would wait.
     if where.filesystem.get_file_info(path).type != pafs.FileType.File:
         return None
@@ -270,7 +271,7 @@ def _below(where: ResolvedPath, directory: str) -> list[str]:
 
 
 def _local_files_below(directory: str) -> Iterator[str]:
-    """The same, each directory once, if there is a way to it without a link by that one."""
+    """Local files below a directory, each real directory once; a path without links wins."""
     visited: set[str] = set()
     pending, links = [directory], deque[str]()
     while pending or links:
@@ -294,18 +295,18 @@ def _local_files_below(directory: str) -> Iterator[str]:
 
 
 def _check_link(path: str) -> None:
-    """Refuse to go without a file that a link should lead to."""
+    """Refuse a link that should lead to a data file and leads to nothing."""
     if os.path.islink(path) and not os.path.exists(path) and format_of(path):
         raise FileNotFoundError(f"the link {path!r} leads to no file")
 
 
 def _once(base: str, paths: Iterable[str]) -> list[str]:
-    """Local files in the order of their names, without those that links lead to once more."""
+    """Local files in the order of their names, each real file once."""
     real_base = os.path.realpath(base or "/").rstrip("/")
     real_directory = lru_cache(maxsize=None)(os.path.realpath)
     files: dict[str, str] = {}
     links = []
-    # Of two ways by links, the shorter one.
+    # Of two paths by links, the shorter one wins.
     for path in sorted(paths, key=lambda path: (path.count("/"), path)):
         directory, name = os.path.split(path)
         if os.path.islink(path):
@@ -321,15 +322,15 @@ def _once(base: str, paths: Iterable[str]) -> list[str]:
 
 
 def _check_no_table_format(directory: str, names: Iterable[str]) -> None:
-    """Refuse the files of a table whose log tells which of them are its rows."""
+    """Refuse the files of a table whose log says which of them are valid."""
     for name in names:
         kind = "Iceberg" if name.endswith(".metadata.json") else _TABLE_FORMATS.get(name)
         if kind is not None:
             raise SourceError(
                 f"{directory!r} is part of a table in {kind}'s format, among whose files are some "
                 "that hold removed rows",
-                "Pass what its library tells to be valid, as a list of files or a table (for "
-                "Delta, DeltaTable(path).to_pyarrow_dataset())",
+                "Pass what its library takes for valid, as a list of files or a table (for Delta, "
+                "DeltaTable(path).to_pyarrow_dataset())",
             )
 
 
@@ -356,13 +357,13 @@ def _matching(where: ResolvedPath) -> list[str]:
 def _walk(
     where: ResolvedPath, directory: str, parts: list[str], above: frozenset[str]
 ) -> Iterator[tuple[str, bool]]:
-    """What is in a directory and matches these parts of a glob, level by level.
+    """Walk through the entries of a directory that match these parts of a glob, level by level.
 
     Args:
         where: the file system.
-        directory: which one.
+        directory: a path on it.
         parts: of the glob.
-        above: directories that ** has come through, which no link is to lead back to.
+        above: directories that ** has come through; links back to them are not followed.
 
     Yields:
         A path, and whether it is a directory's.
@@ -396,7 +397,7 @@ def _walk(
 
 
 def _entries(where: ResolvedPath, directory: str) -> list[tuple[str, bool]]:
-    """What is in a directory, which need not be there: paths, and whether they are directories."""
+    """List a directory, if it is there: paths, and whether they are directories."""
     selector = pafs.FileSelector(directory, allow_not_found=True)
     return [
         (info.path.rstrip("/"), info.type == pafs.FileType.Directory)
@@ -405,7 +406,7 @@ def _entries(where: ResolvedPath, directory: str) -> list[tuple[str, bool]]:
 
 
 def _local_entries(directory: str) -> list[tuple[str, bool]]:
-    """The same on this machine, with links to nothing as files."""
+    """List a local directory; links to nothing count as files."""
     try:
         with os.scandir(directory) as entries:
             return [(entry.path, entry.is_dir()) for entry in entries]
@@ -414,7 +415,7 @@ def _local_entries(directory: str) -> list[tuple[str, bool]]:
 
 
 def _matches(name: str, part: str) -> bool:
-    # As in a shell, what is hidden has to be asked for.
+    # As in a shell, hidden files match hidden patterns alone.
     return bool(_pattern(part).fullmatch(name)) and (not _is_hidden(name) or _is_hidden(part))
 
 

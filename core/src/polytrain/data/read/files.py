@@ -13,11 +13,10 @@ from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Piece, Pieces
 from polytrain.data.types.missing import noted
 from polytrain.data.types.schemas import (
-    bare,
     chosen,
     index_columns,
+    merged_type,
     subschema,
-    unified_type,
     without,
 )
 from polytrain.data_errors import SourceError
@@ -65,12 +64,12 @@ def together(
 
     Args:
         described: the files.
-        files: the same, with what their directories tell.
+        files: the same, with the columns in the names of their directories.
         columns: which columns; all by default.
     """
     types = partition_types(files)
     whole = [_Whole(file, found, types) for file, found in zip(described, files, strict=True)]
-    # What has no rows has nothing to say about columns, of which writers often know nothing then.
+    # The columns of a file without rows don't count: its writer often knew nothing of them.
     filled = [file for file in whole if file.file.rows]
     if not filled:
         raise SourceError(f"its {len(files)} file(s) hold no rows", "Pass a data set with rows")
@@ -86,7 +85,7 @@ def together(
 
 
 class _Whole:
-    """A file, with the columns that its directories' names give it."""
+    """A file with the columns in the names of its directories."""
 
     def __init__(
         self, file: DescribedFile, found: FoundFile, types: Mapping[str, pa.DataType]
@@ -94,14 +93,14 @@ class _Whole:
         self.file = file
         self.where = repr(file.place)
         self.index = index_columns(file.schema)
-        # Where a file has the column itself, as some writers do, that is as good.
+        # Some writers put the column into the file as well.
         self.constants = {
             name: value if value is None or types[name] == pa.string() else int(value)
             for name, value in found.partition.items()
             if name not in file.schema.names
         }
         extra = [pa.field(name, types[name]) for name in self.constants]
-        self.schema = bare(pa.schema([*file.schema, *extra]))
+        self.schema = pa.schema([*file.schema, *extra])
         self.missing = {
             *file.missing,
             *(name for name, value in self.constants.items() if value is None),
@@ -117,7 +116,7 @@ class _Whole:
 def _agreed_names(
     files: Sequence[_Whole], columns: Sequence[str] | None, index: Collection[str]
 ) -> list[str]:
-    """The columns of a data set, which all its files must have, but for those of an index."""
+    """The columns of a data set. All its files must have them, but for those of an index."""
     first = files[0]
     if columns is not None:
         for file in files:
@@ -144,17 +143,17 @@ def _unified(files: Sequence[_Whole], names: Sequence[str]) -> pa.Schema:
     """The schema that holds the rows of all files."""
     first, *rest = files
     types = {name: first.schema.field(name).type for name in names}
-    # Which file each type is from, for messages.
+    # The file that each type is from, for messages.
     origins = dict.fromkeys(names, first.where)
     for file in rest:
         for name, kind in types.items():
-            own = file.schema.field(name).type
-            both = unified_type(kind, own)
-            if both is None:
-                raise SourceError(
-                    f"the column {name!r} is {kind} in {origins[name]} and {own} in {file.where}",
-                    "Give the columns of all files of a data set the same types",
-                )
+            both = merged_type(
+                name,
+                kind,
+                file.schema.field(name).type,
+                (origins[name], file.where),
+                "Give the columns of all files of a data set the same types",
+            )
             if both != kind:
                 types[name], origins[name] = both, file.where
     return subschema(pa.schema(types.items()), names)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces
-from polytrain.data.types.arrays import check_exact, column_of, tensors_of
+from polytrain.data.types.arrays import check_exact, column_of
+from polytrain.data.types.nested import tensors_of
 from polytrain.data.types.schemas import chosen, index_columns, subschema, without
 from polytrain.data_errors import ReadError, SourceError, one_line, raised_at
 
@@ -31,18 +32,18 @@ that users derive from torch's `Dataset` have modules of their own; the few data
 `torch.utils.data` are let through.)"""
 
 _TYPES = {bool: np.dtype(bool), int: np.dtype(np.int64), float: np.dtype(np.float64)}
-"""What arrays NumPy makes of Python's numbers."""
+"""The types of arrays that NumPy makes of Python's numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedPiece(Piece):
-    """All items of a map-style data set."""
+    """A map-style data set, whole."""
 
     dataset: Any
     rows: int
     schema: pa.Schema
     keys: frozenset[str] | None = None
-    """All that an item has; by default, the schema's columns."""
+    """The columns of an item; by default, the schema's."""
 
     @property
     def where(self) -> str:
@@ -103,7 +104,7 @@ class IndexedPiece(Piece):
     def _stacked(
         self, rows: Sequence[int], values: Mapping[str, list[Any]], kinds: Sequence[_Kind]
     ) -> list[Any]:
-        """What Arrow makes columns of."""
+        """Join the items' values to what Arrow makes columns of."""
         arrays = [kind.stacked(column) for kind, column in zip(kinds, values.values(), strict=True)]
         if all(array is not None for array in arrays):
             return arrays
@@ -139,7 +140,7 @@ def is_map_style(data: Any) -> bool:
 
 
 def from_items(dataset: Any, columns: Sequence[str] | None) -> Pieces:
-    """Find out what a map-style data set's items are like, by its first one."""
+    """Describe a map-style data set by its first item."""
     rows = len(dataset)
     kind = type(dataset).__qualname__
     if rows == 0:
@@ -168,7 +169,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _by_column(item: Any) -> dict[str, Any]:
-    """An item's values: a dict has names, a tuple numbers, anything else is the column "0"."""
+    """An item's values by column: a dict has names, a tuple numbers, anything else is "0"."""
     if isinstance(item, Mapping):
         return {str(name): value for name, value in item.items()}
     if isinstance(item, tuple):
@@ -177,7 +178,7 @@ def _by_column(item: Any) -> dict[str, Any]:
 
 
 def _type_of(name: str, value: Any) -> pa.DataType:
-    """The type of the column that this is the first value of."""
+    """The type of a column, by its first value."""
     if isinstance(value, str):
         return pa.string()
     if isinstance(value, bytes):
@@ -209,7 +210,7 @@ def _numeric(value: Any) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the values of a column must be like."""
+    """The type and shape of a column's values."""
 
     plain: type | None
     """`str` or `bytes`; None for numbers."""
@@ -281,7 +282,7 @@ class _Kind:
         return found if fits else None
 
     def joined(self, values: list[Any]) -> list[Any] | np.ndarray[Any, Any]:
-        """The same of checked values."""
+        """Join checked values as in `stacked`."""
         if self.plain is not None:
             return values
         joined = np.empty((len(values), *self.shape), dtype=self.dtype)

@@ -18,11 +18,9 @@ from polytrain.data.read.file_pieces import (
     unreadable,
 )
 from polytrain.data.read.pieces import in_steps
-from polytrain.data.types.extension_types import plain_columns
 from polytrain.data.types.missing import Missing, found_missing
-from polytrain.data.types.schemas import bare, columns_to_count, refuse_repeated, subschema
-from polytrain.data.types.unreadable import refuse_unreadable
-from polytrain.data.types.views import without_views
+from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
+from polytrain.data.types.schemas import columns_to_count, refuse_repeated, subschema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ def described(
         with _opened(file, wanted) as ipc:
             refuse_unreadable(subschema(ipc.schema, wanted))
             notes = ipc.schema.metadata
-            schema = bare(_plain(pa.Table.from_batches([], ipc.schema)).schema)
+            schema = plain_schema(ipc.schema)
             for number in range(ipc.num_record_batches):
                 table = _table(ipc, number)
                 rows.append(table.num_rows)
@@ -111,9 +109,4 @@ def _opened(file: CurrentFile, columns: Collection[str] | None = None) -> Iterat
 
 
 def _table(ipc: Any, number: int) -> pa.Table:
-    return _plain(pa.Table.from_batches([ipc.get_batch(number)]))
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """The table in types that every library reads."""
-    return without_views(plain_columns(table))
+    return plain_columns(pa.Table.from_batches([ipc.get_batch(number)]))

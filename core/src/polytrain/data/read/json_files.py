@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +17,15 @@ import pyarrow.json as pajson
 
 from polytrain.data.read.file_pieces import DescribedFile, current_file, describing, unreadable
 from polytrain.data.read.text_files import ColumnFacts, TextPiece, open_decompressed, rounded
-from polytrain.data.types.schemas import columns_to_count, unified_type
-from polytrain.data_errors import SourceError, one_line
+from polytrain.data.types.nested import with_parts
+from polytrain.data.types.schemas import columns_to_count, merged_type, two_types
+from polytrain.data_errors import one_line
 from polytrain.storage.filesystems import ResolvedPath, find
 
 _BLOCK = 1 << 22
 """Bytes that are parsed at once, or a line if that is longer."""
+
+_ONE_TYPE = "Give the column's values one type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +54,9 @@ def described(
         SourceError: it can't be read; says which line is wrong, where one is.
     """
 
-    def of_both(name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
-        both = unified_type(one, other)
-        if both is None:
-            raise _two_types(place, name, one, other)
-        return both
-
-    facts = ColumnFacts(of_both)
+    facts = ColumnFacts(
+        partial(merged_type, places=(f"some rows of {place!r}", "others"), remedy=_ONE_TYPE)
+    )
     with describing(place, _explained):
         file = current_file(place)
         for block in _blocks(file.place):
@@ -77,7 +77,7 @@ def described(
 
 
 def _blocks(place: ResolvedPath) -> Iterator[bytes]:
-    """The file in parts that consist of whole lines."""
+    """Yield the file in parts that consist of whole lines."""
     held: list[bytes] = []
     with open_decompressed(place) as source:
         while read := source.read(_BLOCK):
@@ -116,13 +116,7 @@ def _parsed(block: bytes, schema: pa.Schema | None) -> pa.Table:
 
 def _without_times(kind: pa.DataType) -> pa.DataType:
     """The type, with text where Arrow has seen times in it."""
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_without_times(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([found.with_type(_without_times(found.type)) for found in kind])
-    return kind
+    return pa.string() if pa.types.is_timestamp(kind) else with_parts(kind, _without_times)
 
 
 def _holds_floats(kind: pa.DataType) -> bool:
@@ -153,7 +147,7 @@ def _whole_numbers(value: Any) -> Iterator[int]:
 
 
 def _explained(place: str, error: Exception) -> tuple[str, str]:
-    """What is wrong with a file, and in which line if that can be found."""
+    """Say what is wrong with a file, and in which line if that can be found."""
     number = 0
     try:
         for block in _blocks(find(place)):
@@ -173,13 +167,7 @@ def _explained(place: str, error: Exception) -> tuple[str, str]:
         pass
     changed = re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", str(error))
     if changed:
-        found = _two_types(place, *changed.groups())
+        name, one, other = changed.groups()
+        found = two_types(name, one, other, (f"some rows of {place!r}", "others"), _ONE_TYPE)
         return found.what, found.remedy
     return unreadable(place, error), "Replace or remove it"
-
-
-def _two_types(place: str, name: str, one: Any, other: Any) -> SourceError:
-    return SourceError(
-        f"the column {name!r} is {one} in some rows of {place!r} and {other} in others",
-        "Give the column's values one type",
-    )

@@ -20,10 +20,9 @@ from polytrain.data.read.file_pieces import (
     describing,
 )
 from polytrain.data.read.pieces import rows_of_scan
-from polytrain.data.types.extension_types import plain_columns, plain_schema
 from polytrain.data.types.missing import InLists, Missing, decides_type, is_list
-from polytrain.data.types.schemas import bare, index_columns, refuse_repeated, subschema, without
-from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
+from polytrain.data.types.schemas import index_columns, refuse_repeated, subschema, without
 
 _BUFFER_BYTES = 1 << 20
 
@@ -78,7 +77,7 @@ def described(
     index = index_columns(schema)
     names = without(schema.names, index) if columns is None else columns
     refuse_unreadable(subschema(schema, [name for name in schema.names if name in names]))
-    own = bare(plain_schema(schema))
+    own = plain_schema(schema)
     wanted = [field for field in own if columns is None or field.name in columns]
     return DescribedFile(
         place=place,
@@ -101,7 +100,12 @@ def described(
 
 
 def _missing(metadata: Any, types: Mapping[str, pa.DataType]) -> frozenset[Missing]:
-    """What the footer says that is missing in the columns of these types."""
+    """The columns in which values are missing, by the footer.
+
+    Args:
+        metadata: the footer.
+        types: of the columns that are looked at.
+    """
     # Tensors are lists in the file, and lie one level down.
     leaves = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     owners = {
@@ -124,7 +128,7 @@ def _missing(metadata: Any, types: Mapping[str, pa.DataType]) -> frozenset[Missi
 
 
 def _missing_lists(name: str, kind: pa.DataType, rows: int, chunk: Any) -> Iterator[Missing]:
-    """Whether lists of a fixed size are missing, or lack numbers: the footer counts both as one."""
+    """Tell missing lists of a fixed size from missing numbers: the footer counts both as one."""
     size = kind.list_size
     if size == 1 or is_list(kind.value_type):
         yield from (name, InLists(name))
@@ -138,7 +142,7 @@ def _missing_lists(name: str, kind: pa.DataType, rows: int, chunk: Any) -> Itera
 
 
 def _rows(parquet: Any, row_group: int, rows: range, columns: list[str]) -> Iterator[pa.Table]:
-    """Rows of a row group. Never more of it than a part is in memory."""
+    """Yield rows of a row group, of which no more than a part is in memory at once."""
     first = 0
     found = False
     group = parquet.metadata.row_group(row_group)
@@ -203,7 +207,7 @@ def _opened(file: CurrentFile, *, at_once: bool = True) -> Iterator[Any]:
             source,
             metadata=footer,
             pre_buffer=not place.is_local,
-            # Otherwise Arrow reads the whole column of a row group, of which a part is wanted.
+            # Without a buffer Arrow reads a row group's whole column, even for a part of it.
             buffer_size=0 if at_once or not place.is_local else _BUFFER_BYTES,
             page_checksum_verification=True,
         )

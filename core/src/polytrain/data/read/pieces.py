@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 SCAN_BYTES = 64 << 20
-"""Most bytes of a table that a pass gives, unless a single row has more."""
+"""Most bytes of a table in a pass over rows, unless a single row has more."""
 
 SCAN_ROWS = 1 << 16
 """Most rows of such a table."""
@@ -26,11 +26,11 @@ class Piece(ABC):
     @property
     @abstractmethod
     def where(self) -> str:
-        """Where the rows lie, for messages."""
+        """The place of the rows, for messages."""
 
     @abstractmethod
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows start … stop - 1 of the piece, in the types of the data set's schema.
+        """Read rows start … stop - 1 of the piece, in the types of the data set's schema.
 
         Args:
             start: first row, counted within the piece.
@@ -43,7 +43,7 @@ class Piece(ABC):
         """
 
     def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """All rows in order, a part at a time if the piece can be read in parts.
+        """Yield all rows in order, a part at a time if the piece can be read in parts.
 
         Args:
             columns: as in `read`.
@@ -51,10 +51,10 @@ class Piece(ABC):
         yield self.read(0, self.rows, columns)
 
     def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows anywhere in the piece, in this order, of which there is at least one.
+        """Read rows from anywhere in the piece, in this order.
 
         Args:
-            rows: their numbers, counted within the piece.
+            rows: their numbers, counted within the piece; at least one.
             columns: as in `read`.
         """
         return pa.concat_tables([self.read(row, row + 1, columns) for row in rows])
@@ -91,7 +91,7 @@ class Piece(ABC):
 
     @property
     def reads_into_own_memory(self) -> bool:
-        """Whether nothing else uses the memory of the tables that `read` and `take` give: no mapped
+        """Whether the tables of `read` and `take` have their memory for themselves: it is no mapped
         file, no cache, and no array of the user's."""
         return False
 
@@ -123,7 +123,7 @@ class TablePiece(Piece):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """What a description finds: the pieces in order, and the schema of what they read."""
+    """A described data set: the pieces in order, and the columns that they read."""
 
     schema: pa.Schema
     pieces: tuple[Piece, ...]

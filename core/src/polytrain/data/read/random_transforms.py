@@ -26,13 +26,13 @@ class RandomTransform:
 
     function: RandomFunction
     schema: pa.Schema
-    """Of what it returns."""
+    """The columns that the function returns."""
 
     name: str
     """The data set's, for messages."""
 
     def of(self, rows: pa.Table, where: str, *key: int) -> pa.Table:
-        """What the function makes of some rows.
+        """Apply the function to some rows.
 
         Args:
             rows: as they were read.

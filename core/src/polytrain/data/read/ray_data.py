@@ -9,18 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces, selected
-from polytrain.data.types.extension_types import plain_columns
 from polytrain.data.types.missing import Missing, found_missing, noted
+from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
 from polytrain.data.types.schemas import (
-    bare,
     chosen,
     conformed,
     index_columns,
+    merged_type,
     subschema,
-    unified_type,
     without,
 )
-from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import SourceError
 
 
@@ -31,7 +29,7 @@ class ObjectPiece(Piece):
     reference: Any
     rows: int
     schema: pa.Schema
-    """Of the data set, which other tables may be parts of as well."""
+    """The columns of the data set."""
 
     @property
     def where(self) -> str:
@@ -98,18 +96,16 @@ def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.S
                 "Give all rows the same columns, or pass columns=[…] with those that all have",
             )
         for name, kind in types.items():
-            own = schema.field(name).type
-            both = unified_type(kind, own)
-            if both is None:
-                raise SourceError(
-                    f"the column {name!r} is {kind} in one block and {own} in another",
-                    "Give the columns of all rows the same types",
-                )
-            types[name] = both
+            types[name] = merged_type(
+                name,
+                kind,
+                schema.field(name).type,
+                ("one block", "another"),
+                "Give the columns of all rows the same types",
+            )
     return pa.schema(types.items())
 
 
 def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[Missing]]:
-    plain = plain_columns(table.slice(0, 1)) if table.num_rows else table
-    schema = bare(plain.schema).with_metadata(table.schema.metadata)
+    schema = plain_schema(table.schema).with_metadata(table.schema.metadata)
     return table.num_rows, schema, found_missing(table)

@@ -17,8 +17,7 @@ from ray.exceptions import RayError
 
 from polytrain.data.plan.stream_partitioner import BlockRows
 from polytrain.data.read.ray_data import is_computed
-from polytrain.data.types.extension_types import plain_columns
-from polytrain.data.types.schemas import bare
+from polytrain.data.types.plain import plain_columns, plain_schema
 from polytrain.data_errors import SourceError, is_library, raised_at
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
@@ -67,14 +66,13 @@ def stream_schema(dataset: Any) -> pa.Schema:
     known = dataset.schema(fetch_if_missing=False)
     schema = None if known is None else known.base_schema
     if isinstance(schema, pa.Schema) and not _needs_values(schema):
-        return bare(schema).with_metadata(schema.metadata)
+        return plain_schema(schema).with_metadata(schema.metadata)
     found: pa.Schema | None = None
     try:
         for rows in islice(filter(len, blocks_of(dataset)), _MOST_LOOKED_AT):
             # All the values of a DataFrame show its types, and one tensor the shape of all.
             table = as_arrow(ray.get(rows.block))
-            own = bare(plain_columns(table.slice(rows.start, 1)).schema)
-            own = own.with_metadata(table.schema.metadata)
+            own = plain_schema(table.schema).with_metadata(table.schema.metadata)
             found = own if found is None else _completed(found, own)
             if not any(map(pa.types.is_null, found.types)):
                 break

@@ -1,4 +1,4 @@
-"""Data sets in memory: frames, tables and arrays of whichever library, as one Arrow table."""
+"""Turns data sets in memory (frames, tables, arrays of any library) into one Arrow table."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Pieces, TablePiece
-from polytrain.data.types.arrays import refuse_objects, table_of, tensors_of
-from polytrain.data.types.extension_types import plain_columns
+from polytrain.data.types.arrays import refuse_objects, table_of
 from polytrain.data.types.lists import lists_to_numpy
 from polytrain.data.types.missing import found_missing, noted
+from polytrain.data.types.nested import tensors_of
+from polytrain.data.types.plain import plain_columns, refuse_unreadable
 from polytrain.data.types.python_values import check_unchanged
 from polytrain.data.types.schemas import chosen, index_columns, refuse_repeated, without
-from polytrain.data.types.unreadable import refuse_unreadable
-from polytrain.data.types.views import without_views
 from polytrain.data.types.wide_types import widened
 from polytrain.data_errors import SourceError, one_line
 
 
 def from_memory(data: Any, columns: Sequence[str] | None) -> Pieces | None:
-    """The data set as a table; None if it is nothing of the kind.
+    """Describe a data set in memory; None if it is something else.
 
     Raises:
-        SourceError: it is, and can't become a table.
+        SourceError: it can't become a table.
     """
     table = _table(data, columns)
     if table is None:
@@ -41,10 +40,10 @@ def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
     index = index_columns(table.schema) if columns is None else ()
     names = table.column_names
     table = table.select(without(names, index) if columns is None else chosen(columns, names))
-    # What pandas notes of an index: Arrow would take its column out of a frame again.
+    # By pandas' notes of an index, Arrow would take its column out of a frame again.
     table = table.replace_schema_metadata(None)
     refuse_unreadable(table.schema)
-    table = widened(without_views(plain_columns(table)))
+    table = widened(plain_columns(table))
     missing = found_missing(table)
     if missing:
         table = pa.table(table.columns, schema=noted(table.schema, missing))
@@ -112,13 +111,13 @@ def _from_pandas(frame: Any, columns: Sequence[str] | None) -> pa.Table:
 def _collected(frame: Any, columns: Sequence[str] | None) -> Any:
     try:
         if columns is not None:
-            # Selected first: what is not asked for need not be computed.
+            # Selected first: other columns need not be computed.
             frame = frame.select(chosen(columns, frame.collect_schema().names()))
         return frame.collect()
     except SourceError:
         raise
     except Exception as error:
-        # Whatever the query does, which is the user's.
+        # The user's query may raise anything.
         raise SourceError(
             f"the LazyFrame can't be collected: {one_line(error)}", "Correct its query"
         ) from error
@@ -163,10 +162,10 @@ def _from_hugging_face(dataset: Any) -> pa.Table:
 
 
 def _plain_arrays(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Arrays of Hugging Face, whose type other processes would need the library to read.
+    """Turn arrays of Hugging Face into tensors, or lists if they differ in shape or lack rows.
 
-    As tensors, or as lists if they differ in shape or are missing. Its own conversion would round
-    them to 32 bits.
+    Other processes would need the library to read its type, and its own conversion would round to
+    32 bits.
     """
     lists = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     arrays = lists_to_numpy(lists)

@@ -20,7 +20,7 @@ from polytrain.data_errors import ReadError, SourceError
 from polytrain.storage.filesystems import ResolvedPath
 
 _EXACT = 2**53
-"""Up to here a 64-bit float holds every whole number."""
+"""A 64-bit float holds every whole number up to here."""
 
 _CODECS = {
     **{".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"},

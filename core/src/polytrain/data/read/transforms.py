@@ -1,4 +1,4 @@
-"""A user's function between the rows as they lie and the rows as they are trained on."""
+"""Applies a user's function to rows as they are read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from polytrain.data.types.missing import (
     is_list_of_numbers,
     noted,
 )
+from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data.types.schemas import exactly
-from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
@@ -37,13 +37,13 @@ class TransformedPiece(Piece):
     piece: Piece
     transform: Transform
     schema: pa.Schema
-    """Of what the function returns."""
+    """The columns that the function returns."""
 
     name: str
     """The data set's, for messages."""
 
     first_row: int
-    """Which row of the data set is the piece's first."""
+    """The number of the piece's first row in the data set."""
 
     @property
     def rows(self) -> int:  # type: ignore[override]  # derived here, stored elsewhere
@@ -97,7 +97,7 @@ class TransformedPiece(Piece):
 
 
 def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
-    """Have a function applied wherever pieces are read; tries it out on the first few rows.
+    """Apply a function wherever pieces are read; try it out on the first few rows.
 
     Args:
         name: the data set's.
@@ -141,7 +141,7 @@ def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
 
 
 def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
-    """What the function returns for some rows, as a table.
+    """Apply a function to some rows, and make a table of what it returns.
 
     Raises:
         TransformError: it fails, or returns no such dict.
@@ -184,8 +184,8 @@ def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
 
 
 def _array(column: pa.ChunkedArray, field: pa.Field) -> np.ndarray[Any, Any]:
-    # Lists have a form that doesn't depend on which rows are read together: so does what the
-    # function returns, which must have one type.
+    # The form of lists doesn't depend on which rows are read together, so that what the function
+    # returns has one type.
     if is_list_of_numbers(column.type):
         return lists_of_numbers(column, field, by_type=True)
     return column_to_numpy(column, field)

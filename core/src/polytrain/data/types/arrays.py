@@ -1,8 +1,7 @@
-"""Arrays, of whatever library, as columns."""
+"""Turns arrays of any library into columns."""
 
 from __future__ import annotations
 
-import math
 from collections import UserList, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from polytrain.data.types.nested import nested_lists, tensors_of
+from polytrain.data.types.plain import plain_column
 from polytrain.data.types.python_values import check_unchanged
 from polytrain.data.types.times import in_one_unit, in_unit_of_arrow, is_time
-from polytrain.data.types.views import without_view
 from polytrain.data_errors import SourceError, one_line
 
 _EXACT = 2**53
-"""Up to here a 64-bit float holds every whole number."""
+"""A 64-bit float holds every whole number up to here."""
 
 _REMEDY = "Give an array with a row for each example, of numbers, booleans or strings"
 
@@ -89,7 +89,7 @@ def _converted(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
 
 
 def refuse_objects(types: Mapping[str, Any]) -> None:
-    """Refuse columns of polars that hold Python's objects, of which Arrow gets the addresses.
+    """Refuse columns of polars that hold Python's objects: Arrow would get their addresses.
 
     Args:
         types: of the columns, as polars has them.
@@ -106,7 +106,7 @@ def refuse_objects(types: Mapping[str, Any]) -> None:
 
 
 def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array as Arrow takes it with all that it holds."""
+    """The array in a type that Arrow takes without loss."""
     if array.dtype.kind in "SUT":
         # Arrow takes a zero in a text or bytes for its end, and doesn't know NumPy's newest texts.
         return array.astype(object)
@@ -135,7 +135,7 @@ def _refuse_masks(name: str, value: Any) -> None:
 
 
 def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | None:
-    """What NumPy would change on the way: masks, missing values, text, rows of different shapes."""
+    """Convert what NumPy would change: masks, missing values, text, rows of different shapes."""
     if isinstance(value, np.ma.MaskedArray):
         if value.ndim != 1:
             return None
@@ -147,7 +147,7 @@ def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | Non
         return pa.array(value, from_pandas=True)
     if library == "polars" and type(value).__name__ == "Series":
         refuse_objects({name: value.dtype})
-        return without_view(pa.chunked_array(value))
+        return plain_column(pa.chunked_array(value))
     ragged = _ragged(name, value)
     if ragged is not None:
         return ragged
@@ -216,7 +216,7 @@ def _lists(
     rows: Sequence[np.ndarray[Any, Any] | None],
     kinds: Sequence[np.dtype[Any]],
 ) -> pa.Array:
-    """Rows of these types, not all of which are numbers, as a column of lists.
+    """Make a column of lists of rows that aren't all numbers.
 
     Args:
         name: of the column.
@@ -245,57 +245,3 @@ def _plain(row: Any) -> Any:
     if isinstance(row, list | tuple):
         return [_plain(value) for value in row]
     return row.tolist() if isinstance(row, np.ndarray) else row
-
-
-def tensors_of(array: np.ndarray[Any, Any]) -> pa.FixedShapeTensorArray:
-    """An array `(rows, …)` of numbers or booleans as a column; there may be no rows."""
-    # Arrow's own from_numpy_ndarray refuses no rows, and one row that was given its axis by
-    # np.newaxis.
-    shape = array.shape[1:]
-    values = pa.array(np.ascontiguousarray(array).reshape(-1))
-    storage = pa.FixedSizeListArray.from_arrays(values, math.prod(shape))
-    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, shape), storage)
-
-
-def nested_lists(
-    rows: Sequence[np.ndarray[Any, Any] | None], dimensions: int, values: pa.DataType
-) -> pa.Array:
-    """Arrays of different shapes as a column of nested lists.
-
-    Args:
-        rows: an array for each row; None for a missing one.
-        dimensions: of each array, at least 1.
-        values: the type of the numbers.
-    """
-    nothing = np.empty((0,) * dimensions)
-    arrays = [nothing if row is None else row for row in rows]
-    shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, dimensions)
-    flat = [np.ravel(array) for array in arrays if array.size]
-    column = pa.array(np.concatenate(flat) if flat else [], values)
-    missing = pa.array([row is None for row in rows], pa.bool_())
-    for dimension in reversed(range(dimensions)):
-        # A list for each row of the dimensions outside of this one.
-        lists = shapes[:, :dimension].prod(axis=1)
-        lengths = np.repeat(shapes[:, dimension], lists)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
-        mask = missing if dimension == 0 else None
-        column = pa.LargeListArray.from_arrays(offsets, column, mask=mask)
-    return column
-
-
-def nested_list_type(dimensions: int, values: pa.DataType) -> pa.DataType:
-    """The type of such a column."""
-    return pa.large_list(nested_list_type(dimensions - 1, values)) if dimensions else values
-
-
-def tensors_as_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of tensors as one of nested lists, in which other shapes have a place too."""
-    kind = column.type
-    chunks = []
-    for chunk in column.chunks:
-        lists = chunk.storage.flatten()
-        for size in reversed(kind.shape):
-            offsets = np.arange(0, len(lists) + 1, size)
-            lists = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), lists)
-        chunks.append(lists)
-    return pa.chunked_array(chunks, nested_list_type(len(kind.shape), kind.value_type))

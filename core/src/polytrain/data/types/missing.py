@@ -1,8 +1,8 @@
-"""Columns in which values are missing, as far as that is known before rows are read.
+"""Notes in a schema of the columns in which values are missing.
 
 NumPy has no missing whole number, truth value or tensor: an array of them has another type where a
-value is missing. Which batches hold such a row is chance, so the whole column is noted in the
-schema, and has that type in all batches. The same goes for numbers that lists lack.
+value is missing. Which batches hold such a row is chance, so the whole column is noted, and has
+that type in all batches. Numbers that lists lack are noted too.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def innermost(kind: pa.DataType) -> pa.DataType:
 
 
 def found_missing(table: pa.Table) -> set[Missing]:
-    """What is missing in a table, as far as it makes a difference."""
+    """Find the columns of a table in which values are missing, where that decides a type."""
     found: set[Missing] = set()
     for field, column in zip(table.schema, table.columns, strict=True):
         if (decides_type(field.type) or pa.types.is_null(field.type)) and has_missing(column):

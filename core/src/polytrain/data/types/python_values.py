@@ -27,7 +27,7 @@ _ALONE = {
         "Give datetimes with a zone, or times of day without one",
     ),
 }
-"""What a column can't hold at all."""
+"""Kinds of Python values that no Arrow column can hold."""
 
 _DATE, _ZONED, _LOCAL, _TEXT, _BYTES = "date", "zoned", "local", "text", "bytes"
 _TOGETHER = (
@@ -52,7 +52,7 @@ _TOGETHER = (
         "Give one of them: text.encode() or bytes.decode()",
     ),
 )
-"""What a column can't hold beside each other."""
+"""Kinds of Python values that one Arrow column can't mix."""
 
 
 def check_unchanged(name: str, values: Any, kind: pa.DataType | None) -> None:
@@ -86,7 +86,7 @@ def check_unchanged(name: str, values: Any, kind: pa.DataType | None) -> None:
 
 
 _SAY_LITTLE = (list, tuple, Mapping, np.ndarray, datetime, time, timedelta)
-"""Types that hold others, or values of several sorts."""
+"""Types that hold others, or values of several kinds."""
 
 
 def _may_change(kind: pa.DataType) -> bool:
@@ -98,9 +98,9 @@ def _may_change(kind: pa.DataType) -> bool:
 
 
 def _single(path: _Path, values: Iterable[Any]) -> Iterator[tuple[_Path, Any]]:
-    """Values within lists and dicts, each with the keys of the dicts that it is in.
+    """Yield values within lists and dicts, each with the keys of the dicts that it is in.
 
-    Of types that say all, one value each.
+    If the type of a value says all about it, one value of each type is enough.
     """
     types = {type(value): value for value in values}
     says_all = not any(issubclass(kind, _SAY_LITTLE) for kind in types)
@@ -119,7 +119,7 @@ def _is_array_of_objects(value: Any) -> bool:
 
 
 def _sort(value: Any) -> str | None:
-    """What kind of value it is, as far as that makes a difference."""
+    """The kind of a value, if it is one of those above."""
     if isinstance(value, str):
         return _TEXT
     if isinstance(value, bytes | bytearray):

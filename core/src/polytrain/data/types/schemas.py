@@ -1,4 +1,4 @@
-"""Columns: which ones a data set has, and in which types when its parts differ."""
+"""Chooses the columns of a data set, and brings parts that differ to the same types."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.types.arrays import nested_list_type, tensors_as_lists
-from polytrain.data.types.wide_types import with_wide_categories
+from polytrain.data.types.nested import dimensions_of, nested_list_type, tensors_as_lists
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain_plugins import column_remedy
 
@@ -117,14 +116,6 @@ def without(names: Sequence[str], left_out: Collection[str]) -> list[str]:
     return [name for name in names if name not in left_out]
 
 
-def bare(schema: pa.Schema) -> pa.Schema:
-    """Names and types alone: notes of whoever wrote a file differ from file to file.
-
-    Categories have room for those of other parts.
-    """
-    return pa.schema([pa.field(field.name, with_wide_categories(field.type)) for field in schema])
-
-
 def unified_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """The type that holds the values of both without loss; None if there is none."""
     if one == other or pa.types.is_null(other):
@@ -155,25 +146,42 @@ def unified_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return None
 
 
+def merged_type(
+    name: str, one: pa.DataType, other: pa.DataType, places: tuple[str, str], remedy: str
+) -> pa.DataType:
+    """The type that holds the values of both without loss.
+
+    Args:
+        name: the column's.
+        one: its type in one place.
+        other: its type in another.
+        places: both, for the message.
+        remedy: what to do if there is no such type.
+
+    Raises:
+        SourceError: there is none.
+    """
+    both = unified_type(one, other)
+    if both is None:
+        raise two_types(name, one, other, places, remedy)
+    return both
+
+
+def two_types(name: str, one: Any, other: Any, places: tuple[str, str], remedy: str) -> SourceError:
+    """The error of a column whose types have nothing in common."""
+    here, there = places
+    return SourceError(f"the column {name!r} is {one} in {here} and {other} in {there}", remedy)
+
+
 def _type_of_both_tensors(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Nested lists, for tensors of different shapes."""
-    (dimensions, values), (others, other_values) = _dimensions(one), _dimensions(other)
+    (dimensions, values), (others, other_values) = dimensions_of(one), dimensions_of(other)
     both = unified_type(values, other_values)
     if dimensions != others or both is None:
         return None
     if isinstance(other, type(one)) and one.shape == other.shape:
         return pa.fixed_shape_tensor(both, one.shape)
     return nested_list_type(dimensions, both)
-
-
-def _dimensions(kind: pa.DataType) -> tuple[int, pa.DataType]:
-    """Of tensors or nested lists, and the type of what they hold."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return len(kind.shape), kind.value_type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        dimensions, values = _dimensions(kind.value_type)
-        return dimensions + 1, values
-    return 0, kind
 
 
 def conformed(
@@ -238,7 +246,7 @@ def _conformed(table: pa.Table, field: pa.Field, where: str, why_missing: str) -
 
 
 def exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The same values in another type.
+    """Cast a column without loss.
 
     Raises:
         pa.ArrowException: it doesn't hold them. Arrow's own cast rounds some, without a word.

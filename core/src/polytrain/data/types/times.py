@@ -1,4 +1,4 @@
-"""Times and durations of NumPy in the units that Arrow has, which are fewer."""
+"""Brings NumPy's times and durations to the units that Arrow has, which are fewer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_time(value: Any) -> bool:
 
 
 def in_unit_of_arrow(name: str, times: Any) -> Any:
-    """The same times or durations in a unit that Arrow has.
+    """Convert times or durations to a unit that Arrow has.
 
     Arrow itself refuses minutes and hours, and takes steps such as `[25s]` for single units.
 
@@ -69,11 +69,11 @@ def in_unit_of_arrow(name: str, times: Any) -> Any:
 
 
 def in_one_unit(name: str, rows: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    """Several arrays of times, or of durations, in one unit that Arrow has: the finest of theirs.
+    """Convert several arrays of times, or of durations, to the finest of their units.
 
     Args:
         name: of the column.
-        rows: of which there is at least one.
+        rows: at least one array.
 
     Raises:
         SourceError: there is none that holds all of them exactly.

@@ -1,4 +1,4 @@
-"""Columns that may be put together: their offsets and numbers of categories have room for all.
+"""Widens types of columns that are put together, so that offsets and categories have room for all.
 
 Arrow's usual strings and lists end at 2 GiB of text, or as many items, in one array, and a category
 of 8 bits at 128. What is read in parts, or lies in chunks, may well be more.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from polytrain.data.types.nested import with_parts
 
 LARGE = 1 << 28
 """Bytes of a column from which on its offsets get 64 bits: so many bits may be a list's items."""
@@ -71,27 +73,10 @@ def _has_offsets(kind: pa.DataType) -> bool:
 
 
 def _with_wide_offsets(kind: pa.DataType) -> pa.DataType:
+    # Of maps only keys and values: Arrow knows no map with offsets of 64 bits.
+    kind = with_parts(kind, _with_wide_offsets)
     if pa.types.is_string(kind):
         return pa.large_string()
     if pa.types.is_binary(kind):
         return pa.large_binary()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_with_wide_offsets(kind.value_type)))
-    if pa.types.is_fixed_size_list(kind):
-        item = kind.value_field.with_type(_with_wide_offsets(kind.value_type))
-        return pa.list_(item, kind.list_size)
-    if pa.types.is_map(kind):
-        # Of keys and values: a map with offsets of 64 bits isn't known to Arrow.
-        return pa.map_(
-            kind.key_field.with_type(_with_wide_offsets(kind.key_type)),
-            kind.item_field.with_type(_with_wide_offsets(kind.item_type)),
-            keys_sorted=kind.keys_sorted,
-        )
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(
-            kind.index_type, _with_wide_offsets(kind.value_type), ordered=kind.ordered
-        )
-    if pa.types.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        return pa.struct([field.with_type(_with_wide_offsets(field.type)) for field in fields])
-    return kind
+    return pa.large_list(kind.value_field) if pa.types.is_list(kind) else kind

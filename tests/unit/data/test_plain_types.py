@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data_errors import SourceError
 from polytrain.testing.shards import shard_of
 

@@ -1,0 +1,97 @@
+"""Types that are made of others, and columns of tensors and of nested lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def with_parts(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with its parts changed: items of lists, keys, fields, categories."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind
+
+    def part(field: pa.Field) -> pa.Field:
+        return field.with_type(changed(field.type))
+
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(part(kind.value_field), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(part(kind.value_field))
+    if pa.types.is_list(kind):
+        return pa.list_(part(kind.value_field))
+    if pa.types.is_map(kind):
+        return pa.map_(part(kind.key_field), part(kind.item_field), keys_sorted=kind.keys_sorted)
+    if pa.types.is_struct(kind):
+        return pa.struct([part(field) for field in kind])
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, changed(kind.value_type), ordered=kind.ordered)
+    return kind
+
+
+def nested_list_type(dimensions: int, values: pa.DataType) -> pa.DataType:
+    """The type of lists that are nested so often."""
+    return pa.large_list(nested_list_type(dimensions - 1, values)) if dimensions else values
+
+
+def dimensions_of(kind: pa.DataType) -> tuple[int, pa.DataType]:
+    """The number of dimensions of tensors or nested lists, and the type of their values."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return len(kind.shape), kind.value_type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        dimensions, values = dimensions_of(kind.value_type)
+        return dimensions + 1, values
+    return 0, kind
+
+
+def tensors_of(array: np.ndarray[Any, Any]) -> pa.FixedShapeTensorArray:
+    """An array `(rows, …)` of numbers or booleans as a column; there may be no rows."""
+    # Arrow's own from_numpy_ndarray refuses no rows, and one row that was given its axis by
+    # np.newaxis.
+    shape = array.shape[1:]
+    values = pa.array(np.ascontiguousarray(array).reshape(-1))
+    storage = pa.FixedSizeListArray.from_arrays(values, math.prod(shape))
+    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, shape), storage)
+
+
+def nested_lists(
+    rows: Sequence[np.ndarray[Any, Any] | None], dimensions: int, values: pa.DataType
+) -> pa.Array:
+    """Arrays of different shapes as a column of nested lists.
+
+    Args:
+        rows: an array for each row; None for a missing one.
+        dimensions: of each array, at least 1.
+        values: the type of the numbers.
+    """
+    nothing = np.empty((0,) * dimensions)
+    arrays = [nothing if row is None else row for row in rows]
+    shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, dimensions)
+    flat = [np.ravel(array) for array in arrays if array.size]
+    column = pa.array(np.concatenate(flat) if flat else [], values)
+    missing = pa.array([row is None for row in rows], pa.bool_())
+    for dimension in reversed(range(dimensions)):
+        # A list for each row of the dimensions outside of this one.
+        lists = shapes[:, :dimension].prod(axis=1)
+        lengths = np.repeat(shapes[:, dimension], lists)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+        mask = missing if dimension == 0 else None
+        column = pa.LargeListArray.from_arrays(offsets, column, mask=mask)
+    return column
+
+
+def tensors_as_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of tensors as one of nested lists, in which other shapes have a place too."""
+    kind = column.type
+    chunks = []
+    for chunk in column.chunks:
+        lists = chunk.storage.flatten()
+        for size in reversed(kind.shape):
+            offsets = np.arange(0, len(lists) + 1, size)
+            lists = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), lists)
+        chunks.append(lists)
+    return pa.chunked_array(chunks, nested_list_type(len(kind.shape), kind.value_type))
