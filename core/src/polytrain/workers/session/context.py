@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.ray_names.doors import RayTrainClass, missing
+from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.storage.location import Location
 from polytrain_plugins import CheckpointKind, World
 
