@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from polytrain.events.output import flush_output
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
@@ -20,7 +20,6 @@ from polytrain.linux.progress_page import WorkerStage, enter, reports
 from polytrain.workers.processes.channel import Channel, ConnectionClosedError, Message
 from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.processes.report_ring import Ring, calls_every_s
-from polytrain.workers.session.breakpoints import explain_breakpoints
 from polytrain.workers.session.device_names import device_name
 from polytrain.workers.session.job import LaunchOrder, WorkerJob, unpickled_job
 from polytrain.workers.session.messages import (
@@ -269,4 +268,20 @@ def _shards(
         rank=rank,
         local_world_size=order.members[rank].local_world_size,
         streams=[StreamConnection(socket.socket(fileno=line)) for line in lines_in],
+    )
+
+
+def explain_breakpoints() -> None:
+    """Let `breakpoint()` say how to debug, unless the user's PYTHONBREAKPOINT says what it does."""
+    chosen = os.environ.get("PYTHONBREAKPOINT", "")
+    # Ray sets the variable to a debugger of its own, which works in Ray's processes only.
+    if not chosen or chosen.startswith("ray."):
+        sys.breakpointhook = _explain
+
+
+def _explain(*arguments: Any, **named: Any) -> NoReturn:
+    raise RuntimeError(
+        "breakpoint() needs a terminal, and a worker process has none. Train in this process with "
+        "ScalingConfig(num_workers=0), where breakpoints work, or let a debugger attach to one "
+        "rank: debugpy.listen(5678); debugpy.wait_for_client()"
     )
