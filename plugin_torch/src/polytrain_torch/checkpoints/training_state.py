@@ -43,6 +43,8 @@ from polytrain_torch.checkpoints.rank_parts import (
 from polytrain_torch.checkpoints.rank_states import save_rank_states
 from polytrain_torch.checkpoints.read_back import (
     copy_without_values,
+    has_loaded,
+    is_first_save,
     state_without_values,
     try_loading,
     whole_copies_without_values,
@@ -102,7 +104,6 @@ class TrainingState:
                     f"plain data to report instead: state.report(…, {name}=…)."
                 )
         self._parts = parts
-        self._is_read_back = False
         self._raise_if_optimizer_is_stale()
         for name, part in parts.items():
             if isinstance(part, torch.optim.Optimizer) and _is_sharded(part):
@@ -144,7 +145,7 @@ class TrainingState:
             return {}
         directory = Path(checkpoint.path)
         saved = self._read(directory)
-        self._is_read_back = True
+        has_loaded(self)
         for name, state in saved["parts"].items():
             if name in self._parts:
                 self._expect_groups(name, state, saved["progress"])
@@ -272,8 +273,7 @@ class TrainingState:
             },
             directory / _STATE_FILE,
         )
-        if not self._is_read_back:
-            self._is_read_back = True
+        if is_first_save(self):
             self._read_back(directory, states)
 
     def report(self, metrics: Mapping[str, Any], **progress: Any) -> None:
