@@ -44,7 +44,7 @@ ROOMS = (
     "run.attached",
     "run.identity",
     "run.lease",
-    "run.remote_requests",
+    "run.requests",
     "run.run",
     "storage",
     "text",
