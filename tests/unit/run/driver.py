@@ -23,10 +23,10 @@ from polytrain.events.health import Stacks, Started
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
+from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
-from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
-from polytrain.run.attached import Companion, RunFollower
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
@@ -190,8 +190,6 @@ class Driver:
     released: threading.Event = field(default_factory=threading.Event)
     """Set when training has ended and the run waits for validations alone."""
 
-    followers: Sequence[RunFollower] = ()
-
     def companion(self, manager: CheckpointManager, journal: Journal) -> Companion:
         """What works on checkpoints beside training."""
         return Companion()
@@ -217,11 +215,11 @@ class Driver:
         for clock in ("time.monotonic", "time.time"):
             self.monkeypatch.setattr(clock, lambda: group.now)
         with (
-            Journal(location.open(), token=1, ledger=Ledger()) as journal,
+            Journal(location.open(), token=1) as journal,
             WorkerOutput(self.path / "logs", retry_s=0) as output,
             BackgroundTasks(wake=group.wake, at_once=True) as background_tasks,
         ):
-            journal.opened(anew=True, identity={}, world_size=self.world_size)
+            journal.write(Opened(anew=True, identity={}, world_size=self.world_size))
             observers = self.observers
             companion = self.companion(self.manager, journal)
             self.controller = Controller(
@@ -249,7 +247,6 @@ class Driver:
                     background_tasks=background_tasks,
                     output=output,
                 ),
-                followers=self.followers,
                 output=output,
                 health_monitor=HealthMonitor(
                     config=self.failure_config, group=group, journal=journal

@@ -59,7 +59,7 @@ def test_a_report_counts_once_though_a_restart_repeats_it(
     run.life = life
     assert run.conclude().succeeded
     assert run.group.of("launch") == [(0, 0), (1, 1)]
-    assert run.controller.journal.reports.steps().tolist() == [1, 2]
+    assert run.controller.journal.history.history.steps().tolist() == [1, 2]
     assert run.group.of("kill") == [(0,)]
 
 
@@ -356,7 +356,9 @@ def test_a_stop_is_heard_with_the_report_in_which_it_is_asked_for(
     monkeypatch.setattr(Observers, "reported", lambda *_: run.stop_requests.request(stopped))
     reports_before: list[int] = []
     monkeypatch.setattr(
-        FakeGroup, "drain", lambda *_: reports_before.append(len(run.controller.journal.reports))
+        FakeGroup,
+        "drain",
+        lambda *_: reports_before.append(len(run.controller.journal.history.history)),
     )
     run.life = lambda order: [
         run.reported(0, 1),
@@ -502,7 +504,7 @@ def test_a_journal_that_grows_in_memory_is_synced_in_the_background(
 ) -> None:
     run, syncs = driver(tmp_path, monkeypatch), []
     monkeypatch.setattr(Journal, "wants_sync", True)
-    monkeypatch.setattr(Journal, "sync", lambda journal: syncs.append(len(journal.reports)))
+    monkeypatch.setattr(Journal, "sync", lambda journal: syncs.append(len(journal.history.history)))
 
     run.life = lambda order: [
         *(run.reported(rank, step) for step in (1, 2) for rank in (0, 1)),

@@ -276,7 +276,7 @@ def stalled(tmp_path: Path) -> Iterator[Path]:
         {"event": "Opened", "format": FORMAT, "anew": True, "identity": identity, "world_size": 1},
         {"event": "Launched", "attempt": 0, "step": 0, "start": None, "world_size": 1},
         {"event": "Offered", "phase": "Training", "attempt": 0},
-        {"event": "Joined", "phase": "Training", "attempt": 0},
+        {"event": "Joined", "rank": 0, "phase": "Training", "attempt": 0},
         {"event": "Reported", "n": 0, "step": 1, "metrics": {"loss": 0.5}},
     )
     with leased(storage, storage) as lease:

@@ -47,11 +47,9 @@ def controller_of(
         stack: closes everything, in reverse order.
     """
     # The end of a run waits for them once all that it holds is released.
-    followers = (
-        [stack.enter_context(satellites.callbacks.opened(run, hooks))]
-        if run.spec.run_config.callbacks
-        else []
-    )
+    if run.spec.run_config.callbacks:
+        callbacks = stack.enter_context(satellites.callbacks.opened(run, hooks))
+        journal.news.subscribe(callbacks.take)
     output = stack.enter_context(
         opened_output(
             run.location,
@@ -102,7 +100,6 @@ def controller_of(
             output=output,
             keeps_all_reports=run.spec.run_config.keep_reports == "every_rank",
         ),
-        followers=followers,
         output=output,
         health_monitor=HealthMonitor(
             config=run.spec.run_config.failure_config, group=group, journal=journal
