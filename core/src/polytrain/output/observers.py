@@ -16,7 +16,7 @@ import pluggy
 from pluggy import HookImpl
 
 from polytrain.output.call_queues import CallQueues
-from polytrain.text.close_names import close_to
+from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Problem, Report, RunInfo, Stopped
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 
@@ -256,12 +256,10 @@ def observer_problems(observer: Any, field: str) -> Iterator[Problem]:
 def _hook_problems(field: str, name: str, method: Callable[..., Any]) -> Iterator[Problem]:
     hooks = _hooks()
     if name not in hooks:
-        near = close_to(name, list(hooks))
-        meant = f"Did you mean {near[0]!r}? " if near else ""
         yield Problem(
             field=field,
             what="there is no such hook",
-            remedy=f"{meant}There are: {', '.join(hooks)}",
+            remedy=f"{did_you_mean(name, hooks)}There are: {', '.join(hooks)}",
         )
         return
     for parameter in inspect.signature(method).parameters:

@@ -8,7 +8,7 @@ from typing import Any
 from polytrain.config.configs import ScalingConfig
 from polytrain.policy.labels import Labels, allowed
 from polytrain.policy.scaling import Fit, largest_fit
-from polytrain.text.close_names import close_to
+from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Problem
 
 _NOT_MEANT = ("node:", "accelerator_type:", "object_store_memory", "bundle_")
@@ -139,9 +139,9 @@ def _meant(scaling: ScalingConfig, node_totals: Sequence[Mapping[str, float]]) -
     there = {name for totals in node_totals for name in totals}
     known = sorted(name for name in there if not name.startswith(_NOT_MEANT))
     for name, amount in scaling.resources.items():
-        near = close_to(name, known)
-        if amount > 0 and name not in there and near:
-            return f"Did you mean {near[0]!r}? The nodes have: {', '.join(known)}"
+        meant = did_you_mean(name, known)
+        if amount > 0 and name not in there and meant:
+            return f"{meant}The nodes have: {', '.join(known)}"
     return ""
 
 

@@ -1,29 +1,41 @@
-"""Everything that is wrong with a job, found before any worker starts."""
+"""Checks of a backend with its options and devices, and of the training function for it."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from polytrain.config.constraints import wrong_type
 from polytrain.config.installation import installation_problems
-from polytrain.config.run_spec import RunSpec, accepts
+from polytrain.config.run_spec import RunSpec
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.functions.pickle_checks import pickle_problems, reference_problems
+from polytrain.text.close_names import did_you_mean
 from polytrain.text.plain_values import is_whole
+from polytrain.text.signatures import accepts, name_of, written
 from polytrain_plugins import (
     Backend,
     Device,
+    InvalidJobError,
     Job,
     Problem,
     RegistryError,
     backend_names,
     load_backend,
 )
+
+
+def raise_if_any(problems: Iterable[Problem]) -> None:
+    """Raise all problems together, if there are any.
+
+    Raises:
+        InvalidJobError: there are.
+    """
+    found = tuple(problems)
+    if found:
+        raise InvalidJobError(found)
 
 
 def unknown_options(
@@ -39,9 +51,8 @@ def unknown_options(
     known = _option_fields(cls)
     for name in options:
         if name not in known:
-            nearest = difflib.get_close_matches(name, [*known, *others], n=1)
-            remedy = f"Did you mean {nearest[0]!r}? " if nearest else ""
-            other = None if nearest else _backend_with(name)
+            remedy = did_you_mean(name, [*known, *others])
+            other = None if remedy else _backend_with(name)
             if other is not None:
                 remedy = f"The {other} backend has it: make_trainer({other!r}, {name}=…). "
             yield Problem(
@@ -90,19 +101,18 @@ def function_problems(spec: RunSpec) -> Iterator[Problem]:
         return
     if config is not None and not isinstance(config, Mapping):
         yield wrong_type("train_loop_config", config, dict)
-    name = getattr(function, "__name__", type(function).__name__)
     if not accepts(function, *(() if config is None else ({},))):
         wanted = "no argument" if config is None else "one argument, train_loop_config"
         yield Problem(
             field="train_loop_per_worker",
-            what=f"{name}{inspect.signature(function)} is called with {wanted}",
+            what=f"{written(function)} is called with {wanted}",
             remedy="Let it take one argument, the config, or none",
         )
     deferred = deferred_kind(function)
     if deferred is not None:
         yield Problem(
             field="train_loop_per_worker",
-            what=f"calling {name} makes {deferred} and trains nothing",
+            what=f"calling {name_of(function)} makes {deferred} and trains nothing",
             remedy=PLAIN_INSTEAD[deferred],
         )
     yield from pickle_problems("train_loop_per_worker", function)

@@ -1,4 +1,4 @@
-"""Collects everything that is wrong with a request. The checks start nothing."""
+"""Everything that is wrong with a request for a run, found before anything starts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polytrain import satellites
-from polytrain.api.checkpoint_validation import (
-    inline_problems,
-    memory_problems,
-    ray_problems,
-    validation_problems,
-    without_ray_problems,
-)
-from polytrain.api.cluster_validation import cluster_problems, label_problems, refused_by_ray
-from polytrain.api.datasets import described_datasets, grouped_datasets
-from polytrain.api.problems import (
+from polytrain.api.backend_checks import (
     backend_problems,
     frequency_problems,
     function_problems,
     ray_data_problems,
     unused_gpu_problems,
 )
+from polytrain.api.cluster_checks import cluster_problems, label_problems, refused_by_ray
+from polytrain.api.datasets import described_datasets, grouped_datasets
 from polytrain.api.stop_checks import stop_problems
+from polytrain.api.validation_checks import (
+    inline_problems,
+    memory_problems,
+    ray_problems,
+    validation_problems,
+    without_ray_problems,
+)
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
 from polytrain.config.checks import config_problems

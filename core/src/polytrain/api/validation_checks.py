@@ -17,6 +17,7 @@ from polytrain.config.validation_config import (
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.functions.pickle_checks import pickle_problems, reference_problems
 from polytrain.storage.location import Location, is_of_one_process
+from polytrain.text.signatures import written
 from polytrain_plugins import Problem
 
 _FN = "ValidationConfig.fn"
@@ -53,10 +54,9 @@ def _function_problems(
         bind = signature.bind_partial if may_get_more else signature.bind
         bind(None, **dict.fromkeys(task.fn_kwargs))
     except TypeError as error:
-        name = getattr(function, "__name__", type(function).__name__)
         yield Problem(
             field=_FN,
-            what=f"{name}{inspect.signature(function)} is called with (checkpoint{names}): {error}",
+            what=f"{written(function)} is called with (checkpoint{names}): {error}",
             remedy="Let its first argument be the checkpoint, the others those of "
             "ValidationTaskConfig.fn_kwargs",
         )
