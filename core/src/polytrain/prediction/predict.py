@@ -19,7 +19,7 @@ from polytrain.config.constraints import Checked, Whole, field_problems
 from polytrain.config.installation import installation_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
-from polytrain.data.read.describe import Source
+from polytrain.data.read.describe import Source, computed
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.types.schemas import without
 from polytrain.errors import RunOwnedError
@@ -37,7 +37,6 @@ from polytrain.prediction.checks import (
     truth_value,
 )
 from polytrain.prediction.columns import joined
-from polytrain.prediction.computed import computed_in_order
 from polytrain.prediction.inline_workers import InlineWorkers
 from polytrain.prediction.local_workers import LocalWorkers
 from polytrain.prediction.model_files import ModelFiles, digest_of
@@ -383,3 +382,20 @@ def _job(num_workers: int) -> Job:
         has_training_function=False,
         datasets={},
     )
+
+
+def computed_in_order(source: Source) -> Source:
+    """A data set with pieces: those that it has, or those of a pipeline that runs now.
+
+    By itself Ray gives blocks as they are done. Another run would give other rows in the same
+    place, so predictions could not be resumed.
+    """
+    if source.stream is None:
+        return source
+    # The settings of this data set alone, which is the user's.
+    options = source.stream.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        return computed(source)
+    finally:
+        options.preserve_order = before

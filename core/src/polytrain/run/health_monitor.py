@@ -12,8 +12,7 @@ from polytrain.errors import Failure, stacks_text
 from polytrain.events.attempt import DrainWanted, Event, Exited, Failed, Joined, Purpose
 from polytrain.events.health import HealthEvent, LeaveTimedOut, Load, Unkillable
 from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
-from polytrain.policy.straggler_detector import StragglerDetector
-from polytrain.policy.straggler_policy import Straggler
+from polytrain.policy.stragglers import Straggler, StragglerDetector
 from polytrain.record.entries import (
     LoadMeasured,
     ProcessesRequested,

@@ -2,7 +2,7 @@
 
 It holds the rank's resources and data, requests worker processes, reads their messages, stores
 checkpoints, and sends every event to the controller. It doesn't import Ray or a framework: it runs
-in a Ray actor (`ray_host`), or in the driver (`local_launcher`).
+in a Ray actor (`ray_host`), or in the driver (`local_cluster`).
 """
 
 from __future__ import annotations

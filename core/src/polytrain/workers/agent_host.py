@@ -1,6 +1,6 @@
 """The agents of one node: objects on one event loop.
 
-On one machine the host is a part of the driver (`local_launcher`); on Ray it is an actor
+On one machine the host is a part of the driver (`local_cluster`); on Ray it is an actor
 (`ray_host`). It passes on what agents send, and treats an agent whose method fails as lost.
 """
 

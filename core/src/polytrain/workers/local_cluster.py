@@ -1,25 +1,139 @@
-"""This machine as a cluster, without importing Ray."""
+"""This machine as a cluster, without importing Ray: agents are objects in this process.
+
+Their host's event loop runs on its own thread.
+"""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import queue
 import socket
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.policy.scaling import largest_fit
 from polytrain.workers.agent import AgentSpec
-from polytrain.workers.agent_handle import Delivery
-from polytrain.workers.local_launcher import LocalAgentLauncher
+from polytrain.workers.agent_handle import AgentHandle, Delivery, delivery
+from polytrain.workers.agent_host import AgentHost, Mail
+from polytrain.workers.calls import Call, LaunchProcess
 from polytrain.workers.machine_resources import machine_resources, visible_gpus
 from polytrain.workers.placement import NodeAddress
+from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.shared_store import OpenShared
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+
+class LocalAgentLauncher:
+    """Starts agents, as many as the machine has room for, and ends them."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        job: bytes,
+        *,
+        place: NodeAddress,
+        room: int,
+        gpus: Sequence[str] = (),
+        gpus_per_agent: int = 0,
+        mailbox: queue.SimpleQueue[Delivery],
+    ) -> None:
+        """
+        Args:
+            spec: the settings of all agents.
+            job: the pickled job of their worker processes.
+            place: the node's address.
+            room: maximum number of agents; further ones wait until others end.
+            gpus: names of this machine's GPUs.
+            gpus_per_agent: how many of them each agent has for its worker processes.
+            mailbox: receives their events.
+        """
+        self._place = place
+        self._room = room
+        self._mailbox = mailbox
+        self._host = AgentHost(spec, job, place, {}, tell=self._deliver)
+        self._numbers = itertools.count()
+        self._handles: dict[int, AgentHandle] = {}
+        """Those of agents that have been started, by number."""
+
+        self._free_gpus = deque(gpus)
+        self._gpus_per_agent = gpus_per_agent
+        self._gpus: dict[int, list[str]] = {}
+        """Those of each started agent, by its number."""
+
+        self._waiting: deque[AgentHandle] = deque()
+        self._loop = LoopThread("polytrain-agents")
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        """Do nothing: no other run uses this launcher."""
+
+    def setup(self) -> None:
+        """Return None: agents here need nothing that takes time."""
+
+    def outlook(self) -> None:
+        """Return None: no nodes are added to this machine."""
+
+    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
+        """Request an agent, which arrives once there is room for it.
+
+        Args:
+            bundle: a number to identify the agent by, if any.
+            avoid: nodes to avoid.
+        """
+        agent_handle = AgentHandle(number=next(self._numbers), bundle=bundle)
+        if self._place.node_id not in avoid:
+            self._waiting.append(agent_handle)
+            self._start_those_with_room()
+        return agent_handle
+
+    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+        """Send a call to each of these agents, without waiting for anything."""
+        by_number = {agent_handle.number: call for agent_handle, call in calls.items()}
+        self._loop.submit(self._host.call(by_number))
+
+    def dismiss(self, agent_handle: AgentHandle) -> None:
+        """End an agent."""
+        self._waiting = deque(each for each in self._waiting if each is not agent_handle)
+        if self._handles.pop(agent_handle.number, None) is not None:
+            # At the end of the queue: its worker process may hold their memory for a moment.
+            self._free_gpus.extend(self._gpus.pop(agent_handle.number))
+            self._loop.submit(self._host.end(agent_handle.number))
+        self._start_those_with_room()
+
+    def close(self, timeout_s: float) -> None:
+        """End all agents, and release their resources.
+
+        Args:
+            timeout_s: seconds to wait.
+        """
+        self._waiting.clear()
+        try:
+            self._loop.submit(self._host.end_all()).result(timeout_s)
+        except TimeoutError:
+            logger.warning("The worker processes' resources could not all be released in time.")
+        self._loop.close()
+
+    def _start_those_with_room(self) -> None:
+        while self._waiting and len(self._handles) < self._room:
+            agent_handle = self._waiting.popleft()
+            self._handles[agent_handle.number] = agent_handle
+            gpus = [self._free_gpus.popleft() for _ in range(self._gpus_per_agent)]
+            self._gpus[agent_handle.number] = gpus
+            variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+            self._loop.call(self._host.start, agent_handle.number, variables)
+
+    def _deliver(self, number: int, mail: Mail) -> None:
+        agent_handle = self._handles.get(number)
+        if agent_handle is not None:
+            self._mailbox.put(delivery(agent_handle, mail))
 
 
 class LocalCluster:

@@ -10,14 +10,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from polytrain.events.output import flush_output
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
 from polytrain.functions.pickling import pickled_error
 from polytrain.functions.return_values import Returned, encoded
 from polytrain.linux.progress_page import WorkerStage, enter, reports
-from polytrain.workers.breakpoints import explain_breakpoints
 from polytrain.workers.device_names import device_name
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.job_memory import unpickled_job
@@ -272,4 +271,20 @@ def _shards(
         rank=rank,
         local_world_size=order.members[rank].local_world_size,
         streams=[StreamConnection(socket.socket(fileno=line)) for line in lines_in],
+    )
+
+
+def explain_breakpoints() -> None:
+    """Let `breakpoint()` say how to debug, unless the user's PYTHONBREAKPOINT says what it does."""
+    chosen = os.environ.get("PYTHONBREAKPOINT", "")
+    # Ray sets the variable to a debugger of its own, which works in Ray's processes only.
+    if not chosen or chosen.startswith("ray."):
+        sys.breakpointhook = _explain
+
+
+def _explain(*arguments: Any, **named: Any) -> NoReturn:
+    raise RuntimeError(
+        "breakpoint() needs a terminal, and a worker process has none. Train in this process with "
+        "ScalingConfig(num_workers=0), where breakpoints work, or let a debugger attach to one "
+        "rank: debugpy.listen(5678); debugpy.wait_for_client()"
     )

@@ -21,7 +21,6 @@ from polytrain.record.ledger import Ledger
 from polytrain.record.news import Take
 from polytrain.record.progress import Progress
 from polytrain.view.progress.as_json import ended_line, event_line, progress_line, started_line
-from polytrain.view.progress.heartbeats import heartbeat_pauses
 from polytrain.view.progress.status_lines import StatusLines, can_stay
 from polytrain.view.progress.text import (
     UNICODE,
@@ -35,6 +34,12 @@ from polytrain.view.progress.text import (
 from polytrain_plugins import RunInfo
 
 logger = logging.getLogger(__name__)
+
+FIRST_S = 30.0
+"""Seconds to the first line that says that a run still lives, where lines stay."""
+
+LONGEST_S = 600.0
+"""Ten minutes: a log of a week gets a thousand lines."""
 
 Mode = Literal["live", "notebook", "plain", "json", "none"]
 
@@ -262,3 +267,11 @@ _DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {
     "notebook": _notebook,
     "json": _json,
 }
+
+
+def heartbeat_pauses() -> Iterator[float]:
+    """Yield the seconds from each line to the next: each twice the one before, up to a limit."""
+    pause_s = FIRST_S
+    while True:
+        yield min(pause_s, LONGEST_S)
+        pause_s *= 2

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +14,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import ray
+from ray.exceptions import RayError
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
+from polytrain.ray_api.state import draining_nodes
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
-from polytrain.workers.node_watch import NodeWatch
 from polytrain.workers.ray.launcher import RayAgentLauncher
 from polytrain.workers.shared_store import OpenShared
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 2.0
+"""Seconds between two requests. Notices come at least half a minute ahead."""
 
 
 class RayCluster:
@@ -141,3 +149,41 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:  # closed in the meantime
         return None
     return status.st_dev, status.st_ino
+
+
+class NodeWatch:
+    """Reports each draining node once, from its own thread.
+
+    It asks every few seconds, because Ray doesn't send notices.
+    """
+
+    def __init__(self, tell: Callable[[frozenset[str]], None]) -> None:
+        """
+        Args:
+            tell: called with the nodes that weren't draining before.
+        """
+        self._tell = tell
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="polytrain-nodes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+        # Longer only if Ray doesn't answer. What the thread tells then is of no use to anybody.
+        self._thread.join(_LOOK_S)
+
+    def _watch(self) -> None:
+        known: frozenset[str] = frozenset()
+        is_reported = False
+        while not self._ended.wait(_LOOK_S):
+            try:
+                draining = draining_nodes()
+            except (RayError, OSError, RuntimeError) as error:
+                if not is_reported:
+                    logger.warning("Ray doesn't list draining nodes now: %s", error)
+                is_reported = True
+                continue
+            if draining - known:
+                self._tell(draining - known)
+            known |= draining

@@ -1,4 +1,4 @@
-"""Which rank holds the others up: the one that works while they wait.
+"""Finds the ranks of one attempt that hold the others up: they work while the others wait. Pure.
 
 Ranks that train together take their steps at the same rate, because they wait for each other. The
 straggler is the rank that never waits.
@@ -7,8 +7,10 @@ straggler is the rank that never waits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
+
+from polytrain.events.health import Load
 
 _BUSY = 0.8
 """Minimum share of a window for which a straggler is busy."""
@@ -18,6 +20,9 @@ _OTHERS = 0.6
 
 _MANY = 4
 """Number of ranks from which a few others may be busy too."""
+
+_REMEMBERED = 3
+"""Windows that are kept: agents don't end them at the same instant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +71,40 @@ def _stand_out(busy: Mapping[int, float]) -> dict[int, Straggler]:
             if typical <= _OTHERS * busy[rank]:
                 found[rank] = Straggler(rank=rank, busy=busy[rank], others=typical)
     return found
+
+
+@dataclass(slots=True, kw_only=True)
+class StragglerDetector:
+    """How busy the worker processes of one attempt are, window by window."""
+
+    attempt: int
+    world_size: int
+    _windows: dict[int, dict[int, float]] = field(default_factory=dict)
+    """Window → rank → share of it for which the rank was busy."""
+
+    _named: set[int] = field(default_factory=set)
+    """Stragglers that were reported already."""
+
+    def take(self, load: Load) -> list[Straggler]:
+        """Record a rank's window; return the stragglers that it shows, each once."""
+        if load.attempt != self.attempt:
+            return []
+        window = self._windows.setdefault(load.window, {})
+        window[load.rank] = load.busy
+        if len(window) < self.world_size:
+            return []
+        before = self._windows.get(load.window - 1, {})
+        newest = max(self._windows)
+        self._windows = {w: its for w, its in self._windows.items() if w > newest - _REMEMBERED}
+        found = [
+            straggler
+            for straggler in stragglers(before, window, world_size=self.world_size)
+            if straggler.rank not in self._named
+        ]
+        self._named |= {straggler.rank for straggler in found}
+        return found
+
+    def shares(self, window: int) -> list[float] | None:
+        """Return how busy each rank was in a window, in rank order; None unless all are known."""
+        its = self._windows.get(window, {})
+        return [its[rank] for rank in sorted(its)] if len(its) == self.world_size else None

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.events.health import Load
-from polytrain.policy.straggler_detector import StragglerDetector
-from polytrain.policy.straggler_policy import stragglers
+from polytrain.policy.stragglers import StragglerDetector, stragglers
 
 SHARE = st.floats(0, 1)
 
