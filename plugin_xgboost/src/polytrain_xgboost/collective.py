@@ -1,9 +1,12 @@
-"""Collective operations on picklable objects."""
+"""Collective operations on picklable objects, and calls outside of the collective."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from xgboost import collective
@@ -35,3 +38,17 @@ class Ranks:
             return piece
         # In a list: XGBoost can't broadcast None.
         return collective.broadcast([piece] if root == self.me else None, root)[0]
+
+
+class Outside(Protocol):
+    """Makes a call outside the collective, and waits for it."""
+
+    def __call__(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return the call's result, or raise its error."""
+
+
+@contextmanager
+def outside_the_collective() -> Iterator[Outside]:
+    """Yield a function that makes calls on another thread: communicators are per thread."""
+    with ThreadPoolExecutor(1, thread_name_prefix="outside-the-collective") as thread:
+        yield lambda call, *args, **kwargs: thread.submit(call, *args, **kwargs).result()
