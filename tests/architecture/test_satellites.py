@@ -53,7 +53,7 @@ ROOMS = (
 """What of the kernel any satellite may use, besides public names and `polytrain.extension`."""
 
 OWN_ROOMS = {
-    "prediction": "data policy.cluster workers.available_clusters workers.messages "
+    "prediction": "api.backend_checks data policy.cluster workers.available_clusters workers.messages "
     "workers.processes.pool workers.ray.runtime",
     "validation": "policy.validation workers.agent_group workers.group workers.messages "
     "workers.metrics workers.processes",
