@@ -48,16 +48,13 @@ ROOMS = (
     "run.run",
     "storage",
     "text",
-    "workers.machine_resources",
 )
 """What of the kernel any satellite may use, besides public names and `polytrain.extension`."""
 
 OWN_ROOMS = {
-    "prediction": "api.backend_checks data policy.cluster workers.available_clusters workers.messages "
-    "workers.processes.pool workers.ray.runtime",
-    "validation": "policy.validation workers.agent_group workers.group workers.messages "
-    "workers.metrics workers.processes",
-    "view": "workers.placement workers.ray.runtime",
+    "prediction": ("api.backend_checks", "data", "policy.cluster", "workers"),
+    "validation": ("policy.validation", "workers"),
+    "view": ("workers",),
 }
 """What one of them needs besides, because it starts processes or looks at nodes."""
 
@@ -144,7 +141,7 @@ PACKAGES = {path.name for path in Path(polytrain.__file__).parent.iterdir() if p
 
 @pytest.mark.parametrize("satellite", [*SATELLITES[:-1], *DOORS])
 def test_a_satellite_uses_the_rooms_that_are_named_here(satellite: str) -> None:
-    rooms = [*ROOMS, "extension", *SATELLITES, *OWN_ROOMS.get(satellite, "").split()]
+    rooms = [*ROOMS, "extension", *SATELLITES, *OWN_ROOMS.get(satellite, ())]
     others = {
         module
         for module in imported(satellite)
