@@ -35,8 +35,9 @@ from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StopRequests
 from polytrain.run.states import State
 from polytrain.storage.location import Location
-from polytrain.workers.calls import (
+from polytrain.workers.agents.calls import (
     Acknowledge,
+    AgentEvent,
     Call,
     Drain,
     Kill,
@@ -46,15 +47,15 @@ from polytrain.workers.calls import (
     SendRoster,
     StoreRest,
 )
-from polytrain.workers.group import Handler, Happening
-from polytrain.workers.job import LaunchOrder
-from polytrain.workers.placement import NodeAddress, members
+from polytrain.workers.agents.placement import NodeAddress, members
+from polytrain.workers.driver.group import Handler
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
 
 BEGAN = 100.0
 """When a run begins, in seconds on its clock."""
 
-Life = Callable[[LaunchOrder], Sequence[Happening]]
+Life = Callable[[LaunchOrder], Sequence[AgentEvent]]
 """What the ranks of an attempt say, from joining to being done."""
 
 
@@ -70,7 +71,7 @@ class FakeGroup:
     now: float = BEGAN
     """Seconds on the clock of the run."""
 
-    pending: deque[Happening] = field(default_factory=deque)
+    pending: deque[AgentEvent] = field(default_factory=deque)
     alive: set[int] = field(default_factory=set)
     order: LaunchOrder | None = None
 

@@ -23,8 +23,8 @@ from polytrain.record.journal import Journal
 from polytrain.run.attached import Companion
 from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
-from polytrain.workers.group import Happening
-from polytrain.workers.job import LaunchOrder
+from polytrain.workers.agents.calls import AgentEvent
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointInfo, Stopped, hookimpl
 
 
@@ -96,8 +96,8 @@ def driver(
     for name, value in options.items():
         setattr(made, name, value)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
-        happenings: list[Happening] = []
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        happenings: list[AgentEvent] = []
         for number in range(4):
             happenings += [
                 made.reported(0, number + 1),
@@ -221,7 +221,7 @@ def test_a_metric_that_was_reported_is_not_replaced(
         tmp_path, monkeypatch, validation=lambda task: Validated(metrics={"loss": 5.0, "new": 1})
     )
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         stored = run.stored(0, 0, validation={}, model="0")
         object.__setattr__(stored, "metrics", {"loss": 1.0})
         return [run.reported(0, 1), run.staged(0, 0), stored, *run.all_done()]

@@ -46,7 +46,7 @@ from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.ray.address import client_problem
-from polytrain.workers.spawned_scripts import guard_problems
+from polytrain.workers.session.spawned_scripts import guard_problems
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
 
 if TYPE_CHECKING:

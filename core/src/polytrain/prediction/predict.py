@@ -25,6 +25,7 @@ from polytrain.data.types.schemas import without
 from polytrain.errors import RunOwnedError
 from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.functions.pickling import code_in, pickled_apart
+from polytrain.linux.machine_resources import machine_resources
 from polytrain.policy.cluster import choose_cluster, new_ray_problems
 from polytrain.prediction.checks import (
     column_name,
@@ -50,7 +51,6 @@ from polytrain.run.lease import leased
 from polytrain.storage.checks import writing_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters
-from polytrain.workers.machine_resources import machine_resources
 from polytrain_plugins import (
     Backend,
     InvalidJobError,

@@ -22,8 +22,8 @@ from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests
 from polytrain.run.run import Run
 from polytrain.run.states import State
-from polytrain.workers.agent_group import AgentGroup, AgentGroupSpec
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.driver.agent_group import AgentGroup, AgentGroupSpec
+from polytrain.workers.driver.group import WorkerGroup
 
 
 def controller_of(
@@ -132,7 +132,7 @@ def _companion(run: Run, group: WorkerGroup, journal: Journal, output: WorkerOut
 
 def _group(run: Run, observers: Observers) -> WorkerGroup:
     if run.spec.is_inline:
-        from polytrain.workers.inline_group import InlineGroup
+        from polytrain.workers.driver.inline_group import InlineGroup
 
         return InlineGroup(
             run=run.spec,

@@ -31,8 +31,8 @@ from polytrain.record.journal import Journal
 from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.lease import Lease
-from polytrain.workers.calls import Acknowledge, StoreRest
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.agents.calls import Acknowledge, StoreRest
+from polytrain.workers.driver.group import WorkerGroup
 from polytrain_plugins import RunInfo
 
 logger = logging.getLogger(__name__)

@@ -41,9 +41,17 @@ from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StacksRequests, StopRequests
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.transition import Transition, entries_of
-from polytrain.workers.calls import Drain, Kill, Leave, ReadStacks, SendCheckpoints, SendRoster
-from polytrain.workers.group import Happening, WorkerGroup
-from polytrain.workers.job import LaunchOrder
+from polytrain.workers.agents.calls import (
+    AgentEvent,
+    Drain,
+    Kill,
+    Leave,
+    ReadStacks,
+    SendCheckpoints,
+    SendRoster,
+)
+from polytrain.workers.driver.group import WorkerGroup
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import Attempt
 
 logger = logging.getLogger(__name__)
@@ -184,11 +192,11 @@ class Controller:
         with self.interrupts.allowed():
             self.background_tasks.finish()
 
-    def _take(self, happening: Happening) -> None:
+    def _take(self, happening: AgentEvent) -> None:
         with self.interrupts.deferred():
             self._handle(happening)
 
-    def _handle(self, happening: Happening) -> None:
+    def _handle(self, happening: AgentEvent) -> None:
         if isinstance(happening, Output):
             self.output.write(happening)
             return

@@ -21,8 +21,8 @@ from polytrain.record.entries import (
 )
 from polytrain.record.journal import Journal
 from polytrain.run.states import State
-from polytrain.workers.calls import ReadStacks
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.agents.calls import ReadStacks
+from polytrain.workers.driver.group import WorkerGroup
 
 _HINT = (
     "polytrain.heartbeat() shows that a rank makes progress. FailureConfig(hang_timeout_s=…, "

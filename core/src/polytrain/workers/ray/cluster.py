@@ -1,4 +1,4 @@
-"""A Ray cluster on which agents run."""
+"""A Ray cluster on which agents run, and its draining nodes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ import ray
 from ray.exceptions import RayError
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes
-from polytrain.workers.agent import AgentSpec
-from polytrain.workers.agent_handle import Delivery
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.shared_store import OpenShared
+from polytrain.workers.driver.agent_group import StreamSource
+from polytrain.workers.driver.agent_handle import Delivery
+from polytrain.workers.driver.local_cluster import Nothing
 from polytrain.workers.ray.launcher import RayAgentLauncher
-from polytrain.workers.shared_store import OpenShared
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +86,15 @@ class RayCluster:
         """Put bytes where the agents of all nodes can read them."""
         # In a list, so that it isn't fetched before it is opened.
         return RayMemory(references=[ray.put(np.frombuffer(content, dtype=np.uint8))])
+
+    def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
+        """Return what starts the streaming data sets of each attempt."""
+        if all(dataset.source.stream is None for dataset in datasets):
+            return Nothing()
+        # Importing Ray Data takes a while.
+        from polytrain.workers.ray.streams import Streams
+
+        return Streams(datasets, held)
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
         """Report draining nodes."""
