@@ -5,7 +5,7 @@ Each name is loaded when it is first used: a driver that imports a backend needs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polytrain.lazy_names import LazyNames
 
@@ -84,9 +84,5 @@ _NAMES = LazyNames(
 )
 
 
-def __getattr__(name: str) -> Any:
-    return _NAMES.get(name)
-
-
-def __dir__() -> list[str]:
-    return _NAMES.names()
+__getattr__ = _NAMES.get
+__dir__ = _NAMES.names

@@ -44,7 +44,7 @@ from polytrain.record.state import RunState
 from polytrain.record.tail import tail_of
 from polytrain.run.identity import content_differences, differences, options_of
 from polytrain.run.lease import holder
-from polytrain.run.remote_requests import NoAnswerError, RemoteRequests, RequestKind, ask
+from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, ask
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 from polytrain.text import strict_json

@@ -32,9 +32,8 @@ from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.publisher import Publisher
-from polytrain.run.remote_requests import RemoteRequests
+from polytrain.run.requests import RemoteRequests, StopRequests
 from polytrain.run.states import State
-from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import (
     Acknowledge,

@@ -34,7 +34,7 @@ from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.config.constraints import wrong_type
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
-from polytrain.output.observer_checks import follow_record, observers_problems
+from polytrain.output.observers import follow_record, observers_problems
 from polytrain.policy.cluster import (
     choose_cluster,
     local_problems,

@@ -50,9 +50,9 @@ from polytrain.run.identity import (
 )
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.lease import Lease, leased
+from polytrain.run.requests import StopRequests
 from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
 from polytrain.run.run import Run
-from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.storage.retry import no_retries_once
 from polytrain.text.plain_values import plain, with_plain_fields

@@ -9,7 +9,7 @@ from dataclasses import replace
 from polytrain import satellites
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers
-from polytrain.output.worker_output import WorkerOutput
+from polytrain.output.worker_output import WorkerOutput, opened_output
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.journal import Journal
 from polytrain.run.attached import Companion
@@ -18,9 +18,8 @@ from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
-from polytrain.run.output import opened_output
 from polytrain.run.publisher import Publisher
-from polytrain.run.remote_requests import RemoteRequests
+from polytrain.run.requests import RemoteRequests
 from polytrain.run.run import Run
 from polytrain.run.states import State
 from polytrain.workers.driver.agent_group import AgentGroup, AgentGroupSpec
@@ -51,7 +50,14 @@ def controller_of(
     if run.spec.run_config.callbacks:
         callbacks = stack.enter_context(satellites.callbacks.opened(run, hooks))
         journal.news.subscribe(callbacks.take)
-    output = stack.enter_context(opened_output(run, queues))
+    output = stack.enter_context(
+        opened_output(
+            run.location,
+            token=run.lease.token,
+            show=run.spec.run_config.show_output,
+            queues=queues,
+        )
+    )
     group = _group(run, observers)
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)

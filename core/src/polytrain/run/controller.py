@@ -38,10 +38,8 @@ from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
 from polytrain.run.publisher import Publisher
-from polytrain.run.remote_requests import RemoteRequests
-from polytrain.run.stacks_requests import StacksRequests
+from polytrain.run.requests import RemoteRequests, StacksRequests, StopRequests
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
-from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition, entries_of
 from polytrain.workers.agents.calls import (
     AgentEvent,

@@ -15,8 +15,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.observer_checks import follow_record, is_called
-from polytrain.output.observers import Observers, installed_observers
+from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
 from polytrain.record.configuration import Configuration, datasets_of, options_of
 from polytrain.record.entries import Opened

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from polytrain.events.health import Stacks
-from polytrain.run.remote_requests import NoAnswerError, RemoteRequests, RequestKind, ask
-from polytrain.run.stacks_requests import StacksRequests
+from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, StacksRequests, ask
 from polytrain.storage.location import Location
 from polytrain_plugins import Stopped
 

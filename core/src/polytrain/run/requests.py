@@ -1,7 +1,8 @@
-"""Requests to a run from other processes, through files in its storage. No port is opened.
+"""Requests to a run, to stop or for the stacks of all ranks: from this process, and from others.
 
-A request is a file in `requests/TOKEN/`. The token is that of the driver's lease, so that no later
-driver takes the request. The driver looks for requests, and writes each answer beside it.
+Other processes put them into the run's storage; no port is opened. A request is a file in
+`requests/TOKEN/`. The token is that of the driver's lease, so that no later driver takes the
+request. The driver looks for requests, and writes each answer beside it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, NotRequired, TypedDict
 
 from polytrain.errors import DamagedFileError
+from polytrain.events.health import Stacks
 from polytrain.output.call_queues import CallQueue
 from polytrain.storage.protocol import Storage
 from polytrain.storage.typed_json import Digits, read_json
@@ -42,6 +44,10 @@ _LOOK_EVERY_S = {True: 1.0, False: 5.0}
 """Seconds between two looks, by whether the storage is a directory."""
 
 
+_STACKS_WITHIN_S = 12.0
+"""How long to wait for stacks. An agent answers within ten seconds."""
+
+
 class RequestKind(StrEnum):
     """What another process may request."""
 
@@ -57,6 +63,86 @@ class _Request:
 
 class _Answer(TypedDict):
     stacks: NotRequired[dict[Digits, str]]
+
+
+class StopRequests:
+    """Holds requests until the controller takes them; they may come before there is one."""
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue[Stopped] = queue.SimpleQueue()
+        self._wake: Callable[[], None] = _nobody
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """Call this function after each request from now on."""
+        self._wake = wake
+
+    def request(self, stopped: Stopped) -> None:
+        """Ask the run to end after its next checkpoint."""
+        self._requests.put(stopped)
+        self._wake()
+
+    def take(self) -> Stopped | None:
+        """Return the next request; None if there is none."""
+        try:
+            return self._requests.get_nowait()
+        except queue.Empty:
+            return None
+
+
+def _nobody() -> None:
+    """Nobody waits for requests yet."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _PendingStacks:
+    attempt: int
+    world_size: int
+    deadline: float
+    requests: list[str]
+    stacks: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StacksRequests:
+    """Collects stacks for requests that come while an attempt runs. Pure: no clock."""
+
+    _pending: _PendingStacks | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When `answered` may have answers without another event."""
+        return None if self._pending is None else self._pending.deadline
+
+    def add(self, request: str, *, attempt: int, world_size: int, now: float) -> bool:
+        """Note a request; return whether the ranks must be asked for their stacks."""
+        pending = self._pending
+        if pending is not None and pending.attempt == attempt:
+            pending.requests.append(request)
+            return False
+        before = [] if pending is None else pending.requests
+        self._pending = _PendingStacks(
+            attempt=attempt,
+            world_size=world_size,
+            deadline=now + _STACKS_WITHIN_S,
+            requests=[*before, request],
+        )
+        return True
+
+    def take(self, stacks: Stacks) -> None:
+        """Note a rank's stacks. Those of other attempts are ignored."""
+        if self._pending is not None and stacks.attempt == self._pending.attempt:
+            self._pending.stacks[stacks.rank] = stacks.text
+
+    def answered(self, *, now: float) -> Iterator[tuple[str, Mapping[int, str]]]:
+        """Yield each request with the stacks by rank, once all have come or the time is over."""
+        pending = self._pending
+        if pending is None:
+            return
+        if len(pending.stacks) < pending.world_size and now < pending.deadline:
+            return
+        self._pending = None
+        stacks = dict(sorted(pending.stacks.items()))
+        yield from ((request, stacks) for request in pending.requests)
 
 
 class RemoteRequests:
