@@ -16,11 +16,9 @@ from polytrain.data.read.tables import from_table
 from polytrain.data.types.missing import Missing, noted
 from polytrain.data.types.plain import plain_schema
 from polytrain.data.types.schemas import (
-    chosen,
-    index_columns,
+    columns_to_read,
     subschema,
     unified_type,
-    without,
 )
 from polytrain.data_errors import SourceError, one_line
 
@@ -36,9 +34,7 @@ def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     Raises:
         SourceError: it can't be read.
     """
-    index = index_columns(dataset.schema) if columns is None else ()
-    everything = dataset.schema.names
-    names = without(everything, index) if columns is None else chosen(columns, everything)
+    names, index = columns_to_read(dataset.schema, columns)
     try:
         pieces = _row_groups(dataset, plain_schema(subschema(dataset.schema, names)))
         if pieces is None:

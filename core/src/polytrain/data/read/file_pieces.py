@@ -104,9 +104,6 @@ class FilePiece(Piece):
         # Tables without columns lose their number of rows when they are put together.
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
-    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        yield from self._tables(range(self.rows), columns, at_once=False)
-
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None = None
     ) -> Iterator[pa.Table]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from polytrain.data.read.pieces import Piece, Pieces
 from polytrain.data.types.arrays import check_exact, column_of
 from polytrain.data.types.nested import tensors_of
-from polytrain.data.types.schemas import chosen, index_columns, subschema, without
+from polytrain.data.types.schemas import columns_to_read, subschema
 from polytrain.data_errors import ReadError, SourceError, one_line, raised_at
 
 _NOT_ITEMS = {
@@ -155,10 +155,8 @@ def from_items(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     first = _by_column(item)
     if not first:
         raise SourceError(f"item 0 of {kind} is empty", "Give each item a value")
-    index = index_columns(pa.schema([(name, pa.null()) for name in first]))
-    names = without([*first], index)
-    if columns is not None:
-        names, index = chosen(columns, list(first), of="item 0"), ()
+    everything = pa.schema([(name, pa.null()) for name in first])
+    names, index = columns_to_read(everything, columns, of="item 0")
     schema = pa.schema([pa.field(name, _type_of(name, first[name])) for name in names])
     piece = IndexedPiece(dataset, rows, schema, frozenset(first))
     return Pieces(schema=schema, pieces=(piece,), index=index)

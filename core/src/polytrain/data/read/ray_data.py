@@ -13,11 +13,10 @@ from polytrain.data.types.missing import Missing, found_missing, noted
 from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
 from polytrain.data.types.schemas import (
     chosen,
+    columns_to_read,
     conformed,
-    index_columns,
     merged_type,
     subschema,
-    without,
 )
 from polytrain.data_errors import SourceError
 
@@ -63,10 +62,9 @@ def from_ray_data(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     counted = ray.get([count.remote(reference) for reference in references])
     filled = [found for rows, found, _ in counted if rows]
     missing = {name for rows, _, names in counted if rows for name in names}
-    index = index_columns(filled[0]) if filled and columns is None else ()
+    names, index = columns_to_read(filled[0], columns) if filled else ([], ())
     schema = unified(filled, columns) if filled else pa.schema([])
-    schema = subschema(schema, without(schema.names, index))
-    schema = noted(schema, missing)
+    schema = noted(subschema(schema, names), missing)
     pieces = tuple(
         ObjectPiece(reference, rows, schema)
         for reference, (rows, *_) in zip(references, counted, strict=True)

@@ -59,22 +59,14 @@ class TransformedPiece(Piece):
             return selected(empty_table(self.schema), columns)
         return selected(self._of(self.piece.read(start, stop), self._rows(start, stop)), columns)
 
-    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        start = 0
-        for part in self.piece.parts():
-            stop = start + part.num_rows
-            yield selected(self._of(part, self._rows(start, stop)), columns)
-            start = stop
-
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None = None
     ) -> Iterator[pa.Table]:
-        first = self.first_row + start
         for table in self.piece.scan(start, stop):
             if table.num_rows:
-                where = f"rows {first} to {first + table.num_rows - 1}"
-                yield selected(self._of(table, where), columns)
-                first += table.num_rows
+                rows = self._rows(start, start + table.num_rows)
+                yield selected(self._of(table, rows), columns)
+                start += table.num_rows
 
     def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         shown = ", ".join(str(self.first_row + row) for row in rows[:_SHOWN_ROWS])

@@ -111,6 +111,25 @@ def index_columns(schema: pa.Schema) -> tuple[str, ...]:
     return found if len(found) < len(schema.names) else ()
 
 
+def columns_to_read(
+    schema: pa.Schema, columns: Sequence[str] | None, *, of: str = ""
+) -> tuple[list[str], tuple[str, ...]]:
+    """The columns that are read, and those that are left out because they hold an index.
+
+    Args:
+        schema: of what there is.
+        columns: what the user asks for; None for all but an index.
+        of: where the columns are looked for, for the message.
+
+    Raises:
+        SourceError: a column is missing, or asked for twice.
+    """
+    if columns is not None:
+        return chosen(columns, schema.names, of=of), ()
+    index = index_columns(schema)
+    return without(schema.names, index), index
+
+
 def without(names: Sequence[str], left_out: Collection[str]) -> list[str]:
     """The names but for these."""
     return [name for name in names if name not in left_out]
