@@ -12,14 +12,11 @@ import pyarrow.fs as pafs
 from polytrain.data.read import parquet_files
 from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Pieces
+from polytrain.data.read.selection import columns_to_read, subschema
 from polytrain.data.read.tables import from_table
 from polytrain.data.types.missing import Missing, noted
 from polytrain.data.types.plain import plain_schema
-from polytrain.data.types.schemas import (
-    columns_to_read,
-    subschema,
-    unified_type,
-)
+from polytrain.data.types.schemas import unified_type
 from polytrain.data_errors import SourceError, one_line
 
 

@@ -23,10 +23,10 @@ from polytrain.data.read.random_transforms import (
     wants_generator,
 )
 from polytrain.data.read.ray_data import from_ray_data, is_computed
+from polytrain.data.read.selection import columns_to_read, subschema
 from polytrain.data.read.tables import from_memory, from_table, is_place
 from polytrain.data.read.transforms import transformed
 from polytrain.data.types.plain import refuse_unreadable
-from polytrain.data.types.schemas import columns_to_read, subschema
 from polytrain.data_errors import SourceError
 from polytrain.ray_api.dataset import is_ray_dataset
 from polytrain_plugins import DatasetInfo

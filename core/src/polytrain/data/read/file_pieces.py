@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from polytrain.data.read.pieces import Piece
+from polytrain.data.read.selection import subschema
 from polytrain.data.types.missing import Missing
-from polytrain.data.types.schemas import conformed, subschema
+from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.storage.filesystems import ResolvedPath, find
 

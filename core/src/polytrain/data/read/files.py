@@ -11,14 +11,9 @@ from polytrain.data.read import csv_files, ipc_files, json_files, parquet_files
 from polytrain.data.read.expansion import FoundFile, expand, partition_types
 from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.read.selection import chosen, index_columns, subschema, without
 from polytrain.data.types.missing import noted
-from polytrain.data.types.schemas import (
-    chosen,
-    index_columns,
-    merged_type,
-    subschema,
-    without,
-)
+from polytrain.data.types.schemas import merged_type
 from polytrain.data_errors import SourceError
 
 _AT_ONCE = 8

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.read.selection import columns_to_read, subschema
 from polytrain.data.types.arrays import check_exact, column_of
 from polytrain.data.types.nested import tensors_of
-from polytrain.data.types.schemas import columns_to_read, subschema
 from polytrain.data_errors import ReadError, SourceError, one_line, raised_at
 
 _NOT_ITEMS = {

@@ -9,15 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces, selected
+from polytrain.data.read.selection import chosen, columns_to_read, subschema
 from polytrain.data.types.missing import Missing, found_missing, noted
 from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
-from polytrain.data.types.schemas import (
-    chosen,
-    columns_to_read,
-    conformed,
-    merged_type,
-    subschema,
-)
+from polytrain.data.types.schemas import conformed, merged_type
 from polytrain.data_errors import SourceError
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Pieces, TablePiece
+from polytrain.data.read.selection import chosen, columns_to_read, refuse_repeated
 from polytrain.data.types.arrays import refuse_objects, table_of
 from polytrain.data.types.lists import lists_to_numpy
 from polytrain.data.types.missing import found_missing, noted
 from polytrain.data.types.nested import tensors_of
 from polytrain.data.types.plain import plain_columns, refuse_unreadable
 from polytrain.data.types.python_values import check_unchanged
-from polytrain.data.types.schemas import chosen, columns_to_read, refuse_repeated
 from polytrain.data.types.wide_types import widened
 from polytrain.data_errors import SourceError, one_line
 
