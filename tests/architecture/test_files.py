@@ -40,7 +40,7 @@ OTHER_FILES = {
     "workers/device_names.py": "/proc, which its tests replace",
     "workers/machine_resources.py": "/dev, which its tests replace",
     "workers/processes/client.py": "/proc of a zygote",
-    "workers/processes/warm.py": "modules that are imported",
+    "workers/processes/cache.py": "modules that are imported",
     "workers/ray/address.py": "Ray's own file",
     "workers/ray/cluster.py": "memory that Ray has mapped",
     "workers/session.py": "the directory that the user wants to have deleted",

@@ -1,21 +1,18 @@
 """From the start of `python train.py` to the first DDP step on all ranks, and whole scripts.
 
 Every script is a new process, and its time begins before that process. Nothing is kept between
-scripts, except in the rows of the warm zygote.
+scripts.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -36,7 +33,6 @@ from memory import Watch
 _TORCHRUN, _PROCESSES, _ALONE = "torchrun", "bare processes", "one process"
 _WORLD_SIZES = (2, 4)
 _SHARE_OF_TORCHRUN = {2: 2 / 3, 4: 1 / 2}
-_WARM_S = 0.5
 _BEYOND_ALONE_S = 1.0
 _BEYOND_WORKERS = 150e6
 _TIMEOUT_S = 300
@@ -91,16 +87,6 @@ def bare_processes(workers: int, directory: str) -> list[subprocess.Popen[bytes]
     return [_started(arguments, RANK=str(rank), **world) for rank in range(workers)]
 
 
-@contextmanager
-def warm_zygote() -> Iterator[None]:
-    """Have a zygote that has imported torch, and that outlives scripts."""
-    _run(lambda directory: [_started(["-m", "polytrain", "warm", "torch"])], "")
-    try:
-        yield
-    finally:
-        _run(lambda directory: [_started(["-m", "polytrain", "warm", "--stop"])], "")
-
-
 def parties_of(workers: int, *, quick: bool) -> dict[str, Start]:
     """Name to what starts a torch script."""
     few: dict[str, Start] = {
@@ -127,18 +113,6 @@ def first_steps(workers: int, *, quick: bool, repetitions: int) -> Figure:
         repetitions,
         bounds=[Bound(factor=_SHARE_OF_TORCHRUN[workers], of=_TORCHRUN)],
     )
-
-
-def warm_steps(workers: int, *, repetitions: int) -> Figure:
-    """The time to the first step from a warm zygote."""
-    with warm_zygote():
-        return _figure(
-            f"{workers} workers, warm: first step",
-            {OURS: partial(script, "polytrain", workers)},
-            partial(measure_first_step, workers=workers),
-            repetitions,
-            bounds=[Bound(factor=_WARM_S)],
-        )
 
 
 def whole_scripts(backend: str, *, repetitions: int) -> list[Figure]:
@@ -169,27 +143,20 @@ def memory(*, repetitions: int) -> list[Figure]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; 1 if a bound was missed."""
-    options = parse(
-        argv, description=__doc__.splitlines()[0], repetitions=5, add_own=_add_own_options
-    )
+    options = parse(argv, description=__doc__.splitlines()[0], repetitions=5)
     if not options.quick:
         require_ray_train()
-    rounds, quick, notes = options.repetitions, options.quick, []
+    rounds, quick = options.repetitions, options.quick
     figures = []
     for workers in _WORLD_SIZES[:1] if quick else _WORLD_SIZES:
         figures.append(first_steps(workers, quick=quick, repetitions=rounds))
-    if options.own.warm:
-        if importlib.util.find_spec("polytrain.__main__") is None:
-            notes.append("No warm rows: this version has no `python -m polytrain warm`.")
-        else:
-            figures += [warm_steps(workers, repetitions=rounds) for workers in _WORLD_SIZES]
     for backend in ["xgboost"] if quick else script_loops.ALONE:
         figures += whole_scripts(backend, repetitions=rounds)
     figures += memory(repetitions=rounds)
     if quick:
         # One round on whatever machine proves no bound.
         figures = [Figure(what=f.what, samples=f.samples, show=f.show) for f in figures]
-    return conclude("Cold scripts, from the start of the process", figures, notes=notes)
+    return conclude("Cold scripts, from the start of the process", figures)
 
 
 def _figure(
@@ -213,7 +180,6 @@ def _started(arguments: list[str], **variables: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
     return subprocess.Popen(
         [sys.executable, *arguments],
-        # That of the scripts: a warm zygote serves those of the directory where it was started.
         cwd=Path(script_loops.__file__).parent,
         env=environment,
         stdout=subprocess.DEVNULL,
@@ -232,12 +198,6 @@ def _run(start: Start, directory: str) -> None:
         _, errors = process.communicate(timeout=_TIMEOUT_S)
         if process.returncode != 0:
             raise RuntimeError(f"{process.args} has failed:\n{errors.decode()[-3000:]}")
-
-
-def _add_own_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--warm", action="store_true", help="also from the zygote of `python -m polytrain warm`"
-    )
 
 
 if __name__ == "__main__":

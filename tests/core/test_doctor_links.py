@@ -17,7 +17,7 @@ from tests.sweeps import only_in_sweep
 
 from polytrain.backends.reference import Reference
 from polytrain.view.doctor.finding import Verdict, checked
-from polytrain.view.doctor.links import End, Link, rounds, transport_of, verdict, world_of
+from polytrain.view.doctor.links import Endpoint, Link, rounds, transport_of, verdict, world_of
 from polytrain.workers.placement import NodeAddress
 from polytrain_plugins import Offer
 
@@ -36,7 +36,7 @@ def test_each_two_nodes_are_a_pair_once_and_no_node_is_in_two_at_a_time(count: i
 
 def measured(offers: Sequence[Offer | None] = (None, None)) -> list[Link]:
     """What two ranks in two threads measure, with what they offer replaced by some."""
-    ends = [End(Reference()) for _ in range(2)]
+    ends = [Endpoint(Reference()) for _ in range(2)]
     pair = (HERE, THERE)
     made = [end.offer(world_of(pair, rank, (), gpus=0).me) for rank, end in enumerate(ends)]
     final = [given or own for given, own in zip(offers, made, strict=True)]

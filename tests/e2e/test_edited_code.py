@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
-import pytest
 from tests.e2e.driver import run_driver
 
 BACKEND = """
@@ -44,13 +42,7 @@ os.kill(after[0], signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("minutes", ["", "1"])
-def test_workers_have_what_was_edited_between_two_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: str
-) -> None:
-    """Without any variable, and with a process that is kept for other scripts, too."""
-    monkeypatch.setenv("POLYTRAIN_WARM", minutes)
-    monkeypatch.setenv("MARK", secrets.token_hex(8))
+def test_workers_have_what_was_edited_between_two_runs(tmp_path: Path) -> None:
     (tmp_path / "own_backend.py").write_text(BACKEND)
     (tmp_path / "own_engine.py").write_text("import own_rules")
     (tmp_path / "own_rules.py").write_text("VALUE = 1")

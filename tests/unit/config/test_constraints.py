@@ -26,11 +26,25 @@ WRONG: dict[str, list[Any]] = {
     "choice": ["nonsense", 1, b"PACK"],
 }
 
+OWN_RULES = ("Checked", "Entries", "Function")
+
+BY_FIELD: dict[str, tuple[list[Any], str]] = {
+    "ScalingConfig.num_workers": ([-1, 1.5, (2, 1), [1, 2], "2"], "Give "),
+    "ScalingConfig.resources_per_worker": ([5, {"CPU": -1}, {"gpu": 1}], ""),
+    "ScalingConfig.label_selector": ([5, {"a": 1}, [{"": "b"}], ["a"]], ""),
+    "RunConfig.name": (["", "..", "a/b", "a\nb", 5, "é" * 128], "Give a name"),
+    "CheckpointConfig.checkpoint_score_attribute": (["", 5], "Give the name"),
+    "DataConfig.columns": (["x", 5], ""),
+    "DataConfig.transform": (["x", 5], "Pass a function"),
+}
+"""Fields with rules of their own: wrong values, and how the remedy begins."""
+
 
 def kind_of(hint: Any) -> str | None:
     """Which of the wrong values above a field mustn't take; None if it isn't of these kinds."""
     if get_origin(hint) is Annotated:
-        return type(get_args(hint)[1]).__name__
+        kind = type(get_args(hint)[1]).__name__
+        return None if kind in OWN_RULES else kind
     if hint is bool:
         return "bool"
     return "choice" if "Literal" in str(hint) else None
@@ -52,6 +66,44 @@ def test_a_field_takes_its_own_values_alone(config: Any, name: str, kind: str) -
         assert problem.field == f"{type(config).__name__}.{name}"
         assert repr(wrong) in problem.what
         assert problem.remedy.startswith("Give ")
+
+
+@pytest.mark.parametrize("field", BY_FIELD)
+def test_a_field_with_rules_of_its_own_names_the_value(field: str) -> None:
+    [config] = [config for config in CONFIGS if field.startswith(type(config).__name__)]
+    values, remedy = BY_FIELD[field]
+    for wrong in values:
+        [problem] = field_problems(replace(config, **{field.partition(".")[2]: wrong}))
+        assert problem.field == field
+        assert problem.remedy.startswith(remedy)
+
+
+def test_every_field_with_rules_of_its_own_is_tried() -> None:
+    found = {
+        f"{type(config).__name__}.{name}"
+        for config in CONFIGS
+        for name, hint in get_type_hints(type(config), include_extras=True).items()
+        if get_origin(hint) is Annotated and type(get_args(hint)[1]).__name__ in OWN_RULES
+    }
+    assert found == set(BY_FIELD)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RunConfig(storage_path=5), "RunConfig.storage_path: it is a int. Pass a str"),  # type: ignore[arg-type]  # wrong on purpose
+        (RunConfig(failure_config=5), "RunConfig.failure_config: it is a int. Pass a Failure"),  # type: ignore[arg-type]  # wrong on purpose
+        (ScalingConfig(accelerator_type=1), "accelerator_type: it is a int. Pass a str"),  # type: ignore[arg-type]  # wrong on purpose
+        (DataConfig(group=1), "DataConfig.group: it is a int. Pass a str"),  # type: ignore[arg-type]  # wrong on purpose
+        (
+            RunConfig(failure_config=FailureConfig(max_failures=-2)),
+            "FailureConfig.max_failures: -2 is not a number of failures",
+        ),
+    ],
+)
+def test_a_type_alone_states_what_a_field_takes(config: Any, message: str) -> None:
+    [problem] = field_problems(config)
+    assert message in str(problem)
 
 
 def test_every_number_and_choice_states_what_it_takes() -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.events.health import Vitals
-from polytrain.linux.progress_page import Stage
+from polytrain.events.health import WorkerStatus
+from polytrain.linux.progress_page import WorkerStage
 from polytrain.observe.progress_probe import Condition, ProgressProbe
 
 LIMIT = 100.0
@@ -22,8 +22,8 @@ class Worker:
     now: float = 1000.0
     beats: int = 0
     cpu: float = 50.0
-    stage: Stage = Stage.TRAINING
-    events: list[Vitals] = field(default_factory=list)
+    stage: WorkerStage = WorkerStage.TRAINING
+    events: list[WorkerStatus] = field(default_factory=list)
     asked: int = 0
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class Worker:
 
     def look(
         self, after: float = 1.0, *, cpu: float = 0.0, stopped: bool = False, traced: bool = False
-    ) -> Vitals | None:
+    ) -> WorkerStatus | None:
         self.now += after
         self.cpu += cpu
 
@@ -47,7 +47,7 @@ class Worker:
             self.events.append(found)
         return found
 
-    def go(self, seconds: int, *, cpu: float = 0.0, stopped: bool = False) -> list[Vitals]:
+    def go(self, seconds: int, *, cpu: float = 0.0, stopped: bool = False) -> list[WorkerStatus]:
         """Look so many times; return the new events."""
         before = len(self.events)
         for _ in range(seconds):
@@ -67,16 +67,16 @@ def test_a_worker_that_makes_progress_is_not_reported() -> None:
 def test_one_that_waits_is_reported_at_half_time_and_at_the_end() -> None:
     worker = Worker()
     events = worker.go(500)
-    assert [vitals.quiet_s for vitals in events] == [50.0, 51.0, 100.0, 101.0]
+    assert [status.quiet_s for status in events] == [50.0, 51.0, 100.0, 101.0]
     # Nobody knows what it did before it was looked at for the first time.
-    assert [vitals.idle_s for vitals in events] == [49.0, 50.0, 99.0, 100.0]
-    assert {(vitals.attempt, vitals.rank) for vitals in events} == {(3, 1)}
+    assert [status.idle_s for status in events] == [49.0, 50.0, 99.0, 100.0]
+    assert {(status.attempt, status.rank) for status in events} == {(3, 1)}
 
 
 def test_one_that_works_is_never_idle() -> None:
     events = Worker().go(500, cpu=0.02)
-    assert [vitals.quiet_s for vitals in events] == [50.0, 100.0]
-    assert all(vitals.idle_s < 10 for vitals in events)
+    assert [status.quiet_s for status in events] == [50.0, 100.0]
+    assert all(status.idle_s < 10 for status in events)
     assert events[-1].cpu_s > 1.9
 
 
@@ -111,16 +111,16 @@ def test_a_stopped_process_is_reported_after_ten_seconds_and_when_it_goes_on() -
 def test_a_wait_for_the_outside_is_reported_with_the_quiet() -> None:
     worker = Worker()
     worker.go(60)
-    worker.stage = Stage.WAITING_FOR_COMMIT
+    worker.stage = WorkerStage.WAITING_FOR_COMMIT
     [latest] = worker.go(2)
-    assert latest.stage is Stage.WAITING_FOR_COMMIT
+    assert latest.stage is WorkerStage.WAITING_FOR_COMMIT
 
 
 def test_what_a_debugger_holds_is_not_idle() -> None:
     worker = Worker()
     for _ in range(300):
         worker.look(traced=True)
-    assert all(vitals.idle_s == 0 for vitals in worker.events)
+    assert all(status.idle_s == 0 for status in worker.events)
 
 
 def test_a_machine_that_stood_still_has_not_waited() -> None:

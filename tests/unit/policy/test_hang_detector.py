@@ -8,8 +8,8 @@ from tests.unit.run.play import Play, exited, offered, reported
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import Done, Joined
-from polytrain.events.health import Stacks, Started, Vitals
-from polytrain.linux.progress_page import Stage
+from polytrain.events.health import Stacks, Started, WorkerStatus
+from polytrain.linux.progress_page import WorkerStage
 from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
 
 LIMIT = 300.0
@@ -45,16 +45,16 @@ class Watched:
     def quiet(
         self, rank: int, seconds: float = LIMIT, *, idle: bool = True, stopped: float = 0.0
     ) -> Watched:
-        vitals = Vitals(
+        status = WorkerStatus(
             attempt=0,
             rank=rank,
-            stage=Stage.TRAINING,
+            stage=WorkerStage.TRAINING,
             quiet_s=seconds,
             idle_s=seconds if idle else 0.0,
             stopped_s=stopped,
             cpu_s=0.0,
         )
-        self.hang_detector.take(vitals, now=self.now)
+        self.hang_detector.take(status, now=self.now)
         return self
 
     def stacks(self, *ranks: int, attempt: int = 0) -> Watched:
@@ -145,8 +145,8 @@ def test_what_ends_otherwise_meanwhile_needs_no_verdict() -> None:
 
 def test_another_generations_trainers_are_another_matter() -> None:
     watched = Watched().training().quiet(0)
-    other = Vitals(
-        attempt=1, rank=1, stage=Stage.TRAINING, quiet_s=999, idle_s=999, stopped_s=0, cpu_s=0
+    other = WorkerStatus(
+        attempt=1, rank=1, stage=WorkerStage.TRAINING, quiet_s=999, idle_s=999, stopped_s=0, cpu_s=0
     )
     watched.hang_detector.take(other, now=watched.now)
     found = watched.look()

@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.config.configs import FailureConfig
-from polytrain.events.health import Vitals
-from polytrain.linux.progress_page import Stage
+from polytrain.events.health import WorkerStatus
+from polytrain.linux.progress_page import WorkerStage
 from polytrain.policy.hang_policy import Hung, Suspicious, judge
 
 LIMIT = 300.0
 
 
-def vitals(
+def status(
     rank: int,
     *,
     quiet: float = 0.0,
     idle: float = 0.0,
     stopped: float = 0.0,
-    stage: Stage = Stage.TRAINING,
-) -> Vitals:
-    return Vitals(
+    stage: WorkerStage = WorkerStage.TRAINING,
+) -> WorkerStatus:
+    return WorkerStatus(
         attempt=0,
         rank=rank,
         stage=stage,
@@ -35,16 +35,16 @@ def vitals(
     )
 
 
-def waiting(rank: int, seconds: float = LIMIT) -> Vitals:
-    return vitals(rank, quiet=seconds, idle=seconds)
+def waiting(rank: int, seconds: float = LIMIT) -> WorkerStatus:
+    return status(rank, quiet=seconds, idle=seconds)
 
 
-def working(rank: int, seconds: float = LIMIT) -> Vitals:
-    return vitals(rank, quiet=seconds)
+def working(rank: int, seconds: float = LIMIT) -> WorkerStatus:
+    return status(rank, quiet=seconds)
 
 
 def verdict(
-    *known: Vitals,
+    *known: WorkerStatus,
     world_size: int = 2,
     done: frozenset[int] = frozenset(),
     steps: dict[int, int] | None = None,
@@ -95,10 +95,12 @@ def test_what_is_known_soon_is_waited_for() -> None:
     assert isinstance(verdict(waiting(0), waiting(1, LIMIT / 3)), Suspicious)
 
 
-@pytest.mark.parametrize("stage", [Stage.WAITING_FOR_COMMIT, Stage.WAITING_FOR_DATA])
+@pytest.mark.parametrize("stage", [WorkerStage.WAITING_FOR_COMMIT, WorkerStage.WAITING_FOR_DATA])
 @pytest.mark.parametrize("action", ["kill_if_idle", "kill"])
-def test_a_storage_or_a_pipeline_may_take_as_long_as_it_does(stage: Stage, action: Any) -> None:
-    slow = vitals(0, quiet=LIMIT, idle=LIMIT, stage=stage)
+def test_a_storage_or_a_pipeline_may_take_as_long_as_it_does(
+    stage: WorkerStage, action: Any
+) -> None:
+    slow = status(0, quiet=LIMIT, idle=LIMIT, stage=stage)
     found = verdict(slow, waiting(1), action=action)
     assert isinstance(found, Suspicious)
     assert f"rank 0 is {stage}" in found.reason
@@ -127,15 +129,15 @@ def test_what_a_rank_showed_before_it_was_done_is_past() -> None:
 
 
 def test_a_stopped_process_is_named_after_ten_seconds() -> None:
-    assert verdict(vitals(1, quiet=9, idle=9, stopped=9)) is None
-    found = verdict(vitals(1, quiet=12, idle=10, stopped=10))
+    assert verdict(status(1, quiet=9, idle=9, stopped=9)) is None
+    found = verdict(status(1, quiet=12, idle=10, stopped=10))
     assert isinstance(found, Hung)
     assert (found.rank, found.is_stop) == (1, True)
     assert found.reason == "rank 1 has been stopped by a signal for 10 s"
 
 
 def test_a_shorter_limit_holds_for_stopped_processes_too() -> None:
-    assert isinstance(verdict(vitals(1, quiet=3, idle=3, stopped=3), limit=3), Hung)
+    assert isinstance(verdict(status(1, quiet=3, idle=3, stopped=3), limit=3), Hung)
 
 
 def test_kill_names_the_rank_that_the_others_wait_for() -> None:
@@ -161,24 +163,28 @@ seconds = st.floats(0, 2 * LIMIT)
 
 
 @st.composite
-def anybody(draw: st.DrawFn, world_size: int) -> dict[int, Vitals]:
+def anybody(draw: st.DrawFn, world_size: int) -> dict[int, WorkerStatus]:
     known = draw(st.sets(st.integers(0, world_size - 1)))
     drawn = {}
     for rank in known:
         quiet = draw(seconds)
-        drawn[rank] = vitals(
+        drawn[rank] = status(
             rank,
             quiet=quiet,
             idle=quiet * draw(st.sampled_from([0.0, 0.3, 0.5, 1.0])),
             stopped=quiet * draw(st.sampled_from([0.0, 0.0, 0.01, 1.0])),
-            stage=draw(st.sampled_from([Stage.TRAINING, Stage.TRAINING, Stage.WAITING_FOR_DATA])),
+            stage=draw(
+                st.sampled_from(
+                    [WorkerStage.TRAINING, WorkerStage.TRAINING, WorkerStage.WAITING_FOR_DATA]
+                )
+            ),
         )
     return drawn
 
 
 @given(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), anybody(n))), st.data())
 def test_by_default_only_what_is_certain_ends_an_attempt(
-    world: tuple[int, dict[int, Vitals]], data: st.DataObject
+    world: tuple[int, dict[int, WorkerStatus]], data: st.DataObject
 ) -> None:
     size, known = world
     done = frozenset(data.draw(st.sets(st.integers(0, size - 1))))
@@ -198,7 +204,7 @@ def test_by_default_only_what_is_certain_ends_an_attempt(
 
 @given(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), anybody(n))))
 def test_a_warning_is_all_that_comes_of_warn_and_nothing_without_a_limit(
-    world: tuple[int, dict[int, Vitals]],
+    world: tuple[int, dict[int, WorkerStatus]],
 ) -> None:
     size, known = world
     found = verdict(*known.values(), world_size=size, action="warn")
@@ -210,7 +216,7 @@ def test_a_warning_is_all_that_comes_of_warn_and_nothing_without_a_limit(
 
 @given(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), anybody(n))))
 def test_kill_ends_whatever_is_quiet_unless_something_outside_is_waited_for(
-    world: tuple[int, dict[int, Vitals]],
+    world: tuple[int, dict[int, WorkerStatus]],
 ) -> None:
     size, known = world
     waits = any(its.stage.is_wait for its in known.values())

@@ -111,7 +111,6 @@ def said(capsys: pytest.CaptureFixture[str], *, has_lines: bool = False) -> str:
         ["sync", "RUN"],
         ["predict", "RUN", f"rows{HOSTILE}.parquet", "-o", f"out{HOSTILE}"],
         ["doctor", "--storage", "STORAGE", "--backend", f"none{HOSTILE}"],
-        ["warm", f"none{HOSTILE}"],
         ["run", f"nowhere{HOSTILE}:trainer"],
         ["run", f"{HOSTILE}.toml"],
         ["conformance", f"none{HOSTILE}"],

@@ -9,7 +9,7 @@ import pytest
 
 from polytrain.events.health import Stacks
 from polytrain.run.remote_requests import NoAnswerError, RemoteRequests, RequestKind, ask
-from polytrain.run.stacks_inquiries import StacksInquiries
+from polytrain.run.stacks_requests import StacksRequests
 from polytrain.storage.location import Location
 from polytrain_plugins import Stopped
 
@@ -54,28 +54,28 @@ def test_an_inline_run_answers_with_the_stack_of_its_thread(tmp_path: Path) -> N
 
 
 def test_stacks_answer_all_who_have_asked_meanwhile() -> None:
-    inquiries = StacksInquiries()
-    assert inquiries.add("a", attempt=1, world_size=2, now=0)
-    assert not inquiries.add("b", attempt=1, world_size=2, now=1)
-    inquiries.take(Stacks(attempt=1, rank=1, text="one"))
-    inquiries.take(Stacks(attempt=0, rank=0, text="of an earlier attempt"))
-    assert list(inquiries.answered(now=1)) == []
-    inquiries.take(Stacks(attempt=1, rank=0, text="zero"))
-    assert list(inquiries.answered(now=2)) == [(each, {0: "zero", 1: "one"}) for each in "ab"]
-    assert inquiries.deadline is None
+    requests = StacksRequests()
+    assert requests.add("a", attempt=1, world_size=2, now=0)
+    assert not requests.add("b", attempt=1, world_size=2, now=1)
+    requests.take(Stacks(attempt=1, rank=1, text="one"))
+    requests.take(Stacks(attempt=0, rank=0, text="of an earlier attempt"))
+    assert list(requests.answered(now=1)) == []
+    requests.take(Stacks(attempt=1, rank=0, text="zero"))
+    assert list(requests.answered(now=2)) == [(each, {0: "zero", 1: "one"}) for each in "ab"]
+    assert requests.deadline is None
 
 
 def test_stacks_that_do_not_come_are_not_waited_for() -> None:
-    inquiries = StacksInquiries()
-    inquiries.add("a", attempt=1, world_size=2, now=0)
-    inquiries.take(Stacks(attempt=1, rank=1, text="one"))
-    assert inquiries.deadline == 12
-    assert list(inquiries.answered(now=12)) == [("a", {1: "one"})]
+    requests = StacksRequests()
+    requests.add("a", attempt=1, world_size=2, now=0)
+    requests.take(Stacks(attempt=1, rank=1, text="one"))
+    assert requests.deadline == 12
+    assert list(requests.answered(now=12)) == [("a", {1: "one"})]
 
 
 def test_a_new_attempt_is_asked_again() -> None:
-    inquiries = StacksInquiries()
-    inquiries.add("a", attempt=1, world_size=2, now=0)
-    assert inquiries.add("b", attempt=2, world_size=1, now=5)
-    inquiries.take(Stacks(attempt=2, rank=0, text="zero"))
-    assert dict(inquiries.answered(now=6)) == {"a": {0: "zero"}, "b": {0: "zero"}}
+    requests = StacksRequests()
+    requests.add("a", attempt=1, world_size=2, now=0)
+    assert requests.add("b", attempt=2, world_size=1, now=5)
+    requests.take(Stacks(attempt=2, rank=0, text="zero"))
+    assert dict(requests.answered(now=6)) == {"a": {0: "zero"}, "b": {0: "zero"}}

@@ -474,6 +474,18 @@ def test_the_help_of_a_command_and_a_wrong_option_import_nothing_that_reads_a_ru
     assert asked.returncode == 0, asked.stderr
 
 
+def test_help_imports_no_framework() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "polytrain", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "doctor" in shown.stdout
+    imported = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
+    assert imported.isdisjoint({"ray", "torch", "numpy", "pyarrow", "polytrain.workers"})
+
+
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shwo"]) == 2
     assert "shwo" in capsys.readouterr().err

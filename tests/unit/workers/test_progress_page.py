@@ -21,7 +21,7 @@ from polytrain.data.shards.spec import StreamSpec
 from polytrain.data.shards.stream_shard import PartSource, StreamShard
 from polytrain.linux import progress_page
 from polytrain.linux.processes import cpu_seconds, is_stopped
-from polytrain.linux.progress_page import Page, Stage
+from polytrain.linux.progress_page import Page, WorkerStage
 from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
 from polytrain.workers.checkpoint_files import CheckpointFiles
@@ -42,9 +42,9 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.linux import progress_page
 
 progress_page.write_to(int(sys.argv[1]))
-progress_page.enter(progress_page.Stage.TRAINING)
+progress_page.enter(progress_page.WorkerStage.TRAINING)
 progress_page.beat()
-with progress_page.during(progress_page.Stage.WAITING_FOR_COMMIT):
+with progress_page.during(progress_page.WorkerStage.WAITING_FOR_COMMIT):
     progress_page.beat()
     print("waiting", flush=True)
     sys.stdin.readline()
@@ -93,13 +93,13 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_reader_sees_beats_and_stages_of_another_process(page: Page) -> None:
-    assert (page.beats, page.stage) == (0, Stage.STARTING)
+    assert (page.beats, page.stage) == (0, WorkerStage.STARTING)
     with start(WRITER, page.descriptor) as writer:
         assert line_from(writer) == "waiting\n"
-        assert (page.beats, page.stage) == (2, Stage.WAITING_FOR_COMMIT)
+        assert (page.beats, page.stage) == (2, WorkerStage.WAITING_FOR_COMMIT)
         go_on(writer)
         assert line_from(writer) == "over\n"
-        assert (page.beats, page.stage) == (2, Stage.TRAINING)
+        assert (page.beats, page.stage) == (2, WorkerStage.TRAINING)
         go_on(writer)
 
 
@@ -108,7 +108,7 @@ class Answering:
 
     def __init__(self, page: Page) -> None:
         self._page = page
-        self.seen: list[Stage] = []
+        self.seen: list[WorkerStage] = []
 
     def send(self, *messages: Message) -> None:
         self.seen.append(self._page.stage)
@@ -120,14 +120,14 @@ class Answering:
 
 def test_a_wait_for_a_commit_shows(page: Page, tmp_path: Path) -> None:
     progress_page.write_to(page.descriptor)
-    progress_page.enter(Stage.TRAINING)
+    progress_page.enter(WorkerStage.TRAINING)
     channel = Answering(page)
     uploader = CheckpointUploader(job=JOB, order=ORDER, rank=0, channel=channel, scratch=tmp_path)
     files = CheckpointFiles(write=lambda directory: {})
     uploader.give(files, step=1, metrics={}, positions={}, with_it=list, waits=True)
-    assert channel.seen == [Stage.TRAINING, Stage.WAITING_FOR_COMMIT]
+    assert channel.seen == [WorkerStage.TRAINING, WorkerStage.WAITING_FOR_COMMIT]
     assert uploader.stalled_s > 0
-    assert page.stage is Stage.TRAINING
+    assert page.stage is WorkerStage.TRAINING
 
 
 class Slow(PartSource):
@@ -137,18 +137,18 @@ class Slow(PartSource):
         self._page = page
 
     def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
-        assert self._page.stage is Stage.TRAINING
+        assert self._page.stage is WorkerStage.TRAINING
 
     def next_part(self, epoch: int, index: int) -> pa.Table | int:
         if index == 1:
             return 3
-        assert eventually(lambda: self._page.stage is Stage.WAITING_FOR_DATA, seconds=10)
+        assert eventually(lambda: self._page.stage is WorkerStage.WAITING_FOR_DATA, seconds=10)
         return pa.table({"id": [1, 2, 3]})
 
 
 def test_a_wait_for_a_stream_shows_and_its_batches_are_progress(page: Page) -> None:
     progress_page.write_to(page.descriptor)
-    progress_page.enter(Stage.TRAINING)
+    progress_page.enter(WorkerStage.TRAINING)
     schema = pa.schema([("id", pa.int64())])
     shard = StreamShard(
         StreamSpec(name="train", schema=schema, remainder="keep"),
@@ -161,7 +161,7 @@ def test_a_wait_for_a_stream_shows_and_its_batches_are_progress(page: Page) -> N
     [batch] = shard.iter_batches(batch_size=3)
     assert batch["id"].tolist() == [1, 2, 3]
     assert page.beats > before
-    assert page.stage is Stage.TRAINING
+    assert page.stage is WorkerStage.TRAINING
 
 
 def test_what_its_children_do_is_a_process_s_work_even_when_they_are_gone() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.constraints import field_problems, wrong_type
@@ -13,7 +13,6 @@ from polytrain.config.validation_config import (
     ValidationConfig,
     ValidationTaskConfig,
     options_of_ray,
-    task_problems,
 )
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.functions.pickle_checks import pickle_problems, reference_problems
@@ -33,37 +32,21 @@ def validation_problems(spec: RunSpec) -> Iterator[Problem]:
     if not isinstance(config, ValidationConfig):
         yield wrong_type("validation_config", config, ValidationConfig)
         return
-    yield from field_problems(config)
-    task: Any = config.task_config
-    wrong_task = tuple(task_problems(task, "ValidationConfig.task_config"))
-    yield from wrong_task
-    yield from _function_problems(
-        config.fn,
-        ValidationTaskConfig() if wrong_task else task,
-        # `report(validation=…)` of a training function may give further arguments.
-        may_get_more=spec.train_loop_per_worker is not None,
-    )
-    options: Any = config.ray_remote_kwargs
-    if not isinstance(options, Mapping):
-        yield wrong_type(_OPTIONS, options, dict)
-    elif "num_returns" in options:
-        yield Problem(
-            field=_OPTIONS,
-            what="a validation returns its metrics alone, so num_returns can't be chosen",
-            remedy="Leave num_returns out",
+    wrong = tuple(field_problems(config, "ValidationConfig"))
+    yield from wrong
+    is_task_right = not any("task_config" in problem.field for problem in wrong)
+    if callable(config.fn):
+        yield from _function_problems(
+            config.fn,
+            config.task_config if is_task_right else ValidationTaskConfig(),
+            # `report(validation=…)` of a training function may give further arguments.
+            may_get_more=spec.train_loop_per_worker is not None,
         )
 
 
 def _function_problems(
-    function: Any, task: ValidationTaskConfig, *, may_get_more: bool
+    function: Callable[..., Any], task: ValidationTaskConfig, *, may_get_more: bool
 ) -> Iterator[Problem]:
-    if not callable(function):
-        yield Problem(
-            field=_FN,
-            what=f"{function!r} is not callable",
-            remedy="Pass the function itself: it takes a checkpoint, and returns a dict of metrics",
-        )
-        return
     names = "".join(f", {name}=…" for name in task.fn_kwargs)
     try:
         signature = inspect.signature(function)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -47,7 +46,6 @@ from polytrain.storage.location import Location
 from polytrain.trackers.names import tracker_problems, trackers_of
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
-from polytrain.workers.processes.warm import warm_problems
 from polytrain.workers.ray.address import client_problem
 from polytrain.workers.spawned_scripts import guard_problems
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
@@ -180,7 +178,7 @@ def cluster_problems_now(spec: RunSpec) -> Iterable[Problem]:
     scaling = spec.scaling_config
     if spec.is_inline:
         return inline_problems(spec.validation_config)
-    refused = (*system_problems(), *warm_problems(os.environ))
+    refused = tuple(system_problems())
     if refused:
         return refused
     around = available_clusters(spec)

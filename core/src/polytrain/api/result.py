@@ -11,7 +11,7 @@ from polytrain.api.returns import Returns
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manager import with_validations
 from polytrain.checkpoint.manifest import Manifest
-from polytrain.checkpoint.store import CheckpointStore, Found
+from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.policy.retention import badness, ranked
@@ -437,7 +437,7 @@ def recorded(
     )
 
 
-def newest_intact(store: CheckpointStore, found: Found) -> Manifest | None:
+def newest_intact(store: CheckpointStore, found: FoundCheckpoints) -> Manifest | None:
     """The newest checkpoint whose files are those that were committed; reads all of them."""
     return next((m for m in reversed(found.manifests) if not store.damage(m)), None)
 

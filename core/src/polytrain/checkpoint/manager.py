@@ -11,7 +11,7 @@ from typing import Any
 from polytrain.checkpoint.events import Committed, PartStored
 from polytrain.checkpoint.manifest import AttemptId, Manifest, directory_name, merged
 from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
-from polytrain.checkpoint.store import CheckpointStore, Found
+from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
 from polytrain.linux.clock import Clock
 from polytrain.policy.retention import expendable, ranked
@@ -83,7 +83,7 @@ class CheckpointManager:
     _stamps: dict[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     """Directory → stamps that show whether its files have changed since they were verified."""
 
-    def take_over(self, found: Found) -> None:
+    def take_over(self, found: FoundCheckpoints) -> None:
         """Resume with the checkpoints of earlier drivers."""
         self.checkpoints = list(found.manifests)
         self._next_number = max((m.number + 1 for m in found.manifests), default=0)

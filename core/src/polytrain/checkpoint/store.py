@@ -69,7 +69,7 @@ class StoredPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundCheckpoints:
     """The checkpoint directories in a run's storage."""
 
     manifests: tuple[Manifest, ...]
@@ -245,7 +245,7 @@ class CheckpointStore:
             )
         return stamps
 
-    def find(self, *, since_token: int) -> Found:
+    def find(self, *, since_token: int) -> FoundCheckpoints:
         """Read all manifests, and compare them with the stored files.
 
         Args:
@@ -272,7 +272,7 @@ class CheckpointStore:
                     damaged[name] = "; ".join(wrong)
                 else:
                     manifests.append(manifest)
-        return Found(
+        return FoundCheckpoints(
             manifests=tuple(sorted(manifests, key=lambda m: (m.attempt_id, m.number))),
             damaged=damaged,
             uncommitted=tuple(name for name in own if name not in read),

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from polytrain.config.call_forms import takes_ray_arguments
-from polytrain.config.constraints import Seconds, Whole
+from polytrain.config.constraints import Checked, Config, Entries, Function, Seconds, Whole
+from polytrain.config.field_checks import (
+    column_names,
+    directory_name,
+    metric_name,
+    node_labels,
+    resource_amounts,
+    worker_count,
+)
 from polytrain.config.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
-from polytrain.text.plain_values import plain
 from polytrain_plugins import Report
 
 _LEAST_WINDOW_S = 0.1
 """Stragglers: the kernel counts in ticks, of up to ten milliseconds."""
 
 
-class _PlainNumbers:
-    """Takes NumPy's numbers for what they are, and 0 and 1 for truth values where these belong."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]  # all that derive from it are dataclasses
-            value = plain(getattr(self, each.name))
-            if each.type == "bool" and type(value) is int and value in (0, 1):
-                value = bool(value)
-            object.__setattr__(self, each.name, value)
-
-
 @takes_ray_arguments(**SCALING)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingConfig(_PlainNumbers):
+class ScalingConfig(Config):
     """How many workers, and what each of them gets."""
 
-    num_workers: int | tuple[int, int] = 1
+    num_workers: Annotated[int | tuple[int, int], Checked(worker_count)] = 1
     """Worker processes. 0 trains inline, in the process that calls `fit()`. Two numbers are the
     least and the most: the run starts with as many as there are resources for, shrinks after a
     loss and grows when there are more resources."""
@@ -48,7 +42,7 @@ class ScalingConfig(_PlainNumbers):
     use_gpu: bool = False
     """Give every worker one GPU, or as many as `resources_per_worker` says."""
 
-    resources_per_worker: Mapping[str, float] | None = None
+    resources_per_worker: Annotated[Mapping[str, float] | None, Entries(resource_amounts)] = None
     """Ray resources of one worker, for example `{"CPU": 4, "GPU": 1}`. One CPU by default."""
 
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
@@ -57,7 +51,9 @@ class ScalingConfig(_PlainNumbers):
     accelerator_type: str | None = None
     """Type of the nodes' accelerators, in Ray's words, such as "A100"; workers run on no others."""
 
-    label_selector: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
+    label_selector: Annotated[
+        Mapping[str, str] | Sequence[Mapping[str, str]] | None, Checked(node_labels)
+    ] = None
     """Labels that Ray's nodes must have, such as `{"ray.io/market-type": "spot"}`; also
     `"!value"`, `"in(one,two)"` and `"!in(one,two)"`. A list has one for each worker, of a run with
     a fixed number of them and no standbys."""
@@ -128,7 +124,7 @@ class ScalingConfig(_PlainNumbers):
 
 @takes_ray_arguments(**DATA)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig(_PlainNumbers):
+class DataConfig(Config):
     """What is read of a data set, and in which order."""
 
     datasets_to_split: str | Sequence[str] = "all"
@@ -164,10 +160,13 @@ class DataConfig(_PlainNumbers):
     smaller; so that each worker has a row, the one before it may leave it some. "pad": rows from
     the epoch's start fill the last batch. "drop": they are left out."""
 
-    columns: Sequence[str] | None = None
+    columns: Annotated[Sequence[str] | None, Checked(column_names)] = None
     """Columns to read; by default all but those that hold the index of a DataFrame."""
 
-    transform: Callable[..., Mapping[str, Any]] | None = None
+    transform: Annotated[
+        Callable[..., Mapping[str, Any]] | None,
+        Function("Pass a function from a dict of arrays to another"),
+    ] = None
     """Applied to rows when they are read. It takes a dict of column name to array, and returns one
     with the same number of rows. It runs wherever data is read, also in agents. With a parameter
     `rng` it is applied to each batch of each epoch instead, and gets a NumPy generator that is
@@ -187,7 +186,7 @@ class DataConfig(_PlainNumbers):
 
 @takes_ray_arguments(**FAILURE)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailureConfig(_PlainNumbers):
+class FailureConfig(Config):
     """What to do when something fails."""
 
     max_failures: Annotated[
@@ -232,7 +231,7 @@ class FailureConfig(_PlainNumbers):
 
 @takes_ray_arguments(**CHECKPOINT)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig(_PlainNumbers):
+class CheckpointConfig(Config):
     """Which checkpoints are made and kept."""
 
     num_to_keep: Annotated[
@@ -240,7 +239,7 @@ class CheckpointConfig(_PlainNumbers):
     ] = None
     """Keep this many of the best; None keeps all. The newest is always kept."""
 
-    checkpoint_score_attribute: str | None = None
+    checkpoint_score_attribute: Annotated[str | None, Checked(metric_name)] = None
     """Metric that ranks checkpoints, `a/b` for a nested one. With None, newer is better."""
 
     checkpoint_score_order: Literal["max", "min"] = "max"
@@ -269,10 +268,10 @@ class CheckpointConfig(_PlainNumbers):
 
 @takes_ray_arguments(**RUN)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig(_PlainNumbers):
+class RunConfig(Config):
     """Where a run is stored, and how failures, checkpoints and observers are handled."""
 
-    name: str | None = None
+    name: Annotated[str | None, Checked(directory_name)] = None
     """Name of the run and of its directory; made from the backend and the time by default.
     `fit()` with the same name and storage resumes the run."""
 
@@ -328,7 +327,7 @@ class RunConfig(_PlainNumbers):
     """Whose reports are kept in the run's journal, for `Result.histories`. Rank 0's are
     `Result.history` in any case."""
 
-    callbacks: tuple[Any, ...] = ()
+    callbacks: tuple[Any, ...] = field(default_factory=tuple)
     """Objects of subclasses of `UserCallback`, with Ray Train's methods. While there are any, the
     reports of all ranks are sent to the driver."""
 
@@ -346,17 +345,3 @@ class RunConfig(_PlainNumbers):
     show_output: Literal["all", "rank_0", "none"] = "all"
     """Whose output is shown while the run lasts. All of it is in the run's `logs` in any case. What
     an inline run prints is always shown."""
-
-    def __post_init__(self) -> None:
-        _PlainNumbers.__post_init__(self)
-        # None stands for the default, as in Ray Train.
-        for name, default in _NESTED.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default())
-
-
-_NESTED = {
-    "failure_config": FailureConfig,
-    "checkpoint_config": CheckpointConfig,
-    "callbacks": tuple,
-}

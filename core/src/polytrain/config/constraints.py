@@ -1,27 +1,33 @@
-"""What a field of a configuration takes, stated at the field, and what is wrong with its value.
+"""What the value of a field must be, stated at the field and checked in one place.
 
-A field whose type is a choice (`Literal`, `bool`, None) is checked by its type alone. A number says
-what it counts: `Annotated[int, Whole(...)]`, `Annotated[float, Seconds(...)]`.
+A type says most of it: a class, a `Literal`, `bool`, a configuration within another. The rest is
+stated beside the type, and then decides alone: `Annotated[int, Whole(...)]`,
+`Annotated[float, Seconds(...)]`, `Annotated[str, Checked(function)]`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
-from polytrain.text.plain_values import is_whole
+from polytrain.text.plain_values import is_whole, plain
 from polytrain_plugins import Problem
 from polytrain_plugins.problems import MOST_SECONDS
+
+Wrong = tuple[str, str]
+"""What is wrong with a value, and the remedy."""
 
 
 class Constraint(Protocol):
     """What the value of a field must be."""
 
-    def wrong(self, value: Any) -> tuple[str, str] | None:
-        """What is wrong with a value, and the remedy; None if nothing is."""
+    def wrong(self, value: Any) -> Iterable[Wrong]:
+        """Return what is wrong with a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +41,11 @@ class Whole:
     most: int | None = None
     remedy: str
 
-    def wrong(self, value: Any) -> tuple[str, str] | None:
+    def wrong(self, value: Any) -> Iterator[Wrong]:
         is_in_range = is_whole(value) and value >= self.least
-        if is_in_range and (self.most is None or value <= self.most):
-            return None
-        wanted = f"a number of {self.of}" if self.of else "a whole number that can be kept"
-        return f"{value!r} is not {wanted}", self.remedy
+        if not is_in_range or (self.most is not None and value > self.most):
+            wanted = f"a number of {self.of}" if self.of else "a whole number that can be kept"
+            yield f"{value!r} is not {wanted}", self.remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,45 +59,132 @@ class Seconds:
     or_none: str = ""
     """What None stands for, where it may be given."""
 
-    def wrong(self, value: Any) -> tuple[str, str] | None:
+    def wrong(self, value: Any) -> Iterator[Wrong]:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         at_least = f"above {self.least:g}" if self.above else f"at least {self.least:g}"
         or_none = f", or None {self.or_none}" if self.or_none else ""
         remedy = f"Give a number of seconds, {at_least}{or_none}"
         if not is_number or math.isnan(value):
-            return f"{value!r} is not a number of seconds", remedy
-        if value > MOST_SECONDS:
+            yield f"{value!r} is not a number of seconds", remedy
+        elif value > MOST_SECONDS:
             limits = f"{at_least} and at most {MOST_SECONDS:g}"
-            return f"{value!r} is too long", f"Give a number of seconds, {limits}{or_none}"
-        if value < self.least or (self.above and value == self.least):
-            return f"{value!r} is too short", remedy
-        return None
+            yield f"{value!r} is too long", f"Give a number of seconds, {limits}{or_none}"
+        elif value < self.least or (self.above and value == self.least):
+            yield f"{value!r} is too short", remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Something to call."""
+
+    remedy: str
+
+    def wrong(self, value: Any) -> Iterator[Wrong]:
+        if not callable(value):
+            yield f"{value!r} is not callable", self.remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A value with rules of its own."""
+
+    wrong: Callable[[Any], Iterable[Wrong]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A dict whose entries have rules."""
+
+    check: Callable[[Mapping[Any, Any]], Iterable[Wrong]]
+
+    def wrong(self, value: Any) -> Iterator[Wrong]:
+        if isinstance(value, Mapping):
+            yield from self.check(value)
+        else:
+            yield f"it is a {type(value).__name__}", "Pass a dict"
+
+
+class Config:
+    """A configuration, a dataclass whose fields state what they take.
+
+    It takes NumPy's numbers for what they are, 0 and 1 for truth values, and None for a default
+    that is made anew each time, as Ray Train does.
+    """
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]  # all that derive from it are dataclasses
+            value = plain(getattr(self, each.name))
+            if value is None and each.default_factory is not MISSING:
+                value = each.default_factory()
+            elif each.type == "bool" and type(value) is int and value in (0, 1):
+                value = bool(value)
+            object.__setattr__(self, each.name, value)
 
 
 def field_problems(config: Any, name: str | None = None) -> Iterator[Problem]:
-    """Values that a configuration's fields don't take.
+    """Yield the values that fields of a configuration, and of those in it, can't take.
 
     Args:
         config: a dataclass.
-        name: how it is named to the user; by its class if omitted.
+        name: how its fields are named to the user; if empty they stand alone, and if omitted a
+            configuration is named by its class, wherever it is.
     """
-    hints = get_type_hints(type(config), include_extras=True)
-    for field in fields(config):
-        value = getattr(config, field.name)
-        hint = hints[field.name]
-        constraints: list[Constraint] = []
+    cls: Any = type(config)
+    prefix = cls.__name__ if name is None else name
+    for field, hint in _hints(cls).items():
+        value, path = getattr(config, field), f"{prefix}.{field}" if prefix else field
+        constraints: Iterable[Constraint] = ()
         if get_origin(hint) is Annotated:
             hint, *constraints = get_args(hint)
-        if value is None and NoneType in get_args(hint):
+        members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if value is None and NoneType in members:
             continue
-        wrong = [found for each in constraints if (found := each.wrong(value)) is not None]
-        choices = _choices(hint)
-        if choices and not any(type(value) is type(each) and value == each for each in choices):
-            given = [*choices, None] if NoneType in get_args(hint) else choices
-            wrong.append((f"{value!r} is unknown", f"Give {' or '.join(map(repr, given))}"))
-        for what, remedy in wrong:
-            field_name = f"{name or type(config).__name__}.{field.name}"
-            yield Problem(field=field_name, what=what, remedy=remedy)
+        if constraints:
+            for constraint in constraints:
+                for what, remedy in constraint.wrong(value):
+                    yield Problem(field=path, what=what, remedy=remedy)
+        elif (wanted := _classes(hint)) and not isinstance(value, wanted):
+            yield wrong_type(path, value, _SHOWN.get(wanted[0], wanted[0]))
+        elif isinstance(value, Config):
+            yield from field_problems(value, None if name is None else path)
+        elif (choices := _choices(hint)) and not any(
+            type(value) is type(each) and value == each for each in choices
+        ):
+            given = [*choices, None] if NoneType in members else choices
+            remedy = f"Give {' or '.join(map(repr, given))}"
+            yield Problem(field=path, what=f"{value!r} is unknown", remedy=remedy)
+
+
+def typed_problems(field: str, value: Any, wanted: type) -> Iterator[Problem]:
+    """Yield a problem if an argument is no configuration of a class, or those of its fields."""
+    if isinstance(value, wanted):
+        yield from field_problems(value)
+    else:
+        yield wrong_type(field, value, wanted)
+
+
+@cache
+def _hints(cls: Any) -> Mapping[str, Any]:
+    """The fields of a dataclass, each with its type and its constraints."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+_SHOWN: Mapping[type, type] = {Mapping: dict}
+"""An abstract class → the one that a message asks for."""
+
+
+def _classes(hint: Any) -> tuple[type, ...]:
+    """The classes of which a value is one; empty if it may be anything, or has rules elsewhere."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    classes = tuple(get_origin(each) or each for each in members if each is not NoneType)
+    if classes == (str, Path):
+        return classes
+    [first, *others] = classes
+    is_plain = first in (str, Mapping) or (isinstance(first, type) and issubclass(first, Config))
+    return (first,) if is_plain and not others else ()
 
 
 _OF_FRAMEWORKS = {

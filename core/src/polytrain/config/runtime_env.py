@@ -60,18 +60,13 @@ def runtime_env_of_validations(
     return {**kept, **own, **({_VARIABLES: variables} if variables else {})}
 
 
-def runtime_env_problems(runtime_env: Any, *, is_inline: bool) -> Iterator[Problem]:
+def runtime_env_problems(runtime_env: Mapping[str, Any], *, is_inline: bool) -> Iterator[Problem]:
     """Yield what is wrong with a runtime environment.
 
     Args:
         runtime_env: what the user passed.
         is_inline: whether training runs in the driver's own process.
     """
-    if runtime_env is None:
-        return
-    if not isinstance(runtime_env, Mapping):
-        yield wrong_type(FIELD, runtime_env, dict)
-        return
     yield from _variable_problems(runtime_env.get(_VARIABLES))
     of_ray = parts_of_ray(runtime_env)
     if not of_ray:

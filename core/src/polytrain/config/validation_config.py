@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from polytrain.config.call_forms import takes_ray_arguments
-from polytrain.config.constraints import Seconds, field_problems, wrong_type
+from polytrain.config.constraints import Config, Entries, Function, Seconds, field_problems
+from polytrain.config.field_checks import json_arguments, task_options
 from polytrain.config.ray_arguments import VALIDATION, VALIDATION_TASK
 from polytrain.text.plain_values import plain
 from polytrain.text.secret_names import is_secret
-from polytrain_plugins import Problem
 
 if TYPE_CHECKING:
     from polytrain.checkpoint.checkpoint import Checkpoint
@@ -27,38 +26,40 @@ class ValidationFn(Protocol):
 
 @takes_ray_arguments(**VALIDATION_TASK)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationTaskConfig:
+class ValidationTaskConfig(Config):
     """How one checkpoint is validated."""
 
-    fn_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    fn_kwargs: Annotated[Mapping[str, Any], Entries(json_arguments)] = field(default_factory=dict)
     """Passed to the function besides the checkpoint: values that JSON can hold."""
 
     timeout_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
     """Seconds after which the validation is killed and has failed; None is no limit."""
 
-    def __post_init__(self) -> None:
-        given: Any = self.fn_kwargs
-        object.__setattr__(self, "fn_kwargs", {} if given is None else plain(given))
-        object.__setattr__(self, "timeout_s", plain(self.timeout_s))
-
 
 @takes_ray_arguments(**VALIDATION)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationConfig:
+class ValidationConfig(Config):
     """How checkpoints are validated in a process of their own, while training continues.
 
     With a training function, checkpoints that are reported with `report(…, validation=…)` are
     validated, otherwise all. They are validated one at a time, in the order of their commits.
     """
 
-    fn: Callable[..., Mapping[str, Any]]
+    fn: Annotated[
+        Callable[..., Mapping[str, Any]],
+        Function(
+            "Pass the function itself: it takes a checkpoint, and returns a dict of metrics",
+        ),
+    ]
     """A `ValidationFn`, called as `fn(checkpoint, **fn_kwargs)`. Returns a dict of metrics,
     which are added to those of the checkpoint, and to the history at its step."""
 
     task_config: ValidationTaskConfig = field(default_factory=ValidationTaskConfig)
     """The default for each validation."""
 
-    ray_remote_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    ray_remote_kwargs: Annotated[Mapping[str, Any], Entries(task_options)] = field(
+        default_factory=dict
+    )
     """Options of `ray.remote` for the validation, such as `{"num_gpus": 1}`; one CPU by default.
     Without Ray, `num_cpus` is the number of threads; by default as many as a worker has."""
 
@@ -66,12 +67,6 @@ class ValidationConfig:
     """What happens after a validation that raises, is killed, takes too long or returns no dict of
     new metrics. "warn": it is logged, and the checkpoint keeps the metrics that it has. "fail": it
     ends the run, and the next `fit()` validates the checkpoint again."""
-
-    def __post_init__(self) -> None:
-        for name, default in (("task_config", ValidationTaskConfig), ("ray_remote_kwargs", dict)):
-            # None stands for the default, as in Ray Train.
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default())
 
 
 _WITHOUT_RAY = ("num_cpus", "max_retries", "retry_exceptions")
@@ -140,7 +135,7 @@ def validation_of_report(
         )
     if not isinstance(validation, ValidationTaskConfig):
         return {}
-    problems = [str(each) for each in task_problems(validation, "validation")]
+    problems = [str(each) for each in field_problems(validation, "validation")]
     if problems:
         raise ValueError(f"report(validation=…): {'; '.join(problems)}")
     for name, value in validation.fn_kwargs.items():
@@ -151,35 +146,3 @@ def validation_of_report(
                 "arguments aren't kept, or in the environment."
             )
     return {"fn_kwargs": dict(validation.fn_kwargs), "timeout_s": validation.timeout_s}
-
-
-def task_problems(task: Any, name: str) -> Iterator[Problem]:
-    """Yield what is wrong with a `ValidationTaskConfig`.
-
-    Args:
-        task: what the user passed.
-        name: how it is named to the user.
-    """
-    if not isinstance(task, ValidationTaskConfig):
-        yield wrong_type(name, task, ValidationTaskConfig)
-        return
-    yield from field_problems(task, name)
-    kwargs: Any = task.fn_kwargs
-    if not isinstance(kwargs, Mapping):
-        yield wrong_type(f"{name}.fn_kwargs", kwargs, dict)
-        return
-    for key, value in kwargs.items():
-        if not isinstance(key, str) or not _is_json(value):
-            yield Problem(
-                field=f"{name}.fn_kwargs",
-                what=f"{key!r}: {value!r} can't be written down in JSON, for a run that is resumed",
-                remedy="Pass numbers, texts, lists or dicts of them by name; make anything else "
-                "in the validation function",
-            )
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value)) == value) or value != value
-    except (TypeError, ValueError):
-        return False

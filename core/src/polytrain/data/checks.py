@@ -235,7 +235,7 @@ def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Prob
         if not isinstance(config, DataConfig):
             yield wrong_type(field, config, DataConfig)
         else:
-            yield from _value_problems(field, config)
+            yield from field_problems(config, field)
             yield from _split_problems(field, config.datasets_to_split, datasets)
 
 
@@ -256,26 +256,3 @@ def _split_problems(field: str, split: Any, datasets: Mapping[Any, Any]) -> Iter
             what=f"there is no data set {name!r}",
             remedy=f"There are: {', '.join(map(str, datasets)) or 'none'}",
         )
-
-
-def _value_problems(field: str, config: DataConfig) -> Iterator[Problem]:
-    yield from field_problems(config, field)
-    columns: Any = config.columns
-    if columns is not None and not isinstance(columns, Iterable):
-        yield wrong_type(f"{field}.columns", columns, list)
-    if isinstance(columns, str):
-        yield Problem(
-            field=f"{field}.columns",
-            what=f"{columns!r} is one name",
-            remedy=f"Give a list: [{columns!r}]",
-        )
-    transform: Any = config.transform
-    if transform is not None and not callable(transform):
-        yield Problem(
-            field=f"{field}.transform",
-            what=f"{transform!r} is not callable",
-            remedy="Pass a function from a dict of arrays to another",
-        )
-    group: Any = config.group
-    if group is not None and not isinstance(group, str):
-        yield wrong_type(f"{field}.group", group, str)

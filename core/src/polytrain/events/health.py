@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polytrain.linux.progress_page import Stage
+from polytrain.linux.progress_page import WorkerStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +16,12 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
+class WorkerStatus:
     """The state of a worker process that has joined; sent when it changes noticeably."""
 
     attempt: int
     rank: int
-    stage: Stage
+    stage: WorkerStage
     quiet_s: float
     """Seconds without progress."""
 
@@ -61,7 +61,7 @@ class Stacks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overstayed:
+class LeaveTimedOut:
     """A worker process was asked to leave, didn't, and has been killed."""
 
     attempt: int
@@ -82,4 +82,4 @@ class Unkillable:
     after_s: float
 
 
-HealthEvent = Started | Vitals | Load | Stacks | Overstayed | Unkillable
+HealthEvent = Started | WorkerStatus | Load | Stacks | LeaveTimedOut | Unkillable

@@ -22,7 +22,7 @@ _REPORTS = 64
 """Offset of `workers.report_ring`'s part of the page, in bytes."""
 
 
-class Stage(IntEnum):
+class WorkerStage(IntEnum):
     """The stage of a worker process."""
 
     STARTING = 0
@@ -36,7 +36,7 @@ class Stage(IntEnum):
     @property
     def is_wait(self) -> bool:
         """Whether it waits for something outside of the training, which has its own limits."""
-        return self in (Stage.WAITING_FOR_COMMIT, Stage.WAITING_FOR_DATA)
+        return self in (WorkerStage.WAITING_FOR_COMMIT, WorkerStage.WAITING_FOR_DATA)
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", " ")
@@ -50,13 +50,13 @@ def beat() -> None:
     _page[_BEATS] += 1
 
 
-def enter(stage: Stage) -> None:
+def enter(stage: WorkerStage) -> None:
     """Show that a stage begins."""
     _page[_STAGE] = stage
 
 
 @contextmanager
-def during(stage: Stage) -> Iterator[None]:
+def during(stage: WorkerStage) -> Iterator[None]:
     """Show a stage for as long as the block takes."""
     before = _page[_STAGE]
     _page[_STAGE] = stage
@@ -94,9 +94,9 @@ class Page:
         return self._numbers[_BEATS]
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> WorkerStage:
         """The stage of its writer."""
-        return Stage(self._numbers[_STAGE])
+        return WorkerStage(self._numbers[_STAGE])
 
     def close(self) -> None:
         """Release the memory here; a live writer keeps its own mapping."""

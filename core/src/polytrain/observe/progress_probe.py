@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from polytrain.events.health import HealthEvent, Vitals
+from polytrain.events.health import HealthEvent, WorkerStatus
 from polytrain.linux.processes import cpu_seconds, is_stopped, is_traced
-from polytrain.linux.progress_page import Page, Stage
+from polytrain.linux.progress_page import Page, WorkerStage
 from polytrain.policy.hang_policy import stop_limit_s
 
 _MAX_PERIOD_S = 1.0
@@ -60,18 +60,18 @@ class ProgressProbe:
         self._stopped_s = 0.0
         self._cpu_before: float | None = None
         self._cpu_s = 0.0
-        self._reported = self._levels(Stage.TRAINING)
+        self._reported = self._levels(WorkerStage.TRAINING)
 
-    def look_at(self, now: float, page: Page, pid: int) -> Vitals | None:
+    def look_at(self, now: float, page: Page, pid: int) -> WorkerStatus | None:
         """Look at a running worker process once more."""
         return self.look(
             now, beats=page.beats, stage=page.stage, condition=lambda: Condition.of(pid)
         )
 
     def look(
-        self, now: float, *, beats: int, stage: Stage, condition: Callable[[], Condition]
-    ) -> Vitals | None:
-        """Look once more, and return the vitals if they have changed noticeably.
+        self, now: float, *, beats: int, stage: WorkerStage, condition: Callable[[], Condition]
+    ) -> WorkerStatus | None:
+        """Look once more, and return the status if it has changed noticeably.
 
         Args:
             now: the time.
@@ -92,7 +92,7 @@ class ProgressProbe:
         if levels == self._reported:
             return None
         self._reported = levels
-        return Vitals(
+        return WorkerStatus(
             attempt=self._attempt,
             rank=self._rank,
             stage=stage,
@@ -118,7 +118,7 @@ class ProgressProbe:
         if spent < 0 or self._idle_cpu_s > allowed or condition.is_traced:
             self._idle_s = self._idle_cpu_s = 0.0
 
-    def _levels(self, stage: Stage) -> tuple[int, int, bool, bool]:
+    def _levels(self, stage: WorkerStage) -> tuple[int, int, bool, bool]:
         """The values whose changes are reported."""
         quiet = _level(self._quiet_s, self._timeout_s)
         return (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Joined
-from polytrain.events.health import HealthEvent, Stacks, Started, Vitals
+from polytrain.events.health import HealthEvent, Stacks, Started, WorkerStatus
 from polytrain.policy.hang_policy import Hung, Suspicious, have, judge
 
 _INQUIRY_S = 12.0
@@ -57,7 +57,7 @@ class FailAttempt:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Inquiry:
+class _StacksRequest:
     """A request for stacks that isn't answered yet."""
 
     about: Hung | Suspicious | Failure
@@ -82,19 +82,19 @@ class HangDetector:
     """The time at which all ranks must have started; once they have, at which they must have
     joined."""
 
-    _vitals: dict[int, Vitals] = field(default_factory=dict)
+    _statuses: dict[int, WorkerStatus] = field(default_factory=dict)
     _heard: dict[int, float] = field(default_factory=dict)
-    """Rank → when its vitals arrived."""
+    """Rank → when its status arrived."""
 
     _warned: set[int] = field(default_factory=set)
     """Ranks without progress for which a warning was logged."""
 
-    _inquiry: _Inquiry | None = None
+    _request: _StacksRequest | None = None
 
     @property
     def deadline(self) -> float | None:
         """When `look` may return an action without a new event."""
-        return self._rendezvous if self._inquiry is None else self._inquiry.deadline
+        return self._rendezvous if self._request is None else self._request.deadline
 
     @property
     def has_started(self) -> bool:
@@ -104,17 +104,17 @@ class HangDetector:
     @property
     def may_harm(self) -> bool:
         """Whether ranks are being paused for their stacks."""
-        return self._inquiry is not None and self._inquiry.is_pausing
+        return self._request is not None and self._request.is_pausing
 
     def launched(self, *, now: float) -> None:
         """The attempt begins: agents load what its worker processes are started with."""
         self._rendezvous = now + self.config.load_timeout_s
 
-    def take(self, sign: HealthEvent | Joined, *, now: float) -> None:
+    def take(self, event: HealthEvent | Joined, *, now: float) -> None:
         """Record an event. Events of other attempts are ignored."""
-        if sign.attempt != self.attempt:
+        if event.attempt != self.attempt:
             return
-        match sign:
+        match event:
             case Started(rank=rank):
                 self._started.add(rank)
                 if self.has_started and len(self._joined) < self.world_size:
@@ -123,12 +123,12 @@ class HangDetector:
                 self._joined.add(rank)
                 if len(self._joined) == self.world_size:
                     self._rendezvous = None
-            case Vitals(rank=rank):
-                self._vitals[rank], self._heard[rank] = sign, now
-                if sign.quiet_s < (self.config.hang_timeout_s or 0.0):
+            case WorkerStatus(rank=rank):
+                self._statuses[rank], self._heard[rank] = event, now
+                if event.quiet_s < (self.config.hang_timeout_s or 0.0):
                     self._warned.discard(rank)
-            case Stacks(rank=rank, text=text) if self._inquiry is not None:
-                self._inquiry.stacks[rank] = text
+            case Stacks(rank=rank, text=text) if self._request is not None:
+                self._request.stacks[rank] = text
             case _:
                 pass
 
@@ -137,23 +137,23 @@ class HangDetector:
     ) -> DumpStacks | WarnUser | FailAttempt | None:
         """Return the action to take now, each once."""
         if status is None or status.attempt != self.attempt:
-            self._inquiry = self._rendezvous = None
+            self._request = self._rendezvous = None
             return None
-        if self._inquiry is not None:
-            return self._concluded(self._inquiry, status, now)
+        if self._request is not None:
+            return self._concluded(self._request, status, now)
         about = self._late(status, now) or self._judged(status)
         if about is None:
             return None
-        self._inquiry = _Inquiry(about=about, deadline=now + _INQUIRY_S)
-        return DumpStacks(pausing=self._inquiry.is_pausing)
+        self._request = _StacksRequest(about=about, deadline=now + _INQUIRY_S)
+        return DumpStacks(pausing=self._request.is_pausing)
 
     def _concluded(
-        self, inquiry: _Inquiry, status: AttemptStatus, now: float
+        self, request: _StacksRequest, status: AttemptStatus, now: float
     ) -> WarnUser | FailAttempt | None:
-        if len(inquiry.stacks) < self.world_size and now < inquiry.deadline:
+        if len(request.stacks) < self.world_size and now < request.deadline:
             return None
-        self._inquiry = None
-        about, stacks = inquiry.about, dict(sorted(inquiry.stacks.items()))
+        self._request = None
+        about, stacks = request.about, dict(sorted(request.stacks.items()))
         since_s = 0.0
         match about:
             case Failure(kind=kind, rank=rank, message=message):
@@ -172,7 +172,7 @@ class HangDetector:
     def _quiet_s(self, ranks: frozenset[int], now: float) -> float:
         """Seconds since any of these ranks made progress."""
         known = [rank for rank in ranks if rank in self._heard]
-        quiet = [now - self._heard[rank] + self._vitals[rank].quiet_s for rank in known]
+        quiet = [now - self._heard[rank] + self._statuses[rank].quiet_s for rank in known]
         return min(quiet, default=0.0)
 
     def _is_confirmed(self, hung: Hung, status: AttemptStatus) -> bool:
@@ -181,7 +181,7 @@ class HangDetector:
 
     def _verdict(self, status: AttemptStatus) -> Hung | Suspicious | None:
         return judge(
-            self._vitals,
+            self._statuses,
             world_size=self.world_size,
             done=status.done,
             steps=status.steps,

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from polytrain.config.configs import FailureConfig
-from polytrain.events.health import Vitals
+from polytrain.events.health import WorkerStatus
 
 _MAX_STOP_S = 10.0
 """How long a signal may stop a worker process; an accident is shorter."""
@@ -43,7 +43,7 @@ def stop_limit_s(timeout_s: float) -> float:
 
 
 def judge(
-    vitals: Mapping[int, Vitals],
+    statuses: Mapping[int, WorkerStatus],
     *,
     world_size: int,
     done: AbstractSet[int],
@@ -53,7 +53,7 @@ def judge(
     """Judge the ranks of one attempt.
 
     Args:
-        vitals: the latest of each rank that has sent any.
+        statuses: the latest of each rank that has sent any.
         world_size: ranks.
         done: ranks that have left the training function.
         steps: the last step that each rank has reported.
@@ -62,7 +62,7 @@ def judge(
     limit = config.hang_timeout_s
     if limit is None:
         return None
-    inside = {rank: vitals[rank] for rank in sorted(vitals.keys() - done)}
+    inside = {rank: statuses[rank] for rank in sorted(statuses.keys() - done)}
     stopped = [rank for rank, its in inside.items() if its.stopped_s >= stop_limit_s(limit)]
     quiet = [rank for rank, its in inside.items() if its.quiet_s >= limit]
     idle = [rank for rank, its in inside.items() if its.idle_s >= limit]
@@ -88,7 +88,7 @@ def judge(
 
 
 def _all_idle(
-    inside: Mapping[int, Vitals], done: AbstractSet[int], steps: Mapping[int, int]
+    inside: Mapping[int, WorkerStatus], done: AbstractSet[int], steps: Mapping[int, int]
 ) -> Hung:
     ranks = list(inside)
     since = f"for {min(its.idle_s for its in inside.values()):.3g} s"
@@ -103,7 +103,7 @@ def _all_idle(
 
 
 def _killed(
-    inside: Mapping[int, Vitals],
+    inside: Mapping[int, WorkerStatus],
     quiet: Sequence[int],
     done: AbstractSet[int],
     steps: Mapping[int, int],
@@ -117,7 +117,7 @@ def _killed(
 
 def _described(
     ranks: Sequence[int],
-    inside: Mapping[int, Vitals],
+    inside: Mapping[int, WorkerStatus],
     done: AbstractSet[int],
     steps: Mapping[int, int],
 ) -> str:
@@ -131,7 +131,7 @@ def _described(
     return f"{have(ranks)} made no progress for {since:.3g} s ({each})"
 
 
-def _doing(its: Vitals) -> str:
+def _doing(its: WorkerStatus) -> str:
     if its.stopped_s:
         return "is stopped by a signal"
     if its.stage.is_wait:
@@ -141,7 +141,7 @@ def _doing(its: Vitals) -> str:
     return f"works: {its.cpu_s:.3g} s of CPU time"
 
 
-def _is_idle(its: Vitals) -> bool:
+def _is_idle(its: WorkerStatus) -> bool:
     return its.idle_s >= its.quiet_s / 2
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 
 from polytrain.api.trainer import Trainer
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -22,6 +22,55 @@ from polytrain.ray_names.configs import (
 )
 from polytrain.ray_names.doors import RayTrainClass
 from polytrain_plugins import InvalidJobError, Problem, load_backend
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+class RayTrainArguments(TypedDict, total=False):
+    """The arguments that all trainers of Ray Train take by name; each is None by default."""
+
+    train_loop_config: Mapping[str, Any] | None
+    scaling_config: ScalingConfig | None
+    run_config: RunConfig | None
+    datasets: Mapping[str, Any] | None
+    dataset_config: DataConfig | Mapping[str, DataConfig] | None
+    validation_config: ValidationConfig | None
+    metadata: Mapping[str, Any] | None
+    resume_from_checkpoint: Checkpoint | str | Path | None
+
+
+class BoosterArguments(RayTrainArguments, total=False):
+    """The arguments of a trainer of boosters."""
+
+    label_column: str | None
+    params: Mapping[str, Any] | None
+    num_boost_round: int | None
+
+
+_OPTIONS = {"label_column": "label", "params": "params", "num_boost_round": "num_boost_round"}
+"""A booster's argument → the backend's option."""
+
+
+def _spells_out(arguments: Any) -> Callable[[Init], Init]:
+    """Give an `__init__` the signature with each of its `**arguments` by name.
+
+    Args:
+        arguments: the `TypedDict` of them.
+    """
+
+    def decorate(init: Init) -> Init:
+        signature = inspect.signature(init)
+        *own, _ = signature.parameters.values()
+        by_name = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__
+            )
+            for name, hint in arguments.__annotations__.items()
+        ]
+        init.__signature__ = signature.replace(parameters=[*own, *by_name])  # type: ignore[attr-defined]  # `inspect` reads it
+        return init
+
+    return decorate
 
 
 class DataParallelTrainer(Trainer, metaclass=RayTrainClass):
@@ -48,42 +97,37 @@ class DataParallelTrainer(Trainer, metaclass=RayTrainClass):
 
     _theirs: ClassVar[str] = "DataParallelTrainer"
 
+    @_spells_out(RayTrainArguments)
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any] | None = None,
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
         backend_config: FrameworkConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        resume_from_checkpoint: Checkpoint | str | Path | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        validation_config: ValidationConfig | None = None,
-        _options: Mapping[str, Any] | None = None,
+        **arguments: Unpack[RayTrainArguments],
     ) -> None:
-        problems = tuple(_refused(metadata=metadata))
-        given: Any = backend_config
-        if given is not None and not isinstance(given, FrameworkConfig):
-            problems += (wrong_type("backend_config", given, FrameworkConfig),)
-            given = None
+        self._init(train_loop_per_worker, backend_config, RayTrainArguments, arguments)
+
+    def _init(self, function: Any, config: Any, known: Any, arguments: Mapping[str, Any]) -> None:
+        for name in arguments:
+            if name not in known.__annotations__:
+                cls = type(self).__name__
+                raise TypeError(f"{cls}.__init__() got an unexpected keyword argument {name!r}")
+        given = dict(arguments)
+        problems = tuple(_refused(metadata=given.pop("metadata", None)))
+        if config is not None and not isinstance(config, FrameworkConfig):
+            problems += (wrong_type("backend_config", config, FrameworkConfig),)
         if problems:
             raise InvalidJobError(problems)
         # The reference backend adds nothing to a training function.
-        name = "reference" if given is None else given.backend_name
-        options = {} if given is None else given.options()
-        super().__init__(
-            load_backend(name)(**options, **(_options or {})),
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            datasets=_made(datasets),
-            dataset_config=dataset_config,
-            scaling_config=scaling_config,
-            run_config=run_config,
-            restore_from=resume_from_checkpoint,
-            validation_config=validation_config,
-        )
+        backend = load_backend("reference" if config is None else config.backend_name)
+        options = {} if config is None else dict(config.options())
+        for name, option in _OPTIONS.items():
+            value = given.pop(name, None)
+            if value is not None:
+                options[option] = value
+        given["datasets"] = _made(given.get("datasets"))
+        given["restore_from"] = given.pop("resume_from_checkpoint", None)
+        Trainer.__init__(self, backend(**options), function, **given)
 
 
 class TorchTrainer(DataParallelTrainer):
@@ -95,32 +139,16 @@ class TorchTrainer(DataParallelTrainer):
     The other arguments are those of `DataParallelTrainer`.
     """
 
+    @_spells_out(RayTrainArguments)
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any],
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
         torch_config: TorchConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        validation_config: ValidationConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        resume_from_checkpoint: Checkpoint | str | Path | None = None,
+        **arguments: Unpack[RayTrainArguments],
     ) -> None:
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=torch_config or TorchConfig(),
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            validation_config=validation_config,
-            metadata=metadata,
-            resume_from_checkpoint=resume_from_checkpoint,
-        )
+        config = torch_config or TorchConfig()
+        self._init(train_loop_per_worker, config, RayTrainArguments, arguments)
 
 
 class XGBoostTrainer(DataParallelTrainer):
@@ -135,36 +163,16 @@ class XGBoostTrainer(DataParallelTrainer):
     The other arguments are those of `DataParallelTrainer`.
     """
 
+    @_spells_out(BoosterArguments)
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any] | None = None,
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
         xgboost_config: XGBoostConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        validation_config: ValidationConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        resume_from_checkpoint: Checkpoint | str | Path | None = None,
-        label_column: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        num_boost_round: int | None = None,
+        **arguments: Unpack[BoosterArguments],
     ) -> None:
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=xgboost_config or XGBoostConfig(),
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            validation_config=validation_config,
-            metadata=metadata,
-            resume_from_checkpoint=resume_from_checkpoint,
-            _options=_boosting(label=label_column, params=params, num_boost_round=num_boost_round),
-        )
+        config = xgboost_config or XGBoostConfig()
+        self._init(train_loop_per_worker, config, BoosterArguments, arguments)
 
 
 class LightGBMTrainer(DataParallelTrainer):
@@ -179,36 +187,16 @@ class LightGBMTrainer(DataParallelTrainer):
     The other arguments are those of `DataParallelTrainer`.
     """
 
+    @_spells_out(BoosterArguments)
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any] | None = None,
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
         lightgbm_config: LightGBMConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        validation_config: ValidationConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        resume_from_checkpoint: Checkpoint | str | Path | None = None,
-        label_column: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        num_boost_round: int | None = None,
+        **arguments: Unpack[BoosterArguments],
     ) -> None:
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=lightgbm_config or LightGBMConfig(),
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            validation_config=validation_config,
-            metadata=metadata,
-            resume_from_checkpoint=resume_from_checkpoint,
-            _options=_boosting(label=label_column, params=params, num_boost_round=num_boost_round),
-        )
+        config = lightgbm_config or LightGBMConfig()
+        self._init(train_loop_per_worker, config, BoosterArguments, arguments)
 
 
 class TensorflowTrainer(DataParallelTrainer):
@@ -220,37 +208,16 @@ class TensorflowTrainer(DataParallelTrainer):
     The other arguments are those of `DataParallelTrainer`.
     """
 
+    @_spells_out(RayTrainArguments)
     def __init__(
         self,
         train_loop_per_worker: Callable[..., Any],
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
         tensorflow_config: TensorflowConfig | None = None,
-        scaling_config: ScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-        datasets: Mapping[str, Any] | None = None,
-        dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        validation_config: ValidationConfig | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        resume_from_checkpoint: Checkpoint | str | Path | None = None,
+        **arguments: Unpack[RayTrainArguments],
     ) -> None:
-        super().__init__(
-            train_loop_per_worker,
-            train_loop_config=train_loop_config,
-            backend_config=tensorflow_config or TensorflowConfig(),
-            scaling_config=scaling_config,
-            run_config=run_config,
-            datasets=datasets,
-            dataset_config=dataset_config,
-            validation_config=validation_config,
-            metadata=metadata,
-            resume_from_checkpoint=resume_from_checkpoint,
-        )
-
-
-def _boosting(**options: Any) -> dict[str, Any]:
-    """The backend's options, without those that the user hasn't given."""
-    return {name: value for name, value in options.items() if value is not None}
+        config = tensorflow_config or TensorflowConfig()
+        self._init(train_loop_per_worker, config, RayTrainArguments, arguments)
 
 
 def _refused(*, metadata: Any) -> Iterator[Problem]:

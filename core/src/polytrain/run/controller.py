@@ -38,7 +38,7 @@ from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
 from polytrain.run.publisher import Publisher
 from polytrain.run.remote_requests import RemoteRequests
-from polytrain.run.stacks_inquiries import StacksInquiries
+from polytrain.run.stacks_requests import StacksRequests
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
@@ -82,7 +82,7 @@ class Controller:
     _returned: dict[int, Returned] = field(default_factory=dict)
     """What the training functions of this attempt have returned, by rank."""
 
-    _stacks_inquiries: StacksInquiries = field(default_factory=StacksInquiries)
+    _stacks_requests: StacksRequests = field(default_factory=StacksRequests)
     _held_back: list[Event] = field(default_factory=list)
     """Events deferred while stacks are dumped: the reason for that comes first."""
 
@@ -190,7 +190,7 @@ class Controller:
             return
         if isinstance(happening, HealthEvent):
             if isinstance(happening, Stacks):
-                self._stacks_inquiries.take(happening)
+                self._stacks_requests.take(happening)
             wanted = self.health_monitor.take(happening)
             if wanted is not None:
                 self._happen(wanted)
@@ -406,7 +406,7 @@ class Controller:
         deadlines = (
             self.checkpoints.deadline,
             self.health_monitor.deadline,
-            self._stacks_inquiries.deadline,
+            self._stacks_requests.deadline,
             self._budget_deadline,
         )
         nearest = min((at for at in deadlines if at is not None), default=None)
@@ -424,9 +424,9 @@ class Controller:
     def _answer_who_wants_stacks(self) -> None:
         attempt, world_size, now = self.state.attempt, self.state.world_size, time.monotonic()
         for request in self.remote_requests.stacks_wanted():
-            if self._stacks_inquiries.add(request, attempt=attempt, world_size=world_size, now=now):
+            if self._stacks_requests.add(request, attempt=attempt, world_size=world_size, now=now):
                 self.group.call(ReadStacks(attempt=attempt, pausing=False))
-        for request, stacks in self._stacks_inquiries.answered(now=now):
+        for request, stacks in self._stacks_requests.answered(now=now):
             answer = partial(self.remote_requests.answer, request, {"stacks": stacks})
             self.background_tasks.give(answer)
 

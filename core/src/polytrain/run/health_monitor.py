@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, stacks_text
 from polytrain.events.attempt import DrainWanted, Event, Exited, Failed, Joined, Purpose
-from polytrain.events.health import HealthEvent, Load, Overstayed, Unkillable
+from polytrain.events.health import HealthEvent, LeaveTimedOut, Load, Unkillable
 from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
 from polytrain.policy.straggler_detector import StragglerDetector
 from polytrain.policy.straggler_policy import Straggler
@@ -76,34 +76,34 @@ class HealthMonitor:
             return False
         return event.attempt == hang_detector.attempt
 
-    def take(self, sign: HealthEvent | Joined) -> DrainWanted | None:
+    def take(self, event: HealthEvent | Joined) -> DrainWanted | None:
         """Note a health event; return the drain to request, if any."""
-        if isinstance(sign, Load):
-            return self._take_load(sign)
+        if isinstance(event, Load):
+            return self._take_load(event)
         hang_detector = self._hang_detector
         if hang_detector is not None:
             before = hang_detector.has_started
-            hang_detector.take(sign, now=time.monotonic())
+            hang_detector.take(event, now=time.monotonic())
             if hang_detector.has_started and not before:
                 self.journal.started(attempt=hang_detector.attempt)
-        if isinstance(sign, Overstayed):
+        if isinstance(event, LeaveTimedOut):
             self._warn(
-                sign.attempt,
-                f"rank {sign.rank} has not ended within {sign.after_s:g} s after every rank was "
+                event.attempt,
+                f"rank {event.rank} has not ended within {event.after_s:g} s after every rank was "
                 "done, and was killed",
-                {sign.rank: sign.stacks},
+                {event.rank: event.stacks},
             )
-        if isinstance(sign, Unkillable):
-            host = self.group.members[sign.rank].host
+        if isinstance(event, Unkillable):
+            host = self.group.members[event.rank].host
             logger.warning(
                 "Process %d of rank %d on %s has not ended within %g s after it was killed, and "
                 "isn't waited for any more. Such a process waits in the kernel for a device or a "
                 "file server, and holds its GPU until that answers: look at the host's kernel log, "
                 "and restart the host if it stays.",
-                sign.pid,
-                sign.rank,
+                event.pid,
+                event.rank,
                 host,
-                sign.after_s,
+                event.after_s,
             )
         return None
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from polytrain.testing.chaos_cases import BY_NAME, UNTOUCHED, Case, at_random, in_sequence
-from polytrain.testing.chaos_runner import ChaosRun, Subject, Verdict, Work, judged
+from polytrain.testing.chaos_runner import CaseResult, ChaosRun, Subject, Work, judged
 from polytrain.testing.contract import kit_table
 from polytrain.testing.leftovers import mark_processes
 from polytrain_plugins import Backend
 
 MIN_STEPS = 6
-"""Minimum number of reports of a run, so that faults can strike between them."""
+"""Minimum number of reports of a run, so that faults can be injected between them."""
 
 _IN_TRAINING = (
     "kill rank 1",
@@ -47,16 +47,16 @@ class ChaosTier:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def untouched(cls, tmp_path_factory: pytest.TempPathFactory) -> Verdict:
+    def untouched(cls, tmp_path_factory: pytest.TempPathFactory) -> CaseResult:
         """A run without faults."""
-        verdict = cls._judged(UNTOUCHED, tmp_path_factory.mktemp("untouched"))
-        assert verdict.steps >= MIN_STEPS, (
-            f"{verdict.steps} steps are too few: the backend of this test must train at least "
+        outcome = cls._judged(UNTOUCHED, tmp_path_factory.mktemp("untouched"))
+        assert outcome.steps >= MIN_STEPS, (
+            f"{outcome.steps} steps are too few: the backend of this test must train at least "
             f"{MIN_STEPS} rounds, or training_function report as often, each with a checkpoint"
         )
-        return verdict
+        return outcome
 
-    def test_chaos_in_training(self, untouched: Verdict, tmp_path: Path) -> None:
+    def test_chaos_in_training(self, untouched: CaseResult, tmp_path: Path) -> None:
         """After kills, exceptions, half-saved files, a lost zygote: the model is still the same.
 
         If this fails: the checkpoint lacks some of the state; something of a dead attempt blocks
@@ -77,7 +77,7 @@ class ChaosTier:
         case = in_sequence(cases, name="around training")
         assert self._judged(case, tmp_path, work="rows").wrong == []
 
-    def test_chaos_by_chance(self, untouched: Verdict, tmp_path: Path) -> None:
+    def test_chaos_by_chance(self, untouched: CaseResult, tmp_path: Path) -> None:
         """Random faults, with a fixed seed."""
         case = at_random(seed=1, steps=untouched.steps)
         assert self._judged(case, tmp_path, untouched=untouched).wrong == []
@@ -99,8 +99,8 @@ class ChaosTier:
 
     @classmethod
     def _judged(
-        cls, case: Case, path: Path, *, work: Work = "model", untouched: Verdict | None = None
-    ) -> Verdict:
+        cls, case: Case, path: Path, *, work: Work = "model", untouched: CaseResult | None = None
+    ) -> CaseResult:
         mark_processes()
         run = ChaosRun(subject=cls.subject(), case=case, work=work, directory=path)
         return judged(run, expected=untouched.model if untouched is not None else None)

@@ -9,15 +9,15 @@ from random import Random
 from typing import Any, Literal
 
 from polytrain import FailureKind
+from polytrain.testing.fault_actions import Kind
 from polytrain.testing.faults import Fault, Point, kill
-from polytrain.testing.strikes import Kind
 
 Effect = Literal["restart", "maybe", "none", "failure", "other driver"]
 """The expected effect of a case: a restart, a restart if the framework needs what is lost, no
 effect, a failed run, or a killed driver, whose run another driver resumes."""
 
 FIRST_STEP = 2
-"""The step at which a run's first fault strikes; there is a checkpoint by then."""
+"""The step at which a run's first fault is injected; there is a checkpoint by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,11 @@ class Case:
     cluster: Literal["auto", "local", "ray"] = "auto"
     hang_timeout_s: float | None = None
 
-    def endings(self, attempt: int) -> tuple[Ending, ...]:
+    def expected_ends(self, attempt: int) -> tuple[ExpectedEnd, ...]:
         """The causes that the journal may name for an attempt's end; empty if it needn't end."""
         here = [fault for fault in self.faults if fault.attempt in (attempt, None)]
         return tuple(
-            Ending(kinds=kinds, message=message, rank=fault.rank if is_from_it else None)
+            ExpectedEnd(kinds=kinds, message=message, rank=fault.rank if is_from_it else None)
             for fault in here
             if fault.kind in _ENDINGS
             for kinds, message, is_from_it in [_ENDINGS[fault.kind]]
@@ -50,7 +50,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class ExpectedEnd:
     """The cause of an attempt's end in the journal."""
 
     kinds: tuple[FailureKind, ...]
@@ -188,7 +188,7 @@ def in_sequence(cases: Sequence[Case], *, name: str) -> Case:
 
 
 def at_random(seed: int, *, steps: int) -> Case:
-    """Random cases that strike one run one after another, at random ranks and steps.
+    """Random cases that inject faults into one run, one after another, at random ranks and steps.
 
     Args:
         seed: the same seed gives the same case. Odd ones run without Ray.

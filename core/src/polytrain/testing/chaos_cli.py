@@ -2,7 +2,8 @@
 
     python -m polytrain.testing.chaos_cli tests/conformance --minutes 30 --seed 1 --backend torch
 
-Every case strikes the training of every backend, and a function that shows which rows were used.
+Every case is injected into the training of every backend, and into a function that shows which
+rows were used.
 A problem is printed at once, with the command that repeats it. A table comes last.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from polytrain.testing.chaos import ChaosTier
 from polytrain.testing.chaos_cases import CASES, UNTOUCHED, Case, at_random
-from polytrain.testing.chaos_runner import ChaosRun, Subject, Verdict, Work, judged
+from polytrain.testing.chaos_runner import CaseResult, ChaosRun, Subject, Work, judged
 from polytrain.testing.chaos_table import print_table
 from polytrain.testing.local_ray import LocalRay
 
@@ -42,11 +43,11 @@ def main() -> int:
     with LocalRay() as cluster:
         trials = _Trials(directory=directory, cluster=cluster)
         untouched = [trials.run(subject, UNTOUCHED, "model") for subject in subjects]
-        verdicts = list(untouched)
+        results = list(untouched)
         cases = [case for case in CASES if arguments.case in case.name]
         for reference in [] if arguments.only_chance else untouched:
             for case, work in product(cases, _WORKS):
-                verdicts.append(trials.run(reference.run.subject, case, work, reference))
+                results.append(trials.run(reference.run.subject, case, work, reference))
         end = began + 60 * arguments.minutes
         for seed in count(arguments.seed):
             if time.monotonic() > end:
@@ -54,10 +55,10 @@ def main() -> int:
             for reference in untouched:
                 case = at_random(seed, steps=reference.steps)
                 work = _WORKS[seed % len(_WORKS)]
-                verdicts.append(trials.run(reference.run.subject, case, work, reference))
-    print_table(verdicts)
-    print(f"\n{len(verdicts)} runs, {time.monotonic() - began:.0f} s")
-    wrong = any(verdict.wrong for verdict in verdicts)
+                results.append(trials.run(reference.run.subject, case, work, reference))
+    print_table(results)
+    print(f"\n{len(results)} runs, {time.monotonic() - began:.0f} s")
+    wrong = any(outcome.wrong for outcome in results)
     if not wrong:
         shutil.rmtree(directory)
     return 1 if wrong else 0
@@ -72,8 +73,8 @@ class _Trials:
     _done: int = 0
 
     def run(
-        self, subject: Subject, case: Case, work: Work, reference: Verdict | None = None
-    ) -> Verdict:
+        self, subject: Subject, case: Case, work: Work, reference: CaseResult | None = None
+    ) -> CaseResult:
         """Run one case."""
         self._done += 1
         directory = self.directory / f"{self._done:05d}"
@@ -87,10 +88,10 @@ class _Trials:
             contextlib.redirect_stdout(output),
             nodes,
         ):
-            verdict = judged(run, expected=reference.model if reference is not None else None)
-        if verdict.wrong:
+            outcome = judged(run, expected=reference.model if reference is not None else None)
+        if outcome.wrong:
             print(f"\nWRONG: {subject.name}, {case.name}, {work}: see {directory}", flush=True)
-            print("\n".join(f"  {what}" for what in verdict.wrong), flush=True)
+            print("\n".join(f"  {what}" for what in outcome.wrong), flush=True)
             print("\n".join(f"  {fault}" for fault in case.faults), flush=True)
             chosen = f'--case "{case.name}"'
             if case.name.startswith("seed "):
@@ -98,7 +99,7 @@ class _Trials:
             print(f"again: --backend {subject.backend.name} {chosen}", flush=True)
         else:
             shutil.rmtree(directory)
-        return verdict
+        return outcome
 
 
 def _subjects(paths: Sequence[Path], backends: set[str]) -> Iterator[Subject]:

@@ -29,7 +29,7 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.record.journal import JOURNAL
 from polytrain.testing.chaos_cases import Case
-from polytrain.testing.injection import FaultClock, FaultPlan, Strike, WithFaults
+from polytrain.testing.injection import FaultClock, FaultPlan, InjectedFault, WithFaults
 from polytrain.testing.leftovers import leftovers
 from polytrain.testing.rows import use_rows, wrong_rows
 from polytrain.workers.available_clusters import ray_is_initialized
@@ -113,7 +113,7 @@ class ChaosRun:
 
 
 @dataclass(slots=True, kw_only=True)
-class Verdict:
+class CaseResult:
     """The result of a run."""
 
     run: ChaosRun
@@ -131,14 +131,14 @@ class Verdict:
     """The files of the newest checkpoint."""
 
 
-def judged(run: ChaosRun, *, expected: Files | None) -> Verdict:
+def judged(run: ChaosRun, *, expected: Files | None) -> CaseResult:
     """Run a case, and check the result.
 
     Args:
         run: the run.
         expected: the expected model; None if any model is right.
     """
-    verdict = Verdict(run=run)
+    outcome = CaseResult(run=run)
     run.directory.mkdir(parents=True, exist_ok=True)
     clock = run.plan.clock
     try:
@@ -147,22 +147,22 @@ def judged(run: ChaosRun, *, expected: Files | None) -> Verdict:
                 _killed_driver(run)
             result = _ended(run, clock)
     except NotOverError as error:
-        verdict.wrong.append(str(error))
-        return verdict
-    strikes = run.plan.strikes
-    verdict.restarts, verdict.struck = result.restarts, len(strikes)
-    verdict.steps = len(result.history)
-    verdict.recoveries_s = list(_recoveries(strikes, clock.first_reports))
-    verdict.wrong += _wrong_end(run, result)
-    verdict.wrong += _wrong_reasons(run)
-    verdict.wrong += [f"never struck: {fault}" for fault in _missing(run.case, strikes)]
+        outcome.wrong.append(str(error))
+        return outcome
+    injected = run.plan.injected
+    outcome.restarts, outcome.struck = result.restarts, len(injected)
+    outcome.steps = len(result.history)
+    outcome.recoveries_s = list(_recoveries(injected, clock.first_reports))
+    outcome.wrong += _wrong_end(run, result)
+    outcome.wrong += _wrong_reasons(run)
+    outcome.wrong += [f"never struck: {fault}" for fault in _missing(run.case, injected)]
     if run.case.effect == "maybe":
-        verdict.note = _note(strikes, result)
+        outcome.note = _note(injected, result)
     if run.case.effect != "failure":
-        verdict.model = _files(result)
-        verdict.wrong += _wrong_model(run, result, verdict.model, expected)
-    verdict.wrong += [f"left behind: {what}" for what in leftovers(Path(result.path))]
-    return verdict
+        outcome.model = _files(result)
+        outcome.wrong += _wrong_model(run, result, outcome.model, expected)
+    outcome.wrong += [f"left behind: {what}" for what in leftovers(Path(result.path))]
+    return outcome
 
 
 class NotOverError(Exception):
@@ -239,14 +239,14 @@ def _wrong_reasons(run: ChaosRun) -> Iterator[str]:
         entry = json.loads(line)
         if entry["event"] == "AttemptEnded" and entry["failure"] is not None:
             failures[entry["attempt"]] = entry["failure"]
-    for attempt in sorted({strike.attempt for strike in run.plan.strikes}):
-        endings = run.case.endings(attempt)
+    for attempt in sorted({fault.attempt for fault in run.plan.injected}):
+        expected_ends = run.case.expected_ends(attempt)
         failure = failures.get(attempt)
-        if endings and failure is None:
+        if expected_ends and failure is None:
             yield f"the journal doesn't say why attempt {attempt} ended"
-        elif endings and not any(ending.is_reported(failure or {}) for ending in endings):
+        elif expected_ends and not any(each.is_reported(failure or {}) for each in expected_ends):
             what = {key: failure[key] for key in ("kind", "rank", "message")} if failure else {}
-            yield f"attempt {attempt} ended for {what}, instead of any of {endings}"
+            yield f"attempt {attempt} ended for {what}, instead of any of {expected_ends}"
 
 
 def _wrong_model(
@@ -265,9 +265,9 @@ def _wrong_model(
         yield f"the history has the steps {steps}"
 
 
-def _missing(case: Case, strikes: list[Strike]) -> Iterator[str]:
+def _missing(case: Case, injected: list[InjectedFault]) -> Iterator[str]:
     """Faults that haven't struck: the run proves nothing about them."""
-    happened = {(strike.kind, strike.point, strike.rank, strike.attempt) for strike in strikes}
+    happened = {(fault.kind, fault.point, fault.rank, fault.attempt) for fault in injected}
     for attempt in {0, *(fault.attempt for fault in case.faults if fault.attempt is not None)}:
         faults = [fault for fault in case.faults if fault.attempt in (attempt, None)]
         # Of two faults at the same time, one may prevent the other.
@@ -275,15 +275,17 @@ def _missing(case: Case, strikes: list[Strike]) -> Iterator[str]:
             yield str(faults)
 
 
-def _recoveries(strikes: list[Strike], first_reports: Mapping[int, float]) -> Iterator[float]:
-    last = {strike.attempt: strike.time for strike in strikes}
+def _recoveries(
+    injected: list[InjectedFault], first_reports: Mapping[int, float]
+) -> Iterator[float]:
+    last = {fault.attempt: fault.time for fault in injected}
     for attempt, time in last.items():
         if attempt + 1 in first_reports:
             yield first_reports[attempt + 1] - time
 
 
-def _note(strikes: list[Strike], result: Result) -> str:
-    if strikes and not strikes[0].services:
+def _note(injected: list[InjectedFault], result: Result) -> str:
+    if injected and not injected[0].services:
         return "no effect: rank 0 listens on no port at that time"
     return "recovered" if result.restarts else "no effect: no longer needed"
 

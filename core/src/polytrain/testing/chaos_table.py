@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from polytrain.testing.chaos_runner import Verdict
+from polytrain.testing.chaos_runner import CaseResult
 
 _COLUMNS = ("tried", "survived", "median s", "worst s", "wrong")
 _BY_CHANCE = "by chance"
@@ -25,13 +25,13 @@ class _Row:
     recoveries_s: list[float] = field(default_factory=list)
     notes: set[str] = field(default_factory=set)
 
-    def add(self, verdict: Verdict) -> None:
-        self.tried += verdict.struck
-        self.wrong += bool(verdict.wrong)
-        if not verdict.wrong:
-            self.survived += verdict.struck
-        self.recoveries_s += verdict.recoveries_s
-        self.notes |= {verdict.note} - {""}
+    def add(self, outcome: CaseResult) -> None:
+        self.tried += outcome.struck
+        self.wrong += bool(outcome.wrong)
+        if not outcome.wrong:
+            self.survived += outcome.struck
+        self.recoveries_s += outcome.recoveries_s
+        self.notes |= {outcome.note} - {""}
 
     @property
     def figures(self) -> str:
@@ -41,21 +41,21 @@ class _Row:
         return "".join(f"{figure!s:>10}" for figure in columns)
 
 
-def print_table(verdicts: Iterable[Verdict]) -> None:
+def print_table(results: Iterable[CaseResult]) -> None:
     """Print the results of each case with each backend, and of each backend in total.
 
     "tried" is the number of faults that have struck, "survived" the number of these in runs that
     ended as they should, "median" and "worst" are the seconds from a fault to the next report,
     "wrong" is the number of runs with any problem.
     """
-    verdicts = [verdict for verdict in verdicts if verdict.run.case.faults]
+    results = [outcome for outcome in results if outcome.run.case.faults]
     cases: defaultdict[tuple[str, str], _Row] = defaultdict(_Row)
     backends: defaultdict[str, _Row] = defaultdict(_Row)
-    for verdict in verdicts:
-        case = verdict.run.case.name
+    for outcome in results:
+        case = outcome.run.case.name
         name = _BY_CHANCE if case.startswith("seed ") else case
-        cases[verdict.run.subject.name, name].add(verdict)
-        backends[verdict.run.subject.name].add(verdict)
+        cases[outcome.run.subject.name, name].add(outcome)
+        backends[outcome.run.subject.name].add(outcome)
     width = max((len(name) for _, name in cases), default=0) + 2
     head = "".join(f"{column:>10}" for column in _COLUMNS)
     for backend, row in backends.items():

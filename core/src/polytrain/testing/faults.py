@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from polytrain.testing.strikes import STRIKES, Kind
+from polytrain.testing.fault_actions import FAULT_ACTIONS, Kind
 
 Point = Literal[
     "offering",
@@ -44,10 +44,10 @@ class Fault:
             and (point in _WITHOUT_STEP or step == self.at_step)
         )
 
-    def strike(self, *, rank: int, step: int, attempt: int, point: Point = "after_report") -> None:
-        """Strike, if the fault is due here."""
+    def inject(self, *, rank: int, step: int, attempt: int, point: Point = "after_report") -> None:
+        """Inject the fault, if it is due here."""
         if self.is_due(rank=rank, step=step, attempt=attempt, point=point):
-            STRIKES[self.kind](f"rank {rank}, step {step}, attempt {attempt}")
+            FAULT_ACTIONS[self.kind](f"rank {rank}, step {step}, attempt {attempt}")
 
 
 def kill(*, rank: int, at_step: int = 0, point: Point = "after_report") -> Fault:

@@ -41,7 +41,7 @@ def count_steps(config: Mapping[str, Any]) -> None:
                 validation=config.get("validation", False),
             )
         if config["fault"] is not None:
-            config["fault"].strike(rank=rank, step=step, attempt=context.get_attempt())
+            config["fault"].inject(rank=rank, step=step, attempt=context.get_attempt())
 
 
 def validate_step(checkpoint: Checkpoint) -> dict[str, Any]:

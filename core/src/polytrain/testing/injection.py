@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from polytrain.checkpoint.snapshot import Stamps
+from polytrain.testing.fault_actions import DRIVER, count_services
 from polytrain.testing.faults import Fault, Point
-from polytrain.testing.strikes import DRIVER, count_services
 from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.messages import Message, SocketChannel
@@ -35,7 +35,7 @@ from polytrain_plugins import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """The faults of one run, and the files in which strikes are recorded."""
+    """The faults of one run, and the files in which their injections are recorded."""
 
     directory: Path
     """The run's own directory, on this machine. It must exist."""
@@ -48,17 +48,17 @@ class FaultPlan:
         return FaultClock(self)
 
     @property
-    def strikes(self) -> list[Strike]:
-        """The strikes so far, in order."""
+    def injected(self) -> list[InjectedFault]:
+        """The injected faults so far, in order."""
         if not self._noted.exists():
             return []
         lines = self._noted.read_text().splitlines()
-        return [Strike(**json.loads(line)) for line in lines]
+        return [InjectedFault(**json.loads(line)) for line in lines]
 
-    def note(self, strike: Strike) -> None:
-        """Record a strike that is about to happen."""
+    def note(self, fault: InjectedFault) -> None:
+        """Record a fault that is about to be injected."""
         with self._noted.open("a") as file:
-            file.write(json.dumps(asdict(strike)) + "\n")
+            file.write(json.dumps(asdict(fault)) + "\n")
 
     @property
     def attempts(self) -> int:
@@ -87,11 +87,11 @@ class FaultPlan:
 
     @property
     def _noted(self) -> Path:
-        return self.directory / "strikes.jsonl"
+        return self.directory / "injected.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
+class InjectedFault:
     """A fault that has happened."""
 
     time: float
@@ -158,10 +158,10 @@ class Injection:
         self._rank = rank
 
     def reach(self, point: Point, step: int = 0) -> None:
-        """The worker process has reached a point: let the faults that are due strike."""
+        """The worker process has reached a point: inject the faults that are due."""
         for fault in self._due(point, step):
             self._plan.note(
-                Strike(
+                InjectedFault(
                     time=time.monotonic(),
                     attempt=self.attempt,
                     rank=self._rank,
@@ -171,7 +171,7 @@ class Injection:
                     services=count_services(),
                 )
             )
-            fault.strike(rank=self._rank, step=step, attempt=self.attempt, point=point)
+            fault.inject(rank=self._rank, step=step, attempt=self.attempt, point=point)
 
     def awaits(self, point: Point, step: int) -> bool:
         """Whether a fault is due here."""

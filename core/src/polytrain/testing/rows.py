@@ -1,4 +1,4 @@
-"""Shows that every row is used exactly once per epoch, whatever faults strike, in any backend.
+"""Shows that every row is used exactly once per epoch in any backend, whatever faults occur.
 
 Each rank records the rows of every step before it reports that step. In the end those steps count
 that led to the final model: of each attempt, the steps up to the start of the next attempt. The

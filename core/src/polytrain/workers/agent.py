@@ -25,7 +25,7 @@ from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Exited, Failed
-from polytrain.events.health import Overstayed, Stacks, Started, Unkillable
+from polytrain.events.health import LeaveTimedOut, Stacks, Started, Unkillable
 from polytrain.linux.processes import describe_exit, kill_session
 from polytrain.workers.calls import (
     Acknowledge,
@@ -274,13 +274,13 @@ class Agent:
         worker.child.send(leave_message())
         await asyncio.sleep(self._spec.leave_timeout_s)
         if self._worker is worker:
-            overstayed = Overstayed(
+            timed_out = LeaveTimedOut(
                 attempt=attempt,
                 rank=self._rank,
                 after_s=self._spec.leave_timeout_s,
                 stacks=await worker.stacks(pausing=True),
             )
-            self._events.put_nowait(overstayed)
+            self._events.put_nowait(timed_out)
             self._kill(attempt)
 
     async def _stacks(self, attempt: int, pausing: bool) -> str:

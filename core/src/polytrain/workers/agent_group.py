@@ -24,7 +24,7 @@ from polytrain.workers.calls import Call, LaunchProcess, Seat
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.placement import members
-from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
+from polytrain.workers.processes.cache import KeptZygote, keep, kept_or_new_zygote
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.shared_store import SharedStore
 from polytrain.workers.worker_pool import AgentLauncher, Cluster, WorkerPool
@@ -257,7 +257,7 @@ class AgentGroup:
             merges_files=self._spec.run.merges_files,
         )
 
-    def _have_zygote_early(self, spec: ZygoteSpec) -> WarmZygote | None:
+    def _have_zygote_early(self, spec: ZygoteSpec) -> KeptZygote | None:
         if parts_of_ray(self._spec.run.run_config.worker_runtime_env):
             # This process isn't in the runtime environment, and neither would the zygote be.
             return None
@@ -266,7 +266,7 @@ class AgentGroup:
             self._spec.run.scaling_config.resources,
         ):
             return None
-        return warm_zygote(replace(spec, name=""), self._node_id)
+        return kept_or_new_zygote(replace(spec, name=""), self._node_id)
 
     def _take(self, happening: Happening | Arrived | Gone, handle: Handler) -> None:
         match happening:

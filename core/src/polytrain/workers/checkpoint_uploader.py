@@ -17,7 +17,7 @@ from polytrain.checkpoint.parts import is_full
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.staging import Stagings, beneath, remove
 from polytrain.errors import CheckpointError
-from polytrain.linux.progress_page import Stage, during
+from polytrain.linux.progress_page import WorkerStage, during
 from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
@@ -77,7 +77,7 @@ class CheckpointUploader:
         with_it: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
-        """Stage a checkpoint, and pass it to the agent.
+        """WorkerStage a checkpoint, and pass it to the agent.
 
         Args:
             files: the checkpoint's files.
@@ -169,7 +169,7 @@ class CheckpointUploader:
             ConnectionClosedError: the agent is gone.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._stalling(), during(Stage.WAITING_FOR_COMMIT):
+        with self._stalling(), during(WorkerStage.WAITING_FOR_COMMIT):
             while self._in_flight:
                 self._take(self._received(deadline))
             self._questions += 1
@@ -208,7 +208,7 @@ class CheckpointUploader:
             ConnectionClosedError: the agent has closed the connection.
         """
         self._channel.send(drained_message(self.stalled_s))
-        with during(Stage.WAITING_FOR_COMMIT):
+        with during(WorkerStage.WAITING_FOR_COMMIT):
             while True:
                 self._channel.receive()
 
@@ -223,7 +223,7 @@ class CheckpointUploader:
     def _wait(self, *, at_most: int) -> None:
         """Wait until at most this many uploads are in flight."""
         while len(self._in_flight) > at_most:
-            with during(Stage.WAITING_FOR_COMMIT):
+            with during(WorkerStage.WAITING_FOR_COMMIT):
                 message = self._channel.receive()
             self._take(message)
 

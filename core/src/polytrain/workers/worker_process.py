@@ -16,7 +16,7 @@ from polytrain.events.output import flush_output
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
 from polytrain.functions.pickling import pickled_error
 from polytrain.functions.return_values import Returned, encoded
-from polytrain.linux.progress_page import Stage, enter, reports
+from polytrain.linux.progress_page import WorkerStage, enter, reports
 from polytrain.workers.breakpoints import explain_breakpoints
 from polytrain.workers.device_names import device_name
 from polytrain.workers.job import LaunchOrder, WorkerJob
@@ -76,17 +76,17 @@ def run_worker(
     try:
         engine = job.spec.backend.engine()
         with contextlib.ExitStack() as stack:
-            enter(Stage.OFFERING)
+            enter(WorkerStage.OFFERING)
             offer = stack.enter_context(engine.offering(order.members[rank]))
             channel.send(offer_message(offer))
             world = world_from(
                 channel.receive(), attempt=order.attempt, members=order.members, rank=rank
             )
-            enter(Stage.JOINING)
+            enter(WorkerStage.JOINING)
             stack.enter_context(engine.joined(world))
             opened = shards()
             _check_sums(engine, world, opened)
-            enter(Stage.TRAINING)
+            enter(WorkerStage.TRAINING)
             channel.send(_joined_message(order.members[rank], opened))
             session = WorkerSession(
                 job=job,
@@ -109,7 +109,7 @@ def run_worker(
                     # too, and their errors could arrive first. The driver kills all of them.
                     while True:
                         channel.receive()
-            enter(Stage.DONE)
+            enter(WorkerStage.DONE)
             channel.send(done_message(session.stalled_s, returned))
             # No rank closes the collective while a slower one may need it.
             while channel.receive() != leave_message():

@@ -107,8 +107,8 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(
 
     monkeypatch.setattr(zygote, "spawn", spawned)
     with served_here(monkeypatch) as connection:
-        connection.request(["reset"])
-        assert SocketChannel(connection.socket).receive() == ["was reset"]
+        connection.request(["is current"])
+        assert SocketChannel(connection.socket).receive() == ["is current", True]
         monkeypatch.setattr(os, "pidfd_open", fails(errno.EMFILE))
         kind, _, how, _ = ask_to_fork(connection, 1)
     assert kind == "ended"
@@ -124,8 +124,8 @@ def test_a_zygote_with_too_many_files_says_so_and_works_again_later() -> None:
     )
     connection = ZygoteConnection.open(spec)
     try:
-        connection.request(["reset"])
-        assert SocketChannel(connection.socket).receive() == ["was reset"]
+        connection.request(["is current"])
+        assert SocketChannel(connection.socket).receive() == ["is current", True]
         assert connection.pid is not None
         _, most = resource.prlimit(connection.pid, resource.RLIMIT_NOFILE)
         limit = 1 + max(map(int, os.listdir(f"/proc/{connection.pid}/fd")))
@@ -156,8 +156,8 @@ def test_a_client_that_says_nonsense_is_left_and_the_others_are_served(
             other.connect(connection.socket.getpeername())
             other.sendall(b"\x00\x00\x00\x02\xc1\xc1")
             assert other.recv(1) == b""
-        connection.request(["reset"])
-        assert SocketChannel(connection.socket).receive() == ["was reset"]
+        connection.request(["is current"])
+        assert SocketChannel(connection.socket).receive() == ["is current", True]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_a_zygote_dies_of_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(zygote, "receive_request", break_down)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     with served_here(monkeypatch) as connection:
-        connection.request(["reset"])
+        connection.request(["is current"])
         kind, text = SocketChannel(connection.socket).receive()
     assert kind == "dying"
     assert "RuntimeError: something nobody has thought of" in text

@@ -14,7 +14,13 @@ import psutil
 import pytest
 
 from polytrain.testing.processes import eventually
-from polytrain.workers.processes.cache import WarmZygote, keep, kept_process, let_go, warm_zygote
+from polytrain.workers.processes.cache import (
+    KeptZygote,
+    keep,
+    kept_or_new_zygote,
+    kept_process,
+    let_go,
+)
 from polytrain.workers.processes.client import ZygoteSpec
 
 SPEC = ZygoteSpec(name="", environment={}, modules=("json",), path=tuple(sys.path))
@@ -27,14 +33,14 @@ def _none_is_kept() -> Iterator[None]:
     let_go()
 
 
-def pid_of(zygote: WarmZygote) -> int:
+def pid_of(zygote: KeptZygote) -> int:
     pid = zygote.connection.pid
     assert pid is not None, "it was there before"
     return pid
 
 
 def left_by_a_run(spec: ZygoteSpec = SPEC) -> int:
-    zygote = warm_zygote(spec, "node")
+    zygote = kept_or_new_zygote(spec, "node")
     pid = pid_of(zygote)
     keep(zygote)
     return pid
@@ -50,7 +56,7 @@ def test_the_next_run_has_the_same() -> None:
 
 
 def test_two_runs_at_a_time_have_one_each() -> None:
-    first, second = warm_zygote(SPEC, "node"), warm_zygote(SPEC, "node")
+    first, second = kept_or_new_zygote(SPEC, "node"), kept_or_new_zygote(SPEC, "node")
     pids = {pid_of(first), pid_of(second)}
     assert len(pids) == 2
     kept = pid_of(second)
@@ -72,11 +78,10 @@ def test_a_run_that_needs_others_ends_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_that_is_gone_or_stands_still_is_replaced(blow: signal.Signals) -> None:
-    zygote = warm_zygote(SPEC, "node")
+    zygote = kept_or_new_zygote(SPEC, "node")
     pid = pid_of(zygote)
     # It has begun to serve: what it is asked from now on, it answers.
-    zygote.connection.request(["reset"])
-    assert zygote.connection.was_reset()
+    assert zygote.connection.is_current()
     os.kill(pid, blow)
     keep(zygote)
     assert left_by_a_run() != pid
@@ -84,7 +89,7 @@ def test_one_that_is_gone_or_stands_still_is_replaced(blow: signal.Signals) -> N
 
 
 def test_a_fork_of_the_driver_does_not_keep_it() -> None:
-    zygote = warm_zygote(SPEC, "node")
+    zygote = kept_or_new_zygote(SPEC, "node")
     pid = pid_of(zygote)
     keep(zygote)
     child = os.fork()
@@ -103,7 +108,7 @@ def test_a_fork_of_the_driver_has_zygotes_of_its_own() -> None:
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            other = warm_zygote(SPEC, "node")
+            other = kept_or_new_zygote(SPEC, "node")
             is_another = pid_of(other) != pid
             other.connection.end()
             os._exit(0 if is_another else 2)

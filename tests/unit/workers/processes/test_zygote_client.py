@@ -126,8 +126,8 @@ def test_what_a_zygote_is_told_is_not_in_its_command_line() -> None:
     spec = spec_named(f"\0{secrets.token_hex(8)}")
     connection = ZygoteConnection.open(spec)
     try:
-        connection.request(["reset"])
-        assert SocketChannel(connection.socket).receive() == ["was reset"]
+        connection.request(["is current"])
+        assert SocketChannel(connection.socket).receive() == ["is current", True]
         command = Path(f"/proc/{connection.pid}/cmdline").read_text()
     finally:
         connection.close()
@@ -166,8 +166,8 @@ def test_a_zygote_starts_beside_files_that_are_called_like_modules(
     monkeypatch.chdir(tmp_path)
     connection = ZygoteConnection.open(spec_named(f"\0{secrets.token_hex(8)}"))
     try:
-        connection.request(["reset"])
-        assert SocketChannel(connection.socket).receive() == ["was reset"]
+        connection.request(["is current"])
+        assert SocketChannel(connection.socket).receive() == ["is current", True]
     finally:
         connection.close()
 
@@ -182,8 +182,8 @@ def test_a_forked_child_has_no_connection_to_the_zygote() -> None:
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         # The child has closed it for itself alone.
-        connection.request(["reset"])
-        assert SocketChannel(connection.socket).receive() == ["was reset"]
+        connection.request(["is current"])
+        assert SocketChannel(connection.socket).receive() == ["is current", True]
     finally:
         connection.close()
 
@@ -241,8 +241,8 @@ def test_an_agent_does_its_other_work_while_it_does_not_reach_its_zygote() -> No
 def stopped_zygote() -> Iterator[ZygoteConnection]:
     """One that runs no further: a signal has stopped it."""
     connection = ZygoteConnection.open(spec_named(f"\0{secrets.token_hex(8)}"))
-    connection.request(["reset"])
-    assert SocketChannel(connection.socket).receive() == ["was reset"]
+    connection.request(["is current"])
+    assert SocketChannel(connection.socket).receive() == ["is current", True]
     assert connection.pid is not None
     os.kill(connection.pid, signal.SIGSTOP)
     try:
@@ -267,15 +267,15 @@ def test_requests_that_are_not_taken_are_an_error(monkeypatch: pytest.MonkeyPatc
             deque(connection.request(["kill", number]) for number in itertools.count())
         # It wouldn't find where the next one begins.
         with pytest.raises(BrokenPipeError):
-            connection.request(["reset"])
+            connection.request(["is current"])
         connection.end()
 
 
-def test_a_zygote_of_another_version_describes_nothing() -> None:
+def test_a_zygote_of_another_version_is_not_current() -> None:
     """Whoever edits polytrain itself may have one of before."""
     ours, theirs = socket.socketpair()
     with theirs:
         connection = ZygoteConnection(ours)
         theirs.sendall(pack(["holds", 1]))
-        assert connection.description() is None
+        assert not connection.is_current()
         connection.leave()

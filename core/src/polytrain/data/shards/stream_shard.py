@@ -25,7 +25,7 @@ from polytrain.data.types.columns import empty_table
 from polytrain.data.types.wide_types import in_one_piece
 from polytrain.data_errors import too_few
 from polytrain.errors import BadDataError
-from polytrain.linux.progress_page import Stage, during
+from polytrain.linux.progress_page import WorkerStage, during
 
 _WHOLE = -1
 """The number of the epoch that is read if the shard is read as a whole."""
@@ -227,7 +227,7 @@ class _Buffer:
         tables = [self._table]
         have = self._table.num_rows
         while self.total is None and (rows is None or have < rows):
-            with during(Stage.WAITING_FOR_DATA):
+            with during(WorkerStage.WAITING_FOR_DATA):
                 part = self._next.result()
             if isinstance(part, int):
                 self.total = part

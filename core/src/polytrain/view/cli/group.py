@@ -41,7 +41,6 @@ COMMANDS: Mapping[str, Lazy] = {
     "backends": Lazy(module="backends", help="List the installed backends."),
     "doctor": Lazy(module="doctor", help="Try what runs need of this machine."),
     "conformance": Lazy(module="conformance", help="Test a backend."),
-    "warm": Lazy(module="warm", help="Keep imported frameworks for fast starts."),
 }
 
 

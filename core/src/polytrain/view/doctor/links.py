@@ -44,7 +44,7 @@ class Link:
     """From each rank to the other, both at once; None if the backend has no transport of bytes."""
 
 
-class End:
+class Endpoint:
     """One rank of a pair, in a process of its own."""
 
     def __init__(self, backend: Backend) -> None:
@@ -184,7 +184,7 @@ class _PairOnRay:
         # On different nodes, enough to see one: it is free on a node that is nearly full.
         share = 1.0 if pair[0] == pair[1] else 0.01
         self._ends: list[Any] = [
-            ray.remote(End)
+            ray.remote(Endpoint)
             .options(
                 num_cpus=0,
                 num_gpus=share if gpus else 0,
@@ -226,7 +226,7 @@ class _PairOnRay:
         return slower
 
     def close(self) -> None:
-        """End both processes."""
+        """Endpoint both processes."""
         import ray
 
         for end in self._ends:

@@ -2,8 +2,7 @@
 
 In a notebook, or to compare settings, `fit()` is called several times. A kept zygote has imported
 what workers need. At most one is kept, on the driver's node, for a minute; it ends with the
-process. A run that needs a different zygote, or one with other code, ends it. If there is a warm
-zygote (`warm`), which other processes use too, the run uses that one.
+process. A run that needs a different zygote, or one with other code, ends it.
 """
 
 from __future__ import annotations
@@ -12,28 +11,20 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polytrain.linux.processes import umask
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
-from polytrain.workers.processes.warm import (
-    find,
-    installed_versions,
-    relevant_variables,
-    start,
-    warm_seconds,
-    warm_token,
-)
 
 _KEPT_S = 60.0
 
-_GETS_ADDRESS_WITHIN_S = 1.0
-"""Seconds that a run waits for the address of warm zygotes before it does without."""
+_OF_NO_EFFECT = ("RAY_", "PYTEST_", "POLYTRAIN_")
+"""Prefixes of variables that may differ: pytest sets one to the name of each test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmZygote:
+class KeptZygote:
     """A zygote on the driver's node, and the connection that keeps it alive."""
 
     token: str
@@ -44,13 +35,10 @@ class WarmZygote:
     """Node, modules, environment, installed versions and umask: what the zygote depends on, besides
     files of code that may be edited."""
 
-    is_shared: bool = False
-    """Whether other processes use it too, and it keeps itself alive."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    zygote: WarmZygote
+    zygote: KeptZygote
     timer: threading.Timer
 
 
@@ -58,60 +46,42 @@ _lock = threading.Lock()
 _kept: _Kept | None = None
 
 
-def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
-    """Return the kept or a warm zygote with the same node, modules and environment, or start one.
+def kept_or_new_zygote(spec: ZygoteSpec, node_id: str) -> KeptZygote:
+    """Return the kept zygote if node, modules and environment are the same, or start one.
 
     Args:
         spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
-    variables, versions = relevant_variables(os.environ), installed_versions(spec.path)
-    likeness = node_id, spec, variables, versions, umask()
+    likeness = node_id, spec, _relevant_variables(), sorted(_installed(spec.path)), umask()
     kept = _taken()
     if kept is not None:
-        if kept.likeness == likeness and _is_usable(kept.connection):
+        if kept.likeness == likeness and kept.connection.is_current():
             return kept
         kept.connection.end()
-    shared = _shared(spec, node_id)
-    if shared is not None:
-        token = warm_token(spec.path)
-        return WarmZygote(token=token, connection=shared, likeness=likeness, is_shared=True)
     token = secrets.token_hex(8)
     connection = ZygoteConnection.open(replace(spec, name=zygote_name(token, node_id)))
-    return WarmZygote(token=token, connection=connection, likeness=likeness)
+    return KeptZygote(token=token, connection=connection, likeness=likeness)
 
 
-def _is_usable(kept: ZygoteConnection) -> bool:
-    """Return whether it has nothing of the last run, and no code that was edited since."""
-    if not kept.was_reset():
-        return False
-    held = kept.description()
-    return held is not None and held.is_current
+def _relevant_variables() -> dict[str, str]:
+    """Return the variables that imports may depend on."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_NO_EFFECT)}
 
 
-def _shared(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:
-    if spec.variables:
-        # Its imports may have been different ones without these variables.
-        return None
-    found = find(spec, node_id)
-    kept_s = warm_seconds(os.environ)
-    if found is not None or kept_s is None:
-        return found
-    # Another zygote, with fewer modules or of another user, may have the address.
-    with contextlib.suppress(OSError):
-        other = ZygoteConnection.existing(zygote_name(warm_token(spec.path), node_id))
-        if other is None:
-            return start(spec, node_id, kept_s=kept_s, within_s=_GETS_ADDRESS_WITHIN_S)
-        other.leave()
-    return None
+def _installed(path: Sequence[str]) -> Iterator[str]:
+    """Yield what identifies the distributions that are installed in directories."""
+    for directory in path:
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            for entry in entries:
+                # A name has the version; a new installation has a new time.
+                if entry.name.endswith((".dist-info", ".egg-info", ".pth")):
+                    yield f"{directory} {entry.name} {entry.stat().st_mtime_ns}"
 
 
-def keep(zygote: WarmZygote) -> None:
-    """Keep the zygote for the next run. No other run may be using it, unless it is shared."""
+def keep(zygote: KeptZygote) -> None:
+    """Keep the zygote for the next run. No other run may be using it."""
     global _kept
-    if zygote.is_shared:
-        zygote.connection.leave()
-        return
     before = _taken()
     if before is not None:
         before.connection.end()
@@ -138,7 +108,7 @@ def kept_process() -> int | None:
         return None if _kept is None else _kept.zygote.connection.pid
 
 
-def _taken() -> WarmZygote | None:
+def _taken() -> KeptZygote | None:
     global _kept
     with _lock:
         kept, _kept = _kept, None

@@ -23,7 +23,6 @@ from pathlib import Path
 from polytrain.linux.forked_children import keep_from_children
 from polytrain.linux.processes import is_ending, peer_of
 from polytrain.workers.messages import SocketChannel
-from polytrain.workers.processes.lifetime import Description, described
 from polytrain.workers.processes.requests import send_request
 
 logger = logging.getLogger(__name__)
@@ -71,9 +70,6 @@ main(**settings)
 directory may have the names of other modules.
 """
 
-WARM_PREFIX = "\0polytrain-warm-"
-"""The addresses of warm zygotes start with it."""
-
 BACKLOG = 1024
 """Connections that may wait while the zygote imports."""
 
@@ -95,9 +91,6 @@ class ZygoteSpec:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables to set before any import, whatever the user's environment has."""
 
-    kept_s: float = 0.0
-    """Seconds after its last use for which it stays without clients."""
-
 
 def zygote_name(token: str, node_id: str) -> str:
     """Return the address of this user's zygote with this token on one node.
@@ -105,8 +98,7 @@ def zygote_name(token: str, node_id: str) -> str:
     The address doesn't reveal the token, or the addresses on other nodes.
     """
     named = hashlib.sha256(f"{os.getuid()} {token} {node_id}".encode()).hexdigest()
-    prefix = WARM_PREFIX if token.startswith("warm-") else "\0polytrain-"
-    return f"{prefix}{named[:32]}"
+    return f"\0polytrain-{named[:32]}"
 
 
 def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -205,30 +197,17 @@ class ZygoteConnection:
             os.close(self._output)
             self._output = None
 
-    def was_reset(self) -> bool:
-        """Return whether the zygote has confirmed the reset that was requested last.
+    def is_current(self) -> bool:
+        """Return whether the files of code that the zygote has imported are as they were.
 
         False if it is gone, or doesn't answer at once.
         """
         self.socket.settimeout(_ANSWER_S)
         try:
-            return SocketChannel(self.socket).receive() == ["was reset"]
+            self.request(["is current"])
+            return SocketChannel(self.socket).receive() == ["is current", True]
         except (EOFError, OSError):
             return False
-        finally:
-            self.socket.settimeout(None)
-
-    def description(self, within_s: float = _ANSWER_S) -> Description | None:
-        """Return what the zygote holds; None if it doesn't answer within this time.
-
-        One that has imported another version of this code may answer something else: None, too.
-        """
-        self.socket.settimeout(within_s)
-        try:
-            self.request(["describe"])
-            return described(SocketChannel(self.socket).receive())
-        except (EOFError, OSError, ValueError):
-            return None
         finally:
             self.socket.settimeout(None)
 
@@ -376,8 +355,6 @@ def _start(spec: ZygoteSpec, listener: socket.socket, output: int) -> subprocess
                 "listener_descriptor": listener.fileno(),
                 "modules": spec.modules,
                 "path": spec.path,
-                "environment": dict(spec.environment),
-                "kept_s": spec.kept_s,
             },
             file,
         )

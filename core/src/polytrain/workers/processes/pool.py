@@ -17,7 +17,7 @@ from functools import partial
 
 from polytrain.linux.processes import kill_session
 from polytrain.workers.messages import Message
-from polytrain.workers.processes.cache import keep, warm_zygote
+from polytrain.workers.processes.cache import keep, kept_or_new_zygote
 from polytrain.workers.processes.child import Child
 from polytrain.workers.processes.client import ZygoteSpec, has_ended, zygote_name
 from polytrain.workers.processes.loop_thread import LoopThread
@@ -251,7 +251,7 @@ def forked_pool(
     spec = ZygoteSpec(
         name="", environment=variables, modules=(entry, *modules), path=tuple(sys.path)
     )
-    zygote = warm_zygote(spec, _NODE)
+    zygote = kept_or_new_zygote(spec, _NODE)
     pool = ProcessPool(
         replace(spec, name=zygote_name(zygote.token, _NODE)),
         entry,

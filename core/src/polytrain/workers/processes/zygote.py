@@ -2,14 +2,13 @@
 
 There is one per node, started with exec: no Ray, no thread, no device. Agents connect to its
 socket. It forks worker processes for them, and notifies them when one ends. It ends with its last
-client; a warm one stays for a time after its last use.
+client.
 
     ["fork", id, environment, directory, sys.path, sys.argv, entry]
     ["kill", id]
     ["preload", entry, modules, variables, environment, directory]
     ["reset"]
-    ["describe"]
-    ["stop"]                        the zygote ends with its last client
+    ["is current"]
 
 "fork" comes with descriptors: the worker's end of a socket pair, its standard output and error, its
 page, and further ones for its entry, the module whose `main` the process runs. `requests`
@@ -17,9 +16,8 @@ sends and receives these. The zygote answers
 
     ["forked", id, pid]
     ["ended", id, how, killed]      when a worker process ends, or can't be started
-    ["was reset"]
-    ["holds", pid, modules, environment, kept_s, left_s, users, is_current]
-    ["dying", why]                 when the zygote fails with an unexpected error
+    ["is current", bool]            whether the files of code that it imported are as they were
+    ["dying", why]                  when the zygote fails with an unexpected error
 
 If the system refuses a process or file descriptor, only that request fails.
 
@@ -72,7 +70,6 @@ from polytrain.workers.processes.forked import (
     spawn,
     watched,
 )
-from polytrain.workers.processes.lifetime import Lifetime
 from polytrain.workers.processes.preload import PreloadRequest, preload
 from polytrain.workers.processes.preloaded import Answer, Preloaded
 from polytrain.workers.processes.requests import LacksDescriptorsError, receive_request
@@ -106,16 +103,9 @@ class Zygote:
     children: socket.socket | None = None
     """Becomes readable when a child has ended; None in tests without it."""
 
-    modules: Sequence[str] = ()
-    """The modules that it was started to import."""
-
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """The variables that were set for its imports."""
-
     code_files: CodeFiles = field(default_factory=CodeFiles)
     """The files of code that it has imported."""
 
-    lifetime: Lifetime = field(default_factory=Lifetime)
     _has_preloaded: bool = False
     _preloaded: Preloaded | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -136,8 +126,8 @@ class Zygote:
         if self.client is not None:
             self._clients.add(self.client)
         try:
-            while self._clients or self.lifetime.left_s > 0:
-                for key, _ in self._selector.select(self._longest_wait_s):
+            while self._clients:
+                for key, _ in self._selector.select():
                     self._serve_source(key.fileobj)
         except Exception as error:
             # Clients that wait for worker processes get the reason.
@@ -145,10 +135,6 @@ class Zygote:
                 self._answer(client, ["dying", "".join(traceback.format_exception(error))])
             raise
         kill_children_except(set())
-
-    @property
-    def _longest_wait_s(self) -> float | None:
-        return None if self._clients else max(0.0, self.lifetime.left_s)
 
     def _serve_source(self, source: Any) -> None:
         if self.listener is not None and source is self.listener:
@@ -214,23 +200,11 @@ class Zygote:
         elif request[0] == "kill":
             self._kill(client, request[1])
         elif request[0] == "reset":
-            self._reset(client)
-        elif request[0] == "describe":
-            self._describe(client)
-        elif request[0] == "stop":
-            self.lifetime.stop()
+            self._reset()
+        elif request[0] == "is current":
+            self._answer(client, ["is current", self.code_files.are_current()])
         else:
             self._preload(request)
-
-    def _describe(self, client: socket.socket) -> None:
-        is_current = self.code_files.are_current()
-        description = self.lifetime.description(
-            self.modules, self.environment, is_current=is_current
-        )
-        self._answer(client, description)
-        if not is_current:
-            # Nobody uses it any more: the next one has its address.
-            self.lifetime.stop()
 
     def _drop(self, client: socket.socket) -> None:
         """Drop an agent that is gone, and kill its worker processes."""
@@ -240,7 +214,6 @@ class Zygote:
         if self._preloaded is not None:
             with contextlib.suppress(OSError):
                 self._preloaded.kill(client)
-        self.lifetime.end_use(client)
         self._clients.drop(client)
 
     def _kill(self, client: socket.socket, process_id: int) -> None:
@@ -285,11 +258,8 @@ class Zygote:
         kill_children(lambda pid: pid not in known and (is_last or session_of(pid) == session))
 
     def _preload(self, request: list[Any]) -> None:
-        # A warm zygote serves several scripts: none may get what another's function imported.
-        if self.lifetime.is_warm or self._has_preloaded:
-            return
         # Only once: imports that made forking unsafe would do so again.
-        if thread_count() > 1 or holds_device():
+        if self._has_preloaded or thread_count() > 1 or holds_device():
             return
         self._has_preloaded = True
         _, entry, modules, variables, environment, directory = request
@@ -307,11 +277,10 @@ class Zygote:
             self._selector.register(self._preloaded.pidfd, selectors.EVENT_READ)
             self._selector.register(self._preloaded.connection, selectors.EVENT_READ)
 
-    def _reset(self, client: socket.socket) -> None:
+    def _reset(self) -> None:
         if self._preloaded is not None:
             self._end_preloaded(self._preloaded)
         self._has_preloaded = False
-        self._answer(client, ["was reset"])
 
     def _end_preloaded(self, preloaded: Preloaded) -> None:
         """End the preloaded zygote, or take notice of its end."""
@@ -342,7 +311,6 @@ class Zygote:
         except OSError as error:
             self._not_started(client, fork_order.id, error)
             return
-        self.lifetime.begin_use(client)
         self._answer(client, ["forked", fork_order.id, pid])
         self._workers[pidfd] = _Worker(id=fork_order.id, pid=pid, pidfd=pidfd, client=client)
         self._selector.register(pidfd, selectors.EVENT_READ)
@@ -410,19 +378,12 @@ def _woken_by_children() -> Iterator[socket.socket]:
             ignore_children()
 
 
-def main(
-    listener_descriptor: int,
-    modules: Sequence[str],
-    environment: Mapping[str, str],
-    kept_s: float,
-) -> None:
+def main(listener_descriptor: int, modules: Sequence[str]) -> None:
     """Run a zygote.
 
     Args:
         listener_descriptor: a listening Unix socket to which the starter has connected.
         modules: the modules to import.
-        environment: the variables that were set for it.
-        kept_s: seconds after its last use for which it stays without clients.
     """
     # The driver handles Ctrl-C in the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -439,11 +400,4 @@ def main(
         # Some modules put finders of their own before all others.
         code_files.note_imported()
         with _woken_by_children() as children:
-            Zygote(
-                listener,
-                children=children,
-                modules=modules,
-                environment=environment,
-                code_files=code_files,
-                lifetime=Lifetime(kept_s=kept_s),
-            ).serve()
+            Zygote(listener, children=children, code_files=code_files).serve()

@@ -1,4 +1,4 @@
-"""What faults do in the worker process that they strike. Nothing here sleeps."""
+"""Carries out faults in the worker process that they are injected into. Nothing here sleeps."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _ports_stolen(where: str) -> None:
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), descriptor)
         ours, theirs = socket.socketpair()
-        code = f"from polytrain.testing.strikes import thief; thief({address!r}, {theirs.fileno()})"
+        code = f"import {__name__} as faults; faults.thief({address!r}, {theirs.fileno()})"
         # It belongs to the worker process's session, and ends with it.
         subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
@@ -167,7 +167,7 @@ def _driver_killed(where: str) -> None:
     signal.pause()
 
 
-STRIKES: Mapping[Kind, Callable[[str], None]] = {
+FAULT_ACTIONS: Mapping[Kind, Callable[[str], None]] = {
     "sigkill": _sigkill,
     "sigstop": _sigstop,
     "segfault": _segfault,

@@ -12,7 +12,7 @@ _WAIT_S = 12.0
 
 
 @dataclass(slots=True, kw_only=True)
-class _Inquiry:
+class _PendingStacks:
     attempt: int
     world_size: int
     deadline: float
@@ -21,24 +21,24 @@ class _Inquiry:
 
 
 @dataclass(slots=True)
-class StacksInquiries:
+class StacksRequests:
     """Collects stacks for requests that come while an attempt runs. Pure: no clock."""
 
-    _inquiry: _Inquiry | None = None
+    _pending: _PendingStacks | None = None
 
     @property
     def deadline(self) -> float | None:
         """When `answered` may have answers without another event."""
-        return None if self._inquiry is None else self._inquiry.deadline
+        return None if self._pending is None else self._pending.deadline
 
     def add(self, request: str, *, attempt: int, world_size: int, now: float) -> bool:
         """Note a request; return whether the ranks must be asked for their stacks."""
-        inquiry = self._inquiry
-        if inquiry is not None and inquiry.attempt == attempt:
-            inquiry.requests.append(request)
+        pending = self._pending
+        if pending is not None and pending.attempt == attempt:
+            pending.requests.append(request)
             return False
-        before = [] if inquiry is None else inquiry.requests
-        self._inquiry = _Inquiry(
+        before = [] if pending is None else pending.requests
+        self._pending = _PendingStacks(
             attempt=attempt,
             world_size=world_size,
             deadline=now + _WAIT_S,
@@ -48,16 +48,16 @@ class StacksInquiries:
 
     def take(self, stacks: Stacks) -> None:
         """Note a rank's stacks. Those of other attempts are ignored."""
-        if self._inquiry is not None and stacks.attempt == self._inquiry.attempt:
-            self._inquiry.stacks[stacks.rank] = stacks.text
+        if self._pending is not None and stacks.attempt == self._pending.attempt:
+            self._pending.stacks[stacks.rank] = stacks.text
 
     def answered(self, *, now: float) -> Iterator[tuple[str, Mapping[int, str]]]:
         """Yield each request with the stacks by rank, once all have come or the time is over."""
-        inquiry = self._inquiry
-        if inquiry is None:
+        pending = self._pending
+        if pending is None:
             return
-        if len(inquiry.stacks) < inquiry.world_size and now < inquiry.deadline:
+        if len(pending.stacks) < pending.world_size and now < pending.deadline:
             return
-        self._inquiry = None
-        stacks = dict(sorted(inquiry.stacks.items()))
-        yield from ((request, stacks) for request in inquiry.requests)
+        self._pending = None
+        stacks = dict(sorted(pending.stacks.items()))
+        yield from ((request, stacks) for request in pending.requests)
