@@ -13,12 +13,8 @@ import pyarrow as pa
 from polytrain.data.read.pieces import Piece, Pieces, selected
 from polytrain.data.types.arrays import table_of
 from polytrain.data.types.columns import column_to_numpy, empty_table, lists_of_numbers
-from polytrain.data.types.missing import (
-    decides_type,
-    found_missing,
-    is_list_of_numbers,
-    noted,
-)
+from polytrain.data.types.missing import decides_type, found_missing, noted
+from polytrain.data.types.nested import is_list_of_numbers
 from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data.types.schemas import exactly
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
