@@ -24,7 +24,6 @@ OTHER_ROOMS = {
 """Rooms that touch no run → which files they touch."""
 
 OTHER_FILES = {
-    "api/result.py": "the page that the user names",
     "checkpoint/checkpoint.py": "the copy that the user asks for, of a directory that was checked",
     "checkpoint/scratch.py": "the node's own directory, which others can't write to",
     "checkpoint/snapshot.py": "the user's files, and a directory that is given by its descriptor",
@@ -33,6 +32,7 @@ OTHER_FILES = {
     "view/cli/found.py": "the directory that the user keeps runs in, each of which may be a link",
     "view/cli/report.py": "the page that the user names",
     "view/cli/run.py": "the job file that the user names",
+    "view/page/ending.py": "the page that the user names",
     "view/page/rendering.py": "files of the package",
     "prediction/model_files.py": "a directory that was checked, and a temporary one",
     "trackers/wandb.py": "the directory that W&B itself writes to",

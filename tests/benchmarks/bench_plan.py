@@ -1,7 +1,4 @@
-"""What it costs to know the next row of an epoch of a billion, and how much memory.
-
-One by one, as a position is looked up, and a batch at a time, as shards are read: all without rows.
-"""
+"""The time and memory to select the next rows of an epoch of a billion, without reading any."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from itertools import count
 
 from harness import OURS, Bound, Figure, conclude, durations, parse, sizes
 
+from polytrain.data.plan.order import Order
 from polytrain.data.plan.row_plan import Plan, Shuffle
 
 _ROWS = 10**9
@@ -24,17 +22,18 @@ _FIVE_MICROSECONDS = Bound(factor=5e-6)
 
 
 def next_row(shuffle: Shuffle, calls: int) -> float:
-    """Seconds for one position after another, in an epoch that has begun."""
-    epoch = _plan(shuffle).epoch(3)
-    positions = count(_ROWS // 3)
-    return _per_call(lambda: epoch[next(positions)], calls)
+    """Seconds for one row of a shard after another, in an epoch that has begun."""
+    order = _plan(shuffle).epoch(3).of_shard(0)
+    indices = count(_ROWS // _SHARDS // 3)
+    return _per_call(lambda: _row(order, next(indices)), calls)
 
 
 def first_row(shuffle: Shuffle, calls: int) -> float:
-    """Seconds for a position in an epoch of which nothing is known yet."""
+    """Seconds for the first row of a shard, in the middle of an epoch that is resumed."""
     plan = _plan(shuffle)
     epochs = count()
-    return _per_call(lambda: plan.epoch(next(epochs))[_ROWS // 3], calls)
+    index = _ROWS // _SHARDS // 3
+    return _per_call(lambda: _row(plan.epoch(next(epochs)).of_shard(0), index), calls // 20)
 
 
 def batched_row(shuffle: Shuffle, calls: int) -> float:
@@ -51,12 +50,13 @@ def batched_row(shuffle: Shuffle, calls: int) -> float:
 
 
 def memory(shuffle: Shuffle, calls: int) -> float:
-    """Bytes at the peak of a plan, an epoch's order, and as many positions as are asked for."""
+    """Bytes at the peak of a plan, a shard's order, and as many rows as are selected."""
     tracemalloc.start()
     try:
-        epoch = _plan(shuffle).epoch(3)
-        for position in range(_ROWS // 3, _ROWS // 3 + calls):
-            epoch[position]
+        order = _plan(shuffle).epoch(3).of_shard(0)
+        first = _ROWS // _SHARDS // 3
+        for index in range(first, first + calls):
+            _row(order, index)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -89,6 +89,11 @@ _QUANTITIES: tuple[tuple[str, Callable[[Shuffle, int], float], Callable[..., str
 
 def _plan(shuffle: Shuffle) -> Plan:
     return Plan(rows=_ROWS, shards=_SHARDS, shuffle=shuffle)
+
+
+def _row(order: Order, index: int) -> int:
+    [selection] = order.select(range(index, index + 1))
+    return int(selection.rows[0])
 
 
 def _per_call(function: Callable[[], object], calls: int) -> float:

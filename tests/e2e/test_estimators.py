@@ -273,6 +273,6 @@ def test_many_rows_are_predicted_by_the_workers(cls: Any, monkeypatch: pytest.Mo
         asked.append(request.num_workers)
         return predict(request)
 
-    monkeypatch.setattr("polytrain.boosting.estimators.predict", noted)
+    monkeypatch.setattr("polytrain.prediction.predict.predict", noted)
     assert model.predict_proba(features).tolist() == expected.tolist()
     assert asked == [2]

@@ -6,8 +6,9 @@ used: agents and worker processes import only submodules, which makes them start
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from polytrain.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from polytrain.api.loading import load
@@ -113,69 +114,71 @@ __all__ = [
     "report",
 ]
 
-_HOMES = {
-    "polytrain.checkpoint.checkpoint": ("Checkpoint",),
-    "polytrain.config.configs": (
-        "CheckpointConfig",
-        "DataConfig",
-        "FailureConfig",
-        "RunConfig",
-        "ScalingConfig",
+_NAMES = LazyNames(
+    module=__name__,
+    homes={
+        "polytrain.checkpoint.checkpoint": ("Checkpoint",),
+        "polytrain.config.configs": (
+            "CheckpointConfig",
+            "DataConfig",
+            "FailureConfig",
+            "RunConfig",
+            "ScalingConfig",
+        ),
+        "polytrain.errors": (
+            "BadDataError",
+            "CheckpointError",
+            "DamagedFileError",
+            "Failure",
+            "FailureKind",
+            "NotInWorkerError",
+            "PredictionFailedError",
+            "ReturnValueError",
+            "RunFormatError",
+            "RunNotFoundError",
+            "RunOwnedError",
+            "TrainingFailedError",
+        ),
+        "polytrain.config.validation_config": (
+            "ValidationConfig",
+            "ValidationFn",
+            "ValidationTaskConfig",
+        ),
+        "polytrain.ray_names.trainers": ("DataParallelTrainer",),
+        "polytrain.api.loading": ("load",),
+        "polytrain.api.result": ("Result",),
+        "polytrain.api.run_handle": ("RunHandle", "RunStatus"),
+        "polytrain.api.trainer": ("Trainer", "make_trainer"),
+        "polytrain.prediction.predict": ("PredictionOutput",),
+        "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
+        "polytrain.workers.checkpoint_handling": ("CheckpointUploadMode",),
+        "polytrain.workers.context": ("Context", "TrainContext"),
+        "polytrain.workers.reported_checkpoints": (
+            "CheckpointConsistencyMode",
+            "ReportedCheckpoint",
+            "ReportedCheckpointStatus",
+        ),
+        "polytrain.workers.worker_api": (
+            "checkpoint_requested",
+            "get_all_reported_checkpoints",
+            "get_checkpoint",
+            "get_context",
+            "get_dataset_shard",
+            "heartbeat",
+            "report",
+        ),
+        "polytrain_plugins": ("InvalidJobError", "PolytrainError", "backend_names"),
+    },
+    modules=(
+        "collective",
+        "data",
+        "huggingface",
+        "lightgbm",
+        "lightning",
+        "tensorflow",
+        "torch",
+        "xgboost",
     ),
-    "polytrain.errors": (
-        "BadDataError",
-        "CheckpointError",
-        "DamagedFileError",
-        "Failure",
-        "FailureKind",
-        "NotInWorkerError",
-        "PredictionFailedError",
-        "ReturnValueError",
-        "RunFormatError",
-        "RunNotFoundError",
-        "RunOwnedError",
-        "TrainingFailedError",
-    ),
-    "polytrain.config.validation_config": (
-        "ValidationConfig",
-        "ValidationFn",
-        "ValidationTaskConfig",
-    ),
-    "polytrain.ray_names.trainers": ("DataParallelTrainer",),
-    "polytrain.api.loading": ("load",),
-    "polytrain.api.result": ("Result",),
-    "polytrain.api.run_handle": ("RunHandle", "RunStatus"),
-    "polytrain.api.trainer": ("Trainer", "make_trainer"),
-    "polytrain.prediction.predict": ("PredictionOutput",),
-    "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
-    "polytrain.workers.checkpoint_handling": ("CheckpointUploadMode",),
-    "polytrain.workers.context": ("Context", "TrainContext"),
-    "polytrain.workers.reported_checkpoints": (
-        "CheckpointConsistencyMode",
-        "ReportedCheckpoint",
-        "ReportedCheckpointStatus",
-    ),
-    "polytrain.workers.worker_api": (
-        "checkpoint_requested",
-        "get_all_reported_checkpoints",
-        "get_checkpoint",
-        "get_context",
-        "get_dataset_shard",
-        "heartbeat",
-        "report",
-    ),
-    "polytrain_plugins": ("InvalidJobError", "PolytrainError", "backend_names"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_DOORS = (
-    "collective",
-    "data",
-    "huggingface",
-    "lightgbm",
-    "lightning",
-    "tensorflow",
-    "torch",
-    "xgboost",
 )
 
 TRAIN_DATASET_KEY = "train"
@@ -183,17 +186,8 @@ TRAIN_DATASET_KEY = "train"
 
 
 def __getattr__(name: str) -> Any:
-    if name in _DOORS:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOME_OF:
-        from polytrain.ray_names.doors import missing
-
-        raise missing(__name__, name)
-    value = getattr(import_module(_HOME_OF[name]), name)
-    # Found directly from now on: `report` is called in loops.
-    globals()[name] = value
-    return value
+    return _NAMES.get(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_DOORS})
+    return sorted({*globals(), *_NAMES.names()})

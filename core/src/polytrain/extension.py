@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polytrain.ray_names.doors import Door
+from polytrain.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor, Epoch
@@ -44,35 +44,45 @@ __all__ = [
     "unequal_layers",
 ]
 
-_DOOR = Door(
+_NAMES = LazyNames(
     module=__name__,
     homes={
-        "BadDataError": "polytrain.errors",
-        "Calls": "polytrain.workers.call_counter",
-        "Context": "polytrain.workers.context",
-        "Cursor": "polytrain.data.plan.cursor",
-        "DataPosition": "polytrain.data.plan.position",
-        "Epoch": "polytrain.data.plan.cursor",
-        "Plan": "polytrain.data.plan.row_plan",
-        "TensorShapes": "polytrain.data.shards.tensor_shapes",
-        "adapted_digests": "polytrain.keras_layers",
-        "check_named": "polytrain.data.shards.tensor_shapes",
-        "check_range": "polytrain.data.shards.tensor_shapes",
-        "empty_table": "polytrain.data.types.columns",
-        "group_sizes": "polytrain.data.shards.groups",
-        "nested_layers": "polytrain.keras_layers",
-        "open_cursor": "polytrain.workers.worker_api",
-        "scratch_directory": "polytrain.workers.worker_api",
-        "starting_checkpoint": "polytrain.workers.worker_api",
-        "to_format": "polytrain.data.types.columns",
-        "unequal_layers": "polytrain.keras_layers",
+        "polytrain.keras_layers": (
+            "adapted_digests",
+            "nested_layers",
+            "unequal_layers",
+        ),
+        "polytrain.data.plan.cursor": (
+            "Cursor",
+            "Epoch",
+        ),
+        "polytrain.data.plan.position": ("DataPosition",),
+        "polytrain.data.plan.row_plan": ("Plan",),
+        "polytrain.data.types.columns": (
+            "empty_table",
+            "to_format",
+        ),
+        "polytrain.data.shards.groups": ("group_sizes",),
+        "polytrain.data.shards.tensor_shapes": (
+            "TensorShapes",
+            "check_named",
+            "check_range",
+        ),
+        "polytrain.errors": ("BadDataError",),
+        "polytrain.workers.call_counter": ("Calls",),
+        "polytrain.workers.context": ("Context",),
+        "polytrain.workers.worker_api": (
+            "open_cursor",
+            "scratch_directory",
+            "starting_checkpoint",
+        ),
     },
 )
 
 
 def __getattr__(name: str) -> Any:
-    return _DOOR.get(name)
+    return _NAMES.get(name)
 
 
 def __dir__() -> list[str]:
-    return _DOOR.names()
+    return _NAMES.names()

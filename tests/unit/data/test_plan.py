@@ -104,7 +104,7 @@ def test_ranks_divide_any_batch_of_any_size(
         for rank in range(world_size)
     ]
     assert sum(shares) == stop - start
-    # Each shard on the way to a rank's end may round by one, and deal one row more or less.
+    # Each shard on the way to a rank's end may round by one, which is one row more or less.
     assert max(shares) - min(shares) <= 2 * (shards // world_size + 2)
 
 

@@ -22,25 +22,25 @@ from polytrain.errors import BadDataError
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-class Dealt(PartSource):
-    """One rank's parts of a stream of these blocks, dealt as the real ones are."""
+class Parts(PartSource):
+    """One rank's parts of a stream of these blocks, divided as in a run."""
 
     def __init__(self, blocks: Sequence[int], world_size: int, rank: int) -> None:
         self._blocks = blocks
         self._world_size = world_size
         self._rank = rank
         self._rounds: list[Round[int]] = []
-        self._dealt = 0
+        self._total = 0
 
     def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
         partitioner: StreamPartitioner[int] = StreamPartitioner(self._world_size, segments)
         added = [partitioner.add(BlockRows(n, 0, size)) for n, size in enumerate(self._blocks)]
         self._rounds = [found for found in (*added, partitioner.finish()) if found is not None]
-        self._dealt = partitioner.rows_in_rounds
+        self._total = partitioner.rows_in_rounds
 
     def next_part(self, epoch: int, index: int) -> pa.Table | int:
         if index == len(self._rounds):
-            return self._dealt
+            return self._total
         firsts = [sum(self._blocks[:number]) for number in range(len(self._blocks))]
         rows = [
             firsts[some.block] + row
@@ -61,7 +61,7 @@ def world(
     return [
         StreamShard(
             spec,
-            Dealt(blocks, size, rank),
+            Parts(blocks, size, rank),
             Cursor(
                 StreamPosition.from_plain(position, size)
                 if position
@@ -182,13 +182,13 @@ def test_a_global_batch_that_workers_do_not_divide(
     largest = max(-(-global_size // size), 1)
     assert all(len(batch) <= largest for of_rank in read for batch in of_rank)
     # On average it is the size that was asked for, from the first batch on.
-    dealt = 0
+    rows = 0
     for number, batch in enumerate(read[0][:-2] if global_size >= size else [], start=1):
-        dealt += len(batch)
-        assert number * global_size - size < dealt * size <= number * global_size
+        rows += len(batch)
+        assert number * global_size - size < rows * size <= number * global_size
 
 
-class Once(Dealt):
+class Once(Parts):
     """Parts that come once, as from the pipeline's actor."""
 
     def __init__(self, blocks: Sequence[int], world_size: int, rank: int) -> None:
@@ -231,7 +231,7 @@ def test_batches_that_were_looked_at_come_again(looked_at: int) -> None:
 
 
 def test_a_lost_stream_is_raised_in_the_loop() -> None:
-    class Lost(Dealt):
+    class Lost(Parts):
         def next_part(self, epoch: int, index: int) -> pa.Table | int:
             if index == 1:
                 raise StreamLostError("the map function raised ValueError: 7")

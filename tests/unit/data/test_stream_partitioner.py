@@ -1,4 +1,4 @@
-"""Dealing blocks to ranks: every row exactly once, evenly, over any history of an epoch."""
+"""Blocks divided among ranks: every row exactly once, evenly, over any history of an epoch."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ streams = st.lists(st.integers(0, 12), max_size=30)
 def rounds(
     blocks: Sequence[int], world_size: int, segments: Sequence[Segment] = ()
 ) -> list[Round[int]]:
-    """All that is dealt of blocks of these sizes."""
+    """All rounds of blocks of these sizes."""
     partitioner = StreamPartitioner[int](world_size, segments)
     found = [partitioner.add(BlockRows(block, 0, rows)) for block, rows in enumerate(blocks)]
     found.append(partitioner.finish())
-    dealt = [parts for parts in found if parts is not None]
-    assert partitioner.rows_in_rounds == sum(map(sum, sizes(dealt)))
-    return dealt
+    given = [parts for parts in found if parts is not None]
+    assert partitioner.rows_in_rounds == sum(map(sum, sizes(given)))
+    return given
 
 
-def sizes(dealt: Sequence[Round[int]]) -> list[list[int]]:
-    """Of each round, the rows of each rank."""
-    return [[sum(map(len, part)) for part in parts] for parts in dealt]
+def sizes(given: Sequence[Round[int]]) -> list[list[int]]:
+    """Per round, the number of rows of each rank."""
+    return [[sum(map(len, part)) for part in parts] for parts in given]
 
 
-def rows_by_rank(dealt: Sequence[Round[int]], world_size: int) -> list[list[Row]]:
+def rows_by_rank(given: Sequence[Round[int]], world_size: int) -> list[list[Row]]:
     """What each rank gets, in order."""
     return [
-        [(some.block, row) for parts in dealt for some in parts[rank] for row in _rows(some)]
+        [(some.block, row) for parts in given for some in parts[rank] for row in _rows(some)]
         for rank in range(world_size)
     ]
 

@@ -16,18 +16,17 @@ from polytrain.checkpoint.events import PartStaged, PartStored
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.config.configs import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from polytrain.config.validation_config import ValidationConfig
+from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import RunOwnedError
 from polytrain.events.attempt import AgentsPlaced, Done, Exited, Joined, Offered, Reported
 from polytrain.events.health import Stacks, Started
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
-from polytrain.ray_names.callbacks import TrainRunContext, UserCallbacks
 from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
+from polytrain.run.attached import Companion, RunFollower
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
@@ -37,8 +36,6 @@ from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.states import State
 from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
-from polytrain.validation.coordinator import ValidationCoordinator
-from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.calls import (
     Acknowledge,
     Call,
@@ -173,22 +170,6 @@ class FakeLease:
 
 
 @dataclass
-class FakeValidator:
-    """Calls a function of the test in the driver's process."""
-
-    outcome: Callable[[ValidationTask], Validated | NotValidated]
-
-    def validate(self, task: ValidationTask) -> Validated | NotValidated:
-        return self.outcome(task)
-
-    def cancel(self) -> None:
-        """Nothing runs."""
-
-    def close(self) -> None:
-        """It holds nothing."""
-
-
-@dataclass
 class Driver:
     """A controller with everything that it needs, in a directory of its own."""
 
@@ -206,27 +187,15 @@ class Driver:
     controller: Controller = field(init=False)
     stop_requests: StopRequests = field(default_factory=StopRequests)
     lease: FakeLease = field(default_factory=FakeLease)
-    validation: Callable[[ValidationTask], Validated | NotValidated] | None = None
-    """What becomes of the validation of a checkpoint; None if checkpoints aren't validated."""
-
     observers: Observers = field(default_factory=Observers)
     released: threading.Event = field(default_factory=threading.Event)
     """Set when training has ended and the run waits for validations alone."""
 
-    callbacks: Sequence[Any] = ()
-    validation_config: ValidationConfig = field(
-        default_factory=lambda: ValidationConfig(fn=lambda checkpoint: {})
-    )
+    followers: Sequence[RunFollower] = ()
 
-    def validations(self, manager: CheckpointManager, journal: Journal) -> ValidationCoordinator:
-        """What validates checkpoints, at once."""
-        if self.validation is None:
-            return ValidationCoordinator(manager=manager, journal=journal)
-        made = ValidationCoordinator(
-            config=self.validation_config, manager=manager, journal=journal
-        )
-        made.validator = FakeValidator(self.validation)
-        return made
+    def companion(self, manager: CheckpointManager, journal: Journal) -> Companion:
+        """What works on checkpoints beside training."""
+        return Companion()
 
     def conclude(self) -> Conclude:
         """Run to the end."""
@@ -255,13 +224,7 @@ class Driver:
         ):
             journal.opened(anew=True, identity={}, world_size=self.world_size)
             observers = self.observers
-            context = TrainRunContext(
-                run=run,
-                run_config=RunConfig(),
-                scaling_config=ScalingConfig(),
-                train_loop_config=None,
-            )
-            validations = self.validations(self.manager, journal)
+            companion = self.companion(self.manager, journal)
             self.controller = Controller(
                 state=State(
                     world_size=self.world_size, policy=FailurePolicy(max_failures=self.max_failures)
@@ -275,7 +238,7 @@ class Driver:
                     journal=journal,
                     background_tasks=background_tasks,
                     observers=observers,
-                    validations=validations,
+                    companion=companion,
                 ),
                 lease=lease,
                 journal=journal,
@@ -287,12 +250,12 @@ class Driver:
                     background_tasks=background_tasks,
                     output=output,
                 ),
-                callbacks=UserCallbacks(self.callbacks, context, None),
+                followers=self.followers,
                 output=output,
                 health_monitor=HealthMonitor(
                     config=self.failure_config, group=group, journal=journal
                 ),
-                validations=validations,
+                companion=companion,
                 stop_requests=self.stop_requests,
                 remote_requests=RemoteRequests(location.open(), 1, stop=self.stop_requests.request),
                 release_workers=self.released.set,

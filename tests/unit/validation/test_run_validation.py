@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.run.driver import Driver
 
+from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.config.configs import CheckpointConfig
 from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
 from polytrain.errors import FailureKind, RunOwnedError
 from polytrain.output.observers import Observers
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.record.history import read_history
+from polytrain.record.journal import Journal
+from polytrain.run.attached import Companion
+from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
@@ -47,11 +51,46 @@ def scored(task: ValidationTask) -> Validated:
     return Validated(metrics={"val": -abs(number_of(task) - 1.0)})
 
 
+@dataclass
+class FakeValidator:
+    """Calls a function of the test in the driver's process."""
+
+    outcome: Callable[[ValidationTask], Validated | NotValidated]
+
+    def validate(self, task: ValidationTask) -> Validated | NotValidated:
+        return self.outcome(task)
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+@dataclass
+class ValidatingDriver(Driver):
+    """A driver that validates checkpoints, at once."""
+
+    validation: Outcome = scored
+    """What becomes of the validation of a checkpoint."""
+
+    validation_config: ValidationConfig = field(
+        default_factory=lambda: ValidationConfig(fn=lambda checkpoint: {})
+    )
+
+    def companion(self, manager: CheckpointManager, journal: Journal) -> Companion:
+        made = ValidationCoordinator(
+            config=self.validation_config, manager=manager, journal=journal
+        )
+        made.validator = FakeValidator(self.validation)
+        return made
+
+
 def driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: Outcome = scored, **options: Any
-) -> Driver:
+) -> ValidatingDriver:
     """A run of one rank that makes four checkpoints, and asks for all of them to be validated."""
-    made = Driver(
+    made = ValidatingDriver(
         tmp_path, monkeypatch, lambda order: life(order), world_size=1, validation=validation
     )
     for name, value in options.items():

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polytrain import satellites
 from polytrain.api.checkpoint_validation import (
     inline_problems,
     memory_problems,
@@ -33,17 +34,15 @@ from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.config.constraints import wrong_type
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
-from polytrain.output.observer_checks import observers_problems
+from polytrain.output.observer_checks import follow_record, observers_problems
 from polytrain.policy.cluster import (
     choose_cluster,
     local_problems,
     new_ray_problems,
 )
 from polytrain.policy.labels import allowed
-from polytrain.ray_names.callbacks import callback_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
-from polytrain.trackers.names import tracker_problems, trackers_of
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.ray.address import client_problem
@@ -100,8 +99,10 @@ def run_config_problems(spec: RunSpec) -> Iterable[Problem]:
         return
     yield from frequency_problems(spec)
     yield from observers_problems(run.observers)
-    yield from tracker_problems(run.track, run.observers)
-    yield from callback_problems(run.callbacks)
+    if follow_record(run.track, run.observers):
+        yield from satellites.trackers.tracker_problems(run.track, run.observers)
+    if run.callbacks != ():
+        yield from satellites.callbacks.callback_problems(run.callbacks)
     yield from stop_problems(run)
 
 
@@ -151,8 +152,9 @@ def storage_problems_of(spec: RunSpec, location: Location) -> Iterable[Problem]:
     """Yield why a run can't be stored at this location."""
     num_workers = spec.scaling_config.max_workers
     yield from storage_problems(location, num_workers=num_workers)
-    for tracker in trackers_of(spec.run_config.track, spec.run_config.observers):
-        yield from tracker.place_problems(location.address, is_directory=location.is_local)
+    track, observers = spec.run_config.track, spec.run_config.observers
+    if follow_record(track, observers):
+        yield from satellites.trackers.place_problems(track, observers, location)
     if num_workers == 0:
         yield from memory_problems(spec.validation_config, location)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
+from polytrain import satellites
 from polytrain.api.returns import Returns
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manager import with_validations
@@ -14,8 +15,8 @@ from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
+from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.policy.retention import badness, ranked
-from polytrain.ray_names.doors import RayTrainClass, missing
 from polytrain.record.history import RunHistory, read_history
 from polytrain.record.journal import JOURNAL
 from polytrain.record.ledger import Ledger
@@ -266,12 +267,9 @@ class Result(metaclass=RayTrainClass):
             UnsupportedCapabilityError: the backend doesn't predict.
             ValueError: `checkpoint` is something else.
         """
-        # Imported by who predicts: a script that trains starts sooner.
-        from polytrain.prediction.predict import PredictionRequest, predict
-
         backend, chosen = self._kept(checkpoint)
-        return predict(
-            PredictionRequest(
+        return satellites.prediction.predict(
+            satellites.prediction.PredictionRequest(
                 backend=backend,
                 checkpoint=chosen,
                 data=data,
@@ -305,13 +303,8 @@ class Result(metaclass=RayTrainClass):
             RunNotFoundError: the run's directory was deleted.
             OSError: the storage can't be read, or the file can't be written.
         """
-        from polytrain.view.page.reading import read_facts
-        from polytrain.view.page.rendering import page
-
-        facts = read_facts(Location.of(self.path, self.storage_filesystem, retry_s=0))
-        path = Path(path).expanduser()
-        path.write_text(page(facts), encoding="utf-8")
-        return path
+        location = Location.of(self.path, self.storage_filesystem, retry_s=0)
+        return satellites.page.write_page(location, Path(path).expanduser())
 
     @property
     def filesystem(self) -> Any:

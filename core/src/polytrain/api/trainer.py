@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from polytrain import satellites
 from polytrain.api.datasets import (
     fingerprints,
     identified_datasets,
@@ -55,7 +56,6 @@ from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.storage.retry import no_retries_once
 from polytrain.text.plain_values import plain, with_plain_fields
-from polytrain.view.page.ending import write_at_end
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
 
@@ -377,7 +377,10 @@ def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack
         result = result_of(run, run_to_end(run, cluster, interrupts))
         if run.lease.lost is None:
             reports = sum(map(len, result.histories.values()))
-            write_at_end(run.location, wall_s=result.ledger.wall_s, reports=reports)
+            if satellites.has("page"):
+                satellites.page.write_at_end(
+                    run.location, wall_s=result.ledger.wall_s, reports=reports
+                )
     if result.error is not None:
         raise result.error from _root_exception(result.error)
     return result

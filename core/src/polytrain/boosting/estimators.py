@@ -30,6 +30,7 @@ try:
 except ImportError as error:
     raise ImportError("Estimators need scikit-learn: pip install 'scikit-learn>=1.6'") from error
 
+from polytrain import satellites
 from polytrain.api.trainer import make_trainer
 from polytrain.boosting.booster import Booster
 from polytrain.boosting.estimator_rows import (
@@ -49,9 +50,10 @@ from polytrain.boosting.estimator_rows import (
 from polytrain.boosting.numbers import with_columns
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
-from polytrain.prediction.parts import PART_ROWS
-from polytrain.prediction.predict import PredictionRequest, predict
 from polytrain_plugins import Backend, InvalidJobError, Problem
+
+PART_ROWS = 100_000
+"""So many rows are predicted in this process in any case, as `Result.predict` does it."""
 
 
 class BackendEstimator(BaseEstimator, ABC):
@@ -317,14 +319,14 @@ class BackendEstimator(BaseEstimator, ABC):
     ) -> Values:
         with tempfile.TemporaryDirectory(prefix="polytrain-") as directory:
             backend.engine().save(self.model_, Path(directory))
-            request = PredictionRequest(
+            request = satellites.prediction.PredictionRequest(
                 backend=backend,
                 checkpoint=Checkpoint(directory),
                 data=table,
                 num_workers=self._workers,
                 options=options,
             )
-            return np.asarray(predict(request))
+            return np.asarray(satellites.prediction.predict(request))
 
     def _table(self, rows: Any, *, reset: bool, by_name: bool = True) -> pa.Table:
         """Return the features as a table; columns of a frame keep their names and types."""

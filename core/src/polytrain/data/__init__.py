@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from polytrain.ray_names.doors import Door
+from polytrain.lazy_names import LazyNames
 
-_DOOR = Door(module=__name__, homes={"DataConfig": "polytrain.config.configs"})
+_NAMES = LazyNames(module=__name__, homes={"polytrain.config.configs": ("DataConfig",)})
 
 
 def __getattr__(name: str) -> Any:
-    return _DOOR.get(name)
+    return _NAMES.get(name)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from polytrain.ray_names.doors import Door
+from polytrain.lazy_names import LazyNames
 
-_DOOR = Door(module=__name__, doors=("transformers",))
+_NAMES = LazyNames(module=__name__, modules=("transformers",))
 
 
 def __getattr__(name: str) -> Any:
-    return _DOOR.get(name)
+    return _NAMES.get(name)
 
 
 def __dir__() -> list[str]:
-    return _DOOR.names()
+    return _NAMES.names()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _DOOR = Door(
     module=__name__,
     homes={
-        "LightGBMConfig": "polytrain.ray_names.configs",
-        "LightGBMTrainer": "polytrain.ray_names.trainers",
+        "polytrain.ray_names.configs": ("LightGBMConfig",),
+        "polytrain.ray_names.trainers": ("LightGBMTrainer",),
     },
     plugin="polytrain_lightgbm",
     backend="lightgbm",

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from polytrain.text.close_names import close_to
-from polytrain.trackers.tracker import Tracker
 from polytrain_plugins import Problem
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 
@@ -15,6 +14,31 @@ _FIELD = "RunConfig.observers"
 _PREFIX = "polytrain_"
 _MARK = f"{PROJECT}_impl"
 """What pluggy's marker, `hookimpl`, sets on a function."""
+
+
+class RecordFollower:
+    """An observer that gets a run's record: from a satellite, which knows it. It may lack hooks."""
+
+    __slots__ = ()
+
+
+def is_called(observer: Any) -> bool:
+    """Return whether an observer is one for its hooks, and not only for the record."""
+    kind = type(observer)
+    marked = (hasattr(getattr(kind, name, None), _MARK) for name in dir(kind))
+    return not isinstance(observer, RecordFollower) or any(marked)
+
+
+def follow_record(track: Any, observers: Any) -> bool:
+    """Return whether trackers or exporters follow a run.
+
+    Args:
+        track: what the user passed as `RunConfig.track`.
+        observers: what the user passed as `RunConfig.observers`.
+    """
+    given = observers if isinstance(observers, tuple | list) else ()
+    is_tracked = track is not None and track != ()
+    return is_tracked or any(isinstance(each, RecordFollower) for each in given)
 
 
 def observers_problems(observers: Any) -> Iterator[Problem]:
@@ -34,7 +58,7 @@ def observers_problems(observers: Any) -> Iterator[Problem]:
         field = f"{_FIELD}[{place}]"
         if any(observer is earlier for earlier in observers[:place]):
             yield Problem(field=field, what="it is given twice", remedy="Leave one of them out")
-        elif not isinstance(observer, Tracker):
+        elif is_called(observer):
             yield from observer_problems(observer, field)
 
 

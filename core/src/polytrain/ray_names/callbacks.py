@@ -16,6 +16,8 @@ from polytrain.errors import Failure
 from polytrain.events.attempt import Reported
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import END_WITHIN_S
+from polytrain.run.attached import RunFollower
+from polytrain.run.run import Run
 from polytrain_plugins import CheckpointInfo, Problem, RunInfo
 
 logger = logging.getLogger(__name__)
@@ -108,6 +110,24 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
             )
 
 
+def opened(run: Run, queues: CallQueues) -> UserCallbacks:
+    """Return what calls a run's callbacks.
+
+    Args:
+        run: the run.
+        queues: call them, so that nobody waits for a callback.
+    """
+    context = TrainRunContext(
+        run=run.info,
+        run_config=run.spec.run_config,
+        scaling_config=run.spec.scaling_config,
+        train_loop_config=run.spec.train_loop_config,
+    )
+    return UserCallbacks(
+        run.spec.run_config.callbacks, context, run.location.filesystem, queues=queues
+    )
+
+
 @dataclass(slots=True)
 class _Step:
     """What is known of one report of all ranks."""
@@ -119,7 +139,7 @@ class _Step:
     checkpoint: CheckpointInfo | None = None
 
 
-class UserCallbacks:
+class UserCallbacks(RunFollower):
     """Calls a run's callbacks: for reports in order, each once all that belongs to it is known."""
 
     def __init__(

@@ -13,6 +13,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.constraints import wrong_type
 from polytrain.config.validation_config import ValidationConfig
+from polytrain.lazy_names import RayTrainClass
 from polytrain.ray_names.configs import (
     FrameworkConfig,
     LightGBMConfig,
@@ -20,7 +21,6 @@ from polytrain.ray_names.configs import (
     TorchConfig,
     XGBoostConfig,
 )
-from polytrain.ray_names.doors import RayTrainClass
 from polytrain_plugins import InvalidJobError, Problem, load_backend
 
 Init = TypeVar("Init", bound=Callable[..., None])

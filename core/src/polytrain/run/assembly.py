@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 from dataclasses import replace
 
+from polytrain import satellites
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
-from polytrain.ray_names.callbacks import TrainRunContext, UserCallbacks
 from polytrain.record.journal import Journal
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
@@ -24,8 +23,6 @@ from polytrain.run.publisher import Publisher
 from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.run import Run
 from polytrain.run.states import State
-from polytrain.validation.available import opened_validator
-from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.workers.agent_group import AgentGroup, AgentGroupSpec
 from polytrain.workers.group import WorkerGroup
 
@@ -51,14 +48,18 @@ def controller_of(
         stack: closes everything, in reverse order.
     """
     # The end of a run waits for them once all that it holds is released.
-    callbacks = stack.enter_context(_callbacks(run, hooks))
+    followers = (
+        [stack.enter_context(satellites.callbacks.opened(run, hooks))]
+        if run.spec.run_config.callbacks
+        else []
+    )
     output = stack.enter_context(opened_output(run, queues))
     group = _group(run, observers)
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
     )
     # Closed after the workers are: it may have restarted the zygote that they share.
-    validations = stack.enter_context(_validations(run, group, journal, output))
+    companion = stack.enter_context(_companion(run, group, journal, output))
     workers = stack.enter_context(contextlib.ExitStack())
     workers.callback(group.close)
     failure = run.spec.run_config.failure_config
@@ -70,7 +71,7 @@ def controller_of(
         journal=journal,
         background_tasks=background_tasks,
         observers=observers,
-        validations=validations,
+        companion=companion,
     )
     return Controller(
         state=State(
@@ -95,12 +96,12 @@ def controller_of(
             output=output,
             keeps_all_reports=run.spec.run_config.keep_reports == "every_rank",
         ),
-        callbacks=callbacks,
+        followers=followers,
         output=output,
         health_monitor=HealthMonitor(
             config=run.spec.run_config.failure_config, group=group, journal=journal
         ),
-        validations=validations,
+        companion=companion,
         stop_requests=run.stop_requests,
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,
@@ -119,40 +120,11 @@ def _remote_requests(run: Run) -> RemoteRequests:
     )
 
 
-def _callbacks(run: Run, hooks: CallQueues) -> UserCallbacks:
-    context = TrainRunContext(
-        run=run.info,
-        run_config=run.spec.run_config,
-        scaling_config=run.spec.scaling_config,
-        train_loop_config=run.spec.train_loop_config,
-    )
-    return UserCallbacks(
-        run.spec.run_config.callbacks, context, run.location.filesystem, queues=hooks
-    )
-
-
-def _validations(
-    run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput
-) -> ValidationCoordinator:
-    coordinator = ValidationCoordinator(
-        config=run.spec.validation_config,
-        manager=run.manager,
-        journal=journal,
-        wake=group.wake,
-        show=output.write,
-    )
-    if run.spec.validation_config is not None:
-        coordinator.validator = opened_validator(
-            run.spec.validation_config,
-            group=group,
-            demand=run.demand,
-            threads=run.spec.scaling_config.cpus_per_worker,
-            is_local=run.choice is None or run.choice.is_local,
-            path=_import_path(),
-            runtime_env=run.spec.run_config.worker_runtime_env,
-            tell=coordinator.tell,
-        )
-    return coordinator
+def _companion(run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput) -> Companion:
+    # Without a function, validations of earlier drivers may be left.
+    if run.spec.validation_config is None and not run.manager.validations:
+        return Companion()
+    return satellites.validation.opened(run, group, journal, output.write)
 
 
 def _group(run: Run, observers: Observers) -> WorkerGroup:
@@ -179,12 +151,7 @@ def _group(run: Run, observers: Observers) -> WorkerGroup:
             passes_all_reports=observers.want_every_rank
             or bool(config.callbacks)
             or config.keep_reports == "every_rank",
-            path=_import_path(),
+            path=run.import_path,
         ),
         run.cluster,
     )
-
-
-def _import_path() -> tuple[str, ...]:
-    # At the interactive prompt the path has the working directory as "".
-    return tuple(entry or os.getcwd() for entry in sys.path)

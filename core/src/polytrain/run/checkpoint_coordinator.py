@@ -27,9 +27,9 @@ from polytrain.output.observers import Observers
 from polytrain.policy.retention import missing_score
 from polytrain.policy.validation import Validation, ValidationStatus
 from polytrain.record.journal import Journal
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.lease import Lease
-from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.workers.calls import Acknowledge, StoreRest
 from polytrain.workers.group import WorkerGroup
 from polytrain_plugins import RunInfo
@@ -51,7 +51,7 @@ class CheckpointCoordinator:
     journal: Journal
     background_tasks: BackgroundTasks
     observers: Observers
-    validations: ValidationCoordinator
+    companion: Companion = field(default_factory=Companion)
     _attempt: int = -1
     _rank_0_is_gone: bool = False
     _tracker: PartTracker | None = None
@@ -183,7 +183,7 @@ class CheckpointCoordinator:
 
     def _give_commit(self, manifest: Manifest) -> None:
         # Before the commit, which syncs the journal: a committed checkpoint's request isn't lost.
-        self.validations.request(manifest)
+        self.companion.request(manifest)
         commit = partial(self._commit, manifest, self.manager.ranks_of(manifest.number))
         self.background_tasks.give(commit, attempt=manifest.attempt_id.attempt)
 

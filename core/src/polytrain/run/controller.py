@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
@@ -27,9 +27,9 @@ from polytrain.events.output import Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule
-from polytrain.ray_names.callbacks import UserCallbacks
 from polytrain.record.journal import Journal
 from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
+from polytrain.run.attached import Companion, RunFollower
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.health_monitor import HealthMonitor
@@ -42,7 +42,6 @@ from polytrain.run.stacks_requests import StacksRequests
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
-from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.workers.calls import Drain, Kill, Leave, ReadStacks, SendCheckpoints, SendRoster
 from polytrain.workers.group import Happening, WorkerGroup
 from polytrain.workers.job import LaunchOrder
@@ -62,12 +61,12 @@ class Controller:
     journal: Journal
     background_tasks: BackgroundTasks
     publisher: Publisher
-    callbacks: UserCallbacks
     output: WorkerOutput
     health_monitor: HealthMonitor
-    validations: ValidationCoordinator
     stop_requests: StopRequests
     remote_requests: RemoteRequests
+    companion: Companion = field(default_factory=Companion)
+    followers: Sequence[RunFollower] = ()
     stop_rule: StopRule = field(default_factory=StopRule)
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
@@ -114,13 +113,13 @@ class Controller:
             return conclusion
         drain = self.state.drain
         stopped = None if drain is None else drain.stopped
-        if self.validations.is_busy:
+        if self.companion.is_busy:
             if stopped is not None and not stopped.is_final:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
-            logger.info("Training has ended; %d validations are left.", self.validations.pending)
+            logger.info("Training has ended; %d validations are left.", self.companion.pending)
             # They may wait for what the workers have.
             self.release_workers()
-        while self.validations.is_busy and self.validations.failure is None:
+        while self.companion.is_busy and self.companion.failure is None:
             if self.lease.lost is not None:
                 failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
                 reason = "another driver works on the run"
@@ -129,19 +128,19 @@ class Controller:
             if stopped is not None:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             self._take_validations(wait=True)
-        if self.validations.failure is not None:
+        if self.companion.failure is not None:
             reason = "ValidationConfig(on_failure='fail') ends the run"
-            failures = (self.validations.failure,)
+            failures = (self.companion.failure,)
             return Conclude(succeeded=False, reason=reason, failures=failures)
-        self.validations.warn_if_unused()
-        return replace(conclusion, validation_failure=self.validations.all_failed)
+        self.companion.warn_if_unused()
+        return replace(conclusion, validation_failure=self.companion.all_failed)
 
     def _take_validations(self, *, wait: bool = False) -> None:
         if wait:
             with self.interrupts.allowed():
-                taken = self.validations.take(wait=True)
+                taken = self.companion.take(wait=True)
         else:
-            taken = self.validations.take()
+            taken = self.companion.take()
         for ended in taken:
             self.checkpoints.validated(ended)
             stopped = self.stop_rule.limit_met_by(ended.step, ended.metrics)
@@ -154,7 +153,7 @@ class Controller:
         """Answer the questions for checkpoints, those that wait for validations after these."""
         questions, self._unanswered = self._unanswered, []
         for asked in questions:
-            if asked.validated and self.validations.is_busy:
+            if asked.validated and self.companion.is_busy:
                 self._unanswered.append(asked)
             else:
                 found = self.checkpoints.manager.reported()
@@ -174,7 +173,7 @@ class Controller:
 
     def _wake(self) -> None:
         self.group.wake()
-        self.validations.nudge()
+        self.companion.nudge()
 
     def _finish_tasks(self) -> None:
         with self.interrupts.allowed():
@@ -248,7 +247,7 @@ class Controller:
         self._take_validations()
         if self.lease.lost is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(lease_lost(self.lease.lost, attempt=self.state.attempt))
-        failure = self.validations.failure
+        failure = self.companion.failure
         if failure is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(Failed(attempt=self.state.attempt, failure=failure))
         self._take_stop_requests()
@@ -284,7 +283,8 @@ class Controller:
             if isinstance(event, Committed):
                 info = self.checkpoints.manager.info_of(event.manifest.directory)
                 if info is not None:
-                    self.callbacks.committed(info)
+                    for follower in self.followers:
+                        follower.committed(info)
 
     def _happen(self, event: Event) -> None:
         self._follow(event, step(self.state, event, now=time.monotonic()))
@@ -318,7 +318,8 @@ class Controller:
                 self.journal.attempt_ended(
                     action, host=self.host_of(rank), last_lines=self.output.last_lines(rank)
                 )
-                self.callbacks.failed(action.failures)
+                for follower in self.followers:
+                    follower.failed(action.failures)
                 self._distrust_after_storage_failure()
                 why = reason if root is None else f"{root} ({reason})"
                 self.publisher.attempt_ended(
@@ -329,8 +330,8 @@ class Controller:
                     failures=action.failures,
                 )
             case Conclude():
-                if action.succeeded:
-                    self.callbacks.succeeded()
+                for follower in self.followers if action.succeeded else ():
+                    follower.succeeded()
                 if action.succeeded and action.stopped is None:
                     self.publisher.attempt_ended(
                         succeeded=True,
@@ -368,7 +369,8 @@ class Controller:
                 first_step=start.step + 1,
             )
         )
-        self.callbacks.attempt_started(world_size)
+        for follower in self.followers:
+            follower.attempt_started(world_size)
         self.group.launch(
             LaunchOrder(
                 attempt_id=AttemptId(token=self.lease.token, attempt=attempt),
@@ -392,7 +394,8 @@ class Controller:
         noted = note(self.state, report)
         if noted is not None:
             self.state = noted
-            self.callbacks.reported(report)
+            for follower in self.followers:
+                follower.reported(report)
             self.publisher.reported(report)
 
     def _distrust_after_storage_failure(self) -> None:

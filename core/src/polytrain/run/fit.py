@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polytrain import satellites
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
+from polytrain.output.observer_checks import follow_record, is_called
 from polytrain.output.observers import Observers, installed_observers
 from polytrain.output.queued_records import queued_records
 from polytrain.record.configuration import Configuration, datasets_of, options_of
@@ -30,15 +32,12 @@ from polytrain.run.resume import versions_of
 from polytrain.run.run import Run
 from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
-from polytrain.trackers.delivery import TrackedFacts
-from polytrain.trackers.exposed_figures import exposed_figures
-from polytrain.trackers.names import trackers_of
-from polytrain.trackers.tracker import Tracker
-from polytrain.trackers.tracking import Tracking
-from polytrain.view.progress.display import shown_progress
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)
+
+Follower = Callable[[Mapping[str, Any]], None]
+"""Takes each entry of the journal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +92,11 @@ def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> 
         interrupts: takes signals from before the run starts until it has ended.
     """
     past = RunHistory() if run.past is None else run.past
-    config = run.spec.run_config
-    expose = exposed_figures(config.observers, run.info, past.ledger, run.lease.clock)
     with (
         CallQueues(is_urgent=lambda: interrupts.are_urgent) as queues,
         queued_records(queues),
-        _tracking(run, interrupts) as tracking,
-        shown_progress(
-            run.info,
-            run.spec.run_config.progress,
-            past.ledger,
-            now=run.lease.clock.now,
-            queues=queues,
-        ) as show,
-        _journal(run, past, (show, tracking.follow, expose)) as journal,
+        _followers(run, past.ledger, queues, interrupts) as followers,
+        _journal(run, past, followers) as journal,
     ):
         try:
             return _run_to_end(run, journal, queues, interrupts)
@@ -188,9 +178,26 @@ def _tidy(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def _journal(
-    run: Run, past: RunHistory, followers: Sequence[Callable[[Mapping[str, Any]], None]]
-) -> Iterator[Journal]:
+def _followers(
+    run: Run, ledger: Ledger, queues: CallQueues, interrupts: Interrupts
+) -> Iterator[list[Follower]]:
+    """Attach those who follow the record: trackers, and what shows the progress."""
+    config = run.spec.run_config
+    followers: list[Follower] = []
+    with contextlib.ExitStack() as stack:
+        if follow_record(config.track, config.observers):
+            tracking = satellites.trackers.followed(run, ledger, lambda: interrupts.are_urgent)
+            followers.append(stack.enter_context(tracking))
+        if config.progress not in (False, "none") and satellites.has("progress"):
+            shown = satellites.progress.shown_progress(
+                run.info, config.progress, ledger, now=run.lease.clock.now, queues=queues
+            )
+            followers.append(stack.enter_context(shown))
+        yield followers
+
+
+@contextlib.contextmanager
+def _journal(run: Run, past: RunHistory, followers: Sequence[Follower]) -> Iterator[Journal]:
     def follow(entry: Mapping[str, Any]) -> None:
         for each in followers:
             each(entry)
@@ -231,26 +238,8 @@ def _configuration(run: Run) -> Configuration:
     )
 
 
-def _tracking(run: Run, interrupts: Interrupts) -> Tracking:
-    own = run.lease.token
-    facts = TrackedFacts(
-        location=run.location,
-        since=own if run.past is None else run.past.since_token,
-        identity=run.identity,
-        world_size=run.spec.world_size,
-    )
-    trackers = trackers_of(run.spec.run_config.track, run.spec.run_config.observers)
-    return Tracking(
-        trackers,
-        facts,
-        own_token=own,
-        check_lease=run.lease.check,
-        is_urgent=lambda: interrupts.are_urgent,
-    )
-
-
 def _observers(run: Run) -> list[Any]:
-    given = [each for each in run.spec.run_config.observers if not isinstance(each, Tracker)]
+    given = [each for each in run.spec.run_config.observers if is_called(each)]
     return [*run.watchers, *installed_observers(), *given]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,6 +55,11 @@ class Run:
     stop_requests: StopRequests = field(default_factory=StopRequests)
     watchers: tuple[Any, ...] = ()
     """Observers of polytrain's own, besides the user's."""
+
+    @property
+    def import_path(self) -> tuple[str, ...]:
+        """The driver's `sys.path`; at the interactive prompt that has the directory as ""."""
+        return tuple(entry or os.getcwd() for entry in sys.path)
 
     @property
     def stop_rule(self) -> StopRule:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 _DOOR = Door(
     module=__name__,
     homes={
-        "TensorflowConfig": "polytrain.ray_names.configs",
-        "TensorflowTrainer": "polytrain.ray_names.trainers",
+        "polytrain.ray_names.configs": ("TensorflowConfig",),
+        "polytrain.ray_names.trainers": ("TensorflowTrainer",),
     },
-    doors=("keras",),
+    modules=("keras",),
     plugin="polytrain_tf",
     backend="tensorflow",
 )

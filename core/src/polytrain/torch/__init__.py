@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _DOOR = Door(
     module=__name__,
     homes={
-        "TorchConfig": "polytrain.ray_names.configs",
-        "TorchTrainer": "polytrain.ray_names.trainers",
+        "polytrain.ray_names.configs": ("TorchConfig",),
+        "polytrain.ray_names.trainers": ("TorchTrainer",),
     },
     plugin="polytrain_torch",
     backend="torch",

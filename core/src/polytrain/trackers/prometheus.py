@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from polytrain.output.observer_checks import RecordFollower
 from polytrain.trackers.tracker import flat, numbers
 from polytrain_plugins import Outcome, RunInfo, hookimpl
 from polytrain_plugins.installation import install_command
@@ -43,7 +44,7 @@ _HELP = {
 }
 
 
-class Prometheus:
+class Prometheus(RecordFollower):
     """Exposes a run's newest figures, and metrics as `polytrain_metric{run, metric}`.
 
     Give it in `RunConfig(observers=[…])`. The figures are collected when the registry is read, so

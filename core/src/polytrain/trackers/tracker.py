@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from polytrain.checkpoint.manifest import Manifest
+from polytrain.output.observer_checks import RecordFollower
 from polytrain_plugins import Problem
 from polytrain_plugins.installation import install_command
 
@@ -84,7 +85,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Tracker(ABC):
+class Tracker(RecordFollower, ABC):
     """A store of experiments, and its options. Its fields are plain values."""
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Opens what calls a run's validation function: on this machine, or on Ray."""
+"""Opens what validates a run's checkpoints: on this machine, or on Ray."""
 
 from __future__ import annotations
 
@@ -13,12 +13,47 @@ from polytrain.config.runtime_env import runtime_env_of_validations, variables_o
 from polytrain.config.validation_config import ValidationConfig
 from polytrain.events.output import Output
 from polytrain.functions.pickling import code_in, pickled_for_ray, pickled_with
+from polytrain.record.journal import Journal
+from polytrain.run.run import Run
+from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
 from polytrain.validation.validator import Validator
 from polytrain.workers.agent_group import AgentGroup, zygote_for
 from polytrain.workers.group import WorkerGroup
 from polytrain.workers.processes.client import zygote_name
 from polytrain_plugins import Demand
+
+
+def opened(
+    run: Run, group: WorkerGroup, journal: Journal, show: Callable[[Output], None]
+) -> ValidationCoordinator:
+    """Return what validates a run's checkpoints. Nothing is started before the first validation.
+
+    Args:
+        run: the run.
+        group: its workers.
+        journal: its journal.
+        show: shows what the validation function prints.
+    """
+    coordinator = ValidationCoordinator(
+        config=run.spec.validation_config,
+        manager=run.manager,
+        journal=journal,
+        wake=group.wake,
+        show=show,
+    )
+    if run.spec.validation_config is not None:
+        coordinator.validator = opened_validator(
+            run.spec.validation_config,
+            group=group,
+            demand=run.demand,
+            threads=run.spec.scaling_config.cpus_per_worker,
+            is_local=run.choice is None or run.choice.is_local,
+            path=run.import_path,
+            runtime_env=run.spec.run_config.worker_runtime_env,
+            tell=coordinator.tell,
+        )
+    return coordinator
 
 
 def opened_validator(

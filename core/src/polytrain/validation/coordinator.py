@@ -16,6 +16,7 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.output import Output
 from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
 from polytrain.record.journal import Journal
+from polytrain.run.attached import Companion
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class _Ended:
     """None if it was cancelled."""
 
 
-class ValidationCoordinator:
+class ValidationCoordinator(Companion):
     """Decides nothing about training: the controller asks it what has ended.
 
     One thread waits for the validation that is running. All else is done by the controller's.
@@ -53,9 +54,6 @@ class ValidationCoordinator:
         """
         self.validator: Validator | None = None
         """Calls the function; None if there is none."""
-
-        self.failure: Failure | None = None
-        """A failed validation that ends the run."""
 
         self._config = config
         self._manager = manager

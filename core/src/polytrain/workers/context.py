@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from polytrain.ray_names.doors import RayTrainClass, missing
+from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.workers.run_storage import RunStorage
 from polytrain_plugins import CheckpointKind, World
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _DOOR = Door(
     module=__name__,
     homes={
-        "XGBoostConfig": "polytrain.ray_names.configs",
-        "XGBoostTrainer": "polytrain.ray_names.trainers",
+        "polytrain.ray_names.configs": ("XGBoostConfig",),
+        "polytrain.ray_names.trainers": ("XGBoostTrainer",),
     },
     plugin="polytrain_xgboost",
     backend="xgboost",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from polytrain.data.plan.position import Position
+from polytrain.data.plan.position import EpochPosition
 from polytrain.linux.progress_page import beat
 
-AnyPosition = TypeVar("AnyPosition", bound=Position)
+AnyPosition = TypeVar("AnyPosition", bound=EpochPosition)
 
 
 class Cursor(Generic[AnyPosition]):

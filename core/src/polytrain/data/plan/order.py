@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,9 +18,11 @@ _BLOCK = 1 << 12
 RowNumbers: TypeAlias = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Rows of a region of the data set, in the order in which they are used."""
+class Selection(NamedTuple):
+    """Rows of a region of the data set, in the order in which they are used.
+
+    A tuple, because each batch needs some: making a dataclass takes three times as long.
+    """
 
     region: range
     """Consecutive rows of the data set."""
@@ -43,7 +43,7 @@ class Selection:
     @property
     def whole(self) -> Selection:
         """All rows of the region."""
-        return replace(self, places=range(len(self.region)))
+        return self._replace(places=range(len(self.region)))
 
 
 class Order:
@@ -73,7 +73,8 @@ class Order:
             self._windows = _ShuffledRange(range(self._count), windows)
             for number in (0, self._count - 1):
                 self._short[windows.inverse(number)] = self._size - len(self._window(number))
-        self._at_place = lru_cache(maxsize=2)(self._window_at)
+        # The window that was selected from last: its first index, its rows, and their order.
+        self._last: tuple[int, range, _ShuffledRange | None] = (0, range(0), None)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -81,22 +82,25 @@ class Order:
     def select(self, indices: range) -> Iterator[Selection]:
         """The rows at these indices of the order, window by window."""
         while indices:
-            place = self._place(indices.start)
-            window, rows_at = self._at_place(place)
-            first = indices.start - self._start(place)
+            start, window, rows_at = self._window_of(indices.start)
+            first = indices.start - start
             places = range(first, min(first + len(indices), len(window)))
             yield Selection(region=window, places=places, rows_at=rows_at)
             indices = indices[len(places) :]
 
-    def _window_at(self, place: int) -> tuple[range, _ShuffledRange | None]:
-        number = place
-        if self._windows is not None:
-            number = int(self._windows(range(place, place + 1))[0])
-        window = self._window(number)
-        if self._key is None:
-            return window, None
-        permutation = Permutation(len(window), _WITHIN_WINDOW, *self._key, number)
-        return window, _ShuffledRange(window, permutation)
+    def _window_of(self, index: int) -> tuple[int, range, _ShuffledRange | None]:
+        """The window that has an index; see `_last`."""
+        start, window, _ = self._last
+        if not start <= index < start + len(window):
+            place = number = self._place(index)
+            if self._windows is not None:
+                number = int(self._windows(range(place, place + 1))[0])
+            window, rows_at = self._window(number), None
+            if self._key is not None:
+                permutation = Permutation(len(window), _WITHIN_WINDOW, *self._key, number)
+                rows_at = _ShuffledRange(window, permutation)
+            self._last = self._start(place), window, rows_at
+        return self._last
 
     def _window(self, number: int) -> range:
         start = self._origin + number * self._size
@@ -111,8 +115,11 @@ class Order:
 
     def _start(self, place: int) -> int:
         """The first index of the window at this place."""
-        missing = sum(rows for short, rows in self._short.items() if short < place)
-        return place * self._size - missing
+        start = place * self._size
+        for short, missing in self._short.items():
+            if short < place:
+                start -= missing
+        return start
 
 
 class GroupOrder:

@@ -37,7 +37,7 @@ class DataChangedError(Exception):
         return f"{self.what}. {self.remedy}"
 
 
-class Position(Protocol):
+class EpochPosition(Protocol):
     """A place in an epoch."""
 
     @property
@@ -59,7 +59,7 @@ class Position(Protocol):
         """Return the position as values that JSON and msgpack can hold."""
 
 
-Self = TypeVar("Self", bound=Position)
+Self = TypeVar("Self", bound=EpochPosition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ class StreamPosition:
         return replace(position, digests=digests)
 
 
-def _check_unchanged(name: str, position: Position, changes: Sequence[str]) -> None:
+def _check_unchanged(name: str, position: EpochPosition, changes: Sequence[str]) -> None:
     if changes:
         rows = f"row {position.start}" if position.start else "some row"
         raise DataChangedError(

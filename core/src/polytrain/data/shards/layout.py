@@ -41,7 +41,7 @@ def laid_out(memory: memoryview) -> pa.Table:
     _, rows, size = _HEAD.unpack_from(memory)
     buffer = pa.py_buffer(memory)
     schema = pa.ipc.read_schema(buffer.slice(_HEAD.size, size))
-    layout = Layout(schema, rows)
+    layout = TableLayout(schema, rows)
     columns = []
     for (there, values), column, missing in zip(
         layout.columns, schema, layout.missing(memory).tolist(), strict=True
@@ -71,7 +71,7 @@ def _numbers(kind: pa.DataType) -> int:
     return math.prod(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else 1
 
 
-class Layout:
+class TableLayout:
     """The places of a table's columns in memory."""
 
     def __init__(self, schema: pa.Schema, rows: int) -> None:
@@ -99,10 +99,10 @@ class Layout:
         memory[_HEAD.size : _HEAD.size + len(self._schema)] = self._schema
 
 
-class Filling:
+class TableWriter:
     """Copies the parts of a table to their places."""
 
-    def __init__(self, layout: Layout, memory: memoryview) -> None:
+    def __init__(self, layout: TableLayout, memory: memoryview) -> None:
         """
         Args:
             layout: of the table.

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import DataPosition, StreamPosition
-from polytrain.data.shards.rows import MappedRows, PieceRows, Rows
+from polytrain.data.shards.rows import MappedRows, PieceRows, ReadableRows
 from polytrain.data.shards.rows_shard import RowsShard
 from polytrain.data.shards.shard import BatchedShard
 from polytrain.data.shards.spec import DatasetSpec, Held, StreamSpec
@@ -53,7 +53,7 @@ def open_shards(
                 rank=rank,
             )
             continue
-        rows: Rows
+        rows: ReadableRows
         if spec.held is Held.NOTHING:
             rows = PieceRows(spec.pieces, spec.schema)
         else:

@@ -36,7 +36,7 @@ Take: TypeAlias = Callable[[Sequence[tuple[int, range]]], list[TableRows]]
 those that wrap around begin at a shard's start again."""
 
 
-class Rows(ABC):
+class ReadableRows(ABC):
     """The rows of a data set that a rank may need."""
 
     schema: pa.Schema
@@ -54,7 +54,7 @@ class Rows(ABC):
         """Open one pass over the rows, in these orders."""
 
 
-class MappedRows(Rows):
+class MappedRows(ReadableRows):
     """Rows of one table in memory."""
 
     def __init__(
@@ -121,7 +121,7 @@ class MappedRows(Rows):
         return DecodedTable(in_one_piece(self._table))
 
 
-class PieceRows(Rows):
+class PieceRows(ReadableRows):
     """Rows that are read from pieces when they are needed, and one region ahead."""
 
     def __init__(self, pieces: Sequence[Piece], schema: pa.Schema) -> None:

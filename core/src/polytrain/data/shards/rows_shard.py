@@ -14,7 +14,7 @@ from polytrain.data.plan.order import GroupOrder, Order
 from polytrain.data.plan.position import DataPosition
 from polytrain.data.plan.row_plan import Cut, EpochOrder
 from polytrain.data.shards.decoded import TableRows, to_batch
-from polytrain.data.shards.rows import Rows
+from polytrain.data.shards.rows import ReadableRows
 from polytrain.data.shards.shard import BatchedShard, UnformattedBatch
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.types.columns import empty_table
@@ -28,7 +28,7 @@ class RowsShard(BatchedShard):
     def __init__(
         self,
         spec: ShardSpec,
-        rows: Rows,
+        rows: ReadableRows,
         cursor: Cursor[DataPosition],
         *,
         world_size: int,

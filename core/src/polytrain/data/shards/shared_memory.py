@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from polytrain.data.shards.layout import Filling, Layout, is_laid_out, is_plain, laid_out
+from polytrain.data.shards.layout import TableLayout, TableWriter, is_laid_out, is_plain, laid_out
 from polytrain.data.types.columns import empty_table
 from polytrain.data.types.wide_types import in_one_piece
 
@@ -39,14 +39,14 @@ def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: i
     """
     if not is_plain(schema):
         return to_shared_memory(_joined([empty_table(schema), *parts]))
-    layout = Layout(schema, rows)
+    layout = TableLayout(schema, rows)
     descriptor = os.memfd_create("polytrain-data")
     try:
         os.ftruncate(descriptor, layout.size)
-        filling = Filling(layout, memoryview(mmap.mmap(descriptor, layout.size)))
+        writer = TableWriter(layout, memoryview(mmap.mmap(descriptor, layout.size)))
         for part in parts:
             # The import of what casts takes longer than most parts do.
-            filling.append(part if part.schema.equals(schema) else part.cast(schema))
+            writer.append(part if part.schema.equals(schema) else part.cast(schema))
     except BaseException:
         os.close(descriptor)
         raise

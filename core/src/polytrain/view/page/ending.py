@@ -1,9 +1,10 @@
-"""The page that a run gets in its own directory when it ends."""
+"""Writes the page of a run: where a user wants it, and into its own directory when it ends."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from polytrain.storage.location import Location
 
@@ -16,6 +17,24 @@ WRITTEN_AFTER_S = 30.0
 
 MOST_REPORTS = 2_000_000
 """Of all ranks together. Reading more takes seconds, and hundreds of megabytes in the driver."""
+
+
+def write_page(location: Location, path: Path) -> Path:
+    """Write the page of a run into a local file; return the file's path.
+
+    Args:
+        location: the run's.
+        path: the file to write, or to replace.
+
+    Raises:
+        RunNotFoundError: there is no run.
+        OSError: the storage can't be read, or the file can't be written.
+    """
+    from polytrain.view.page.reading import read_facts
+    from polytrain.view.page.rendering import page
+
+    path.write_text(page(read_facts(location)), encoding="utf-8")
+    return path
 
 
 def write_at_end(location: Location, *, wall_s: float, reports: int) -> None:

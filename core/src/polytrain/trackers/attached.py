@@ -1,0 +1,64 @@
+"""What trackers and exporters do for a run: they follow its record while it lasts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from polytrain.record.ledger import Ledger
+from polytrain.run.run import Run
+from polytrain.storage.location import Location
+from polytrain.trackers.delivery import TrackedFacts
+from polytrain.trackers.exposed_figures import exposed_figures
+from polytrain.trackers.names import tracker_problems, trackers_of
+from polytrain.trackers.tracking import Tracking
+from polytrain_plugins import Problem
+
+__all__ = ["followed", "place_problems", "tracker_problems"]
+
+
+def place_problems(track: Any, observers: Any, location: Location) -> Iterator[Problem]:
+    """Yield what is wrong with a run's trackers if it is stored here.
+
+    Args:
+        track: `RunConfig.track`.
+        observers: `RunConfig.observers`.
+        location: the run's.
+    """
+    for tracker in trackers_of(track, observers):
+        yield from tracker.place_problems(location.address, is_directory=location.is_local)
+
+
+@contextlib.contextmanager
+def followed(
+    run: Run, ledger: Ledger, is_urgent: Callable[[], bool]
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Send a run to its trackers, and expose it; yield what takes each entry of its journal.
+
+    Args:
+        run: the run.
+        ledger: the journal's ledger, which has each entry before it is taken here.
+        is_urgent: whether the program wants to end, and waits for no tracker.
+    """
+    own = run.lease.token
+    facts = TrackedFacts(
+        location=run.location,
+        since=own if run.past is None else run.past.since_token,
+        identity=run.identity,
+        world_size=run.spec.world_size,
+    )
+    expose = exposed_figures(run.spec.run_config.observers, run.info, ledger, run.lease.clock)
+    with Tracking(
+        trackers_of(run.spec.run_config.track, run.spec.run_config.observers),
+        facts,
+        own_token=own,
+        check_lease=run.lease.check,
+        is_urgent=is_urgent,
+    ) as tracking:
+
+        def take(entry: Mapping[str, Any]) -> None:
+            tracking.follow(entry)
+            expose(entry)
+
+        yield take
