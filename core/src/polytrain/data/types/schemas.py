@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -61,6 +61,32 @@ def merged_type(
     if both is None:
         raise two_types(name, one, other, places, remedy)
     return both
+
+
+def merged_schema(
+    parts: Iterable[tuple[str, pa.Schema]], remedy: str, names: Sequence[str] | None = None
+) -> pa.Schema:
+    """The schema that holds the rows of all parts.
+
+    Args:
+        parts: their places, for messages, and schemas.
+        remedy: what to do if there is no such schema.
+        names: columns, which all parts have; by default those that any has.
+
+    Raises:
+        SourceError: there is none.
+    """
+    types: dict[str, pa.DataType] = {}
+    # The part that each type is from.
+    origins: dict[str, str] = {}
+    for place, schema in parts:
+        for name in schema.names if names is None else names:
+            own = schema.field(name).type
+            before, origin = types.get(name, pa.null()), origins.get(name, place)
+            both = merged_type(name, before, own, (origin, place), remedy)
+            if both != before or name not in types:
+                types[name], origins[name] = both, place
+    return pa.schema(types.items())
 
 
 def two_types(name: str, one: Any, other: Any, places: tuple[str, str], remedy: str) -> SourceError:
