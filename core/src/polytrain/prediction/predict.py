@@ -21,7 +21,6 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
 from polytrain.data.read.describe import Source, computed
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.types.schemas import without
 from polytrain.errors import RunOwnedError
 from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.functions.pickling import code_in, pickled_apart
@@ -214,7 +213,9 @@ def _task(
     names = source.schema.names
     # What was only kept beside a transform's result isn't the model's.
     keys = () if request.transform is None else request.keep
-    model_columns = tuple(without(names, keys) if needed is None else needed)
+    model_columns = tuple(
+        [name for name in names if name not in keys] if needed is None else needed
+    )
     read = {*model_columns, *request.keep}
     output = request.output
     return PredictionTask(
