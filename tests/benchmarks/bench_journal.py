@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from harness import OURS, Bound, Figure, conclude, parse, sizes
 
-from polytrain.record.entries import Launched, MetricsReported, Opened
+from polytrain.events.attempt import Reported
+from polytrain.record.entries import Launched, Opened
 from polytrain.record.journal import Journal
 from polytrain.run.resume import previous_run
 from polytrain.storage.location import Location
@@ -35,7 +36,7 @@ def write(directory: str, count: int) -> None:
     journal.write(Launched(attempt=0, step=0, start=None, world_size=2))
     for step in range(1, count + 1):
         metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step, "learning_rate": 1e-3 * step}
-        journal.write(MetricsReported(step=step, metrics=metrics))
+        journal.report(Reported(attempt=0, rank=0, step=step, metrics=metrics))
 
 
 def read(directory: str, count: int) -> None:

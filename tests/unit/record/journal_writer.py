@@ -7,12 +7,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from polytrain.events.attempt import Reported
 from polytrain.policy.validation import ValidationStatus
 from polytrain.record.entries import (
     CheckpointCommitted,
     Entry,
     Launched,
-    MetricsReported,
     Opened,
     RunConcluded,
     ValidationEnded,
@@ -48,7 +48,7 @@ class JournalWriter:
                 self.step += 1
                 # Repeated steps have other values: only the last ones count.
                 metrics = {"value": {"of": next(self.values)}, "step": self.step}
-                self.journal.write(MetricsReported(step=self.step, metrics=metrics))
+                self.journal.report(Reported(attempt=0, rank=0, step=self.step, metrics=metrics))
             case "commit" if self.step > self.committed:
                 self.committed = self.step
                 self.journal.write(CheckpointCommitted(checkpoint=f"c{self.step}", step=self.step))

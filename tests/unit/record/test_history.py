@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from polytrain.errors import RunFormatError
-from polytrain.record.entries import Launched, MetricsReported, Opened, RunConcluded
+from polytrain.events.attempt import Reported
+from polytrain.record.entries import Launched, Opened, RunConcluded
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.journal import Journal
 from polytrain.run.resume import previous_run
@@ -48,7 +49,7 @@ def written(tmp_path: Path) -> Written:
 
 def report(journal: Journal, *steps: int, **metrics: Any) -> None:
     for step in steps:
-        journal.write(MetricsReported(step=step, metrics={"step": step, **metrics}))
+        journal.report(Reported(attempt=0, rank=0, step=step, metrics={"step": step, **metrics}))
 
 
 def steps(run_history: RunHistory) -> list[int]:
@@ -305,7 +306,7 @@ def test_a_journal_is_read_again_only_if_somebody_has_written_to_it(written: Wri
 
 def report_of_rank(journal: Journal, rank: int, *steps: int) -> None:
     for step in steps:
-        journal.write(MetricsReported(rank=rank, step=step, metrics={"at": 10 * step + rank}))
+        journal.report(Reported(attempt=0, rank=rank, step=step, metrics={"at": 10 * step + rank}))
 
 
 def of_ranks(run_history: RunHistory) -> dict[int, list[int]]:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.record.lines import write_transition
 
-from polytrain.events.attempt import AgentsPlaced
+from polytrain.events.attempt import AgentsPlaced, Reported
 from polytrain.policy.failure import FailurePolicy
-from polytrain.record.entries import Launched, MetricsReported, Opened, RunConcluded
+from polytrain.record.entries import Launched, Opened, RunConcluded
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.journal import Journal
 from polytrain.run.states import State, Training
@@ -133,7 +133,7 @@ class Run(RuleBasedStateMachine):
         for _ in range(count):
             self.step += 1
             metrics = self.new_metrics(text)
-            self.driver.write(MetricsReported(step=self.step, metrics=metrics))
+            self.driver.report(Reported(attempt=0, rank=0, step=self.step, metrics=metrics))
             self.wrote(replace(self.now, history=(*self.now.history, (self.step, metrics))))
 
     @precondition(lambda self: self.step is not None)
@@ -186,7 +186,7 @@ class Run(RuleBasedStateMachine):
                 journal.write(Launched(attempt=7, step=step, start=None, world_size=2))
             case "reported":
                 metrics = self.new_metrics("late")
-                journal.write(MetricsReported(step=step, metrics=metrics))
+                journal.report(Reported(attempt=0, rank=0, step=step, metrics=metrics))
             case "concluded":
                 journal.write(RunConcluded(stopped=None, succeeded=True, reason="late"))
         self.wrote(self.known[-1])

@@ -12,11 +12,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.unit.record.lines import write_transition
 
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Joined, Offered
+from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Joined, Offered, Reported
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import (
     Launched,
-    MetricsReported,
     Opened,
     ProcessesRequested,
     RunConcluded,
@@ -111,12 +110,15 @@ def test_a_driver_its_generations_and_reports_are_reported(tmp_path: Path) -> No
             )
         )
         journal.write(ProcessesRequested(attempt=0))
-        journal.write(
-            MetricsReported(
-                attempt=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"}
+        journal.report(
+            Reported(
+                attempt=0,
+                rank=0,
+                step=41,
+                metrics={"loss": 0.5, "text": "a\nb\u2028é"},
             )
         )
-        journal.write(MetricsReported(step=42, metrics={}, stalled_s=0.25))
+        journal.report(Reported(attempt=0, rank=0, step=42, metrics={}, stalled_s=0.25))
         journal.write(RunConcluded(stopped=None, succeeded=False, reason="no restart is left"))
         journal.closed()
     written = lines(tmp_path)
@@ -199,7 +201,7 @@ def test_what_is_in_memory_alone_is_bounded_by_syncs() -> None:
         while not journal.wants_sync:
             step += 1
             metrics = {"text": "x" * 1000}
-            journal.write(MetricsReported(step=step, metrics=metrics))
+            journal.report(Reported(attempt=0, rank=0, step=step, metrics=metrics))
         assert 4_000 < step < 9_000
         journal.sync()
         assert not journal.wants_sync

@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar
 
+from polytrain.events.attempt import Reported
 from polytrain.functions.return_values import Returned, to_bytes
 from polytrain.linux.clock import Clock
 from polytrain.record.entries import (
@@ -108,8 +109,6 @@ class Journal:
             StorageError: it can't be written.
         """
         match entry:
-            case MetricsReported():
-                self._write_report(entry)
             case LoadMeasured():
                 self._write_load(entry)
             case Opened():
@@ -125,9 +124,41 @@ class Journal:
             case _:
                 self._write(entry)
 
-    def pass_on(self, entry: MetricsReported) -> None:
-        """Pass a report on that the journal doesn't keep."""
-        self.news.publish(self._stamped(entry))
+    def report(self, report: Reported, *, is_kept: bool = True) -> None:
+        """Write a report of a rank.
+
+        Args:
+            report: the report.
+            is_kept: whether the journal has it; if not, it is passed on alone.
+
+        Raises:
+            StorageError: it can't be written.
+        """
+        if report.rank == 0:
+            self._note_clock()
+        with self._lock, storage_errors():
+            drafts = self._drafts.setdefault(report.rank, DraftReports(rank=report.rank))
+            entry = MetricsReported(
+                time=self.clock.now(),
+                token=self._token,
+                rank=report.rank,
+                n=drafts.written,
+                step=report.step,
+                metrics=report.metrics,
+                stalled_s=0.0 if report.rank else round(report.stalled_s, 6),
+                attempt=report.attempt,
+                at=report.at,
+                has_checkpoint=report.has_checkpoint,
+            )
+            if is_kept:
+                self.history.take(entry)
+                line = strict_json.dumps(encoded(entry)) + "\n"
+                drafts.add(entry, line)
+                if len(drafts) < _FULL:
+                    self._log.draft(line)
+                else:
+                    self._append("")
+        self.news.publish(entry)
 
     def returned(self, values: Sequence[Returned | None]) -> None:
         """Store what the training functions have returned, beside the journal, and note it.
@@ -180,33 +211,6 @@ class Journal:
         line = strict_json.dumps(encoded(entry)) + "\n"
         with self._lock, storage_errors():
             self._append(line)
-        self.news.publish(entry)
-
-    def _write_report(self, report: MetricsReported) -> None:
-        if report.rank == 0:
-            self._note_clock()
-        with self._lock, storage_errors():
-            drafts = self._drafts.setdefault(report.rank, DraftReports(rank=report.rank))
-            # `replace` takes half as long again, and a run makes millions of them.
-            entry = MetricsReported(
-                time=self.clock.now(),
-                token=self._token,
-                rank=report.rank,
-                n=drafts.written,
-                step=report.step,
-                metrics=report.metrics,
-                stalled_s=report.stalled_s,
-                attempt=report.attempt,
-                at=report.at,
-                has_checkpoint=report.has_checkpoint,
-            )
-            self.history.take(entry)
-            line = strict_json.dumps(encoded(entry)) + "\n"
-            drafts.add(entry, line)
-            if len(drafts) < _FULL:
-                self._log.draft(line)
-            else:
-                self._append("")
         self.news.publish(entry)
 
     def _write_load(self, load: LoadMeasured) -> None:

@@ -8,7 +8,6 @@ from polytrain.errors import Failure
 from polytrain.events.attempt import Reported
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
-from polytrain.record.entries import MetricsReported
 from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
@@ -50,19 +49,10 @@ class Publisher:
             time=report.at,
         )
         self.observers.rank_reported(self.run, public)
-        entry = MetricsReported(
-            rank=report.rank,
-            step=report.step,
-            metrics=report.metrics,
-            stalled_s=0.0 if report.rank else round(report.stalled_s, 6),
-            attempt=report.attempt,
-            at=report.at,
-            has_checkpoint=report.has_checkpoint,
-        )
-        if report.rank and not self.keeps_all_reports:
-            self.journal.pass_on(entry)
+        is_kept = report.rank == 0 or self.keeps_all_reports
+        self.journal.report(report, is_kept=is_kept)
+        if not is_kept:
             return
-        self.journal.write(entry)
         if self.journal.wants_sync and not self._is_syncing:
             self._is_syncing = True
             self.background_tasks.give(self._sync, attempt=report.attempt)
