@@ -85,7 +85,7 @@ class LocalMemory:
 
     def open(self) -> OpenShared:
         """Open it for one agent's worker processes."""
-        return OpenShared(descriptor=os.dup(self.descriptor), extent=None, kept=None)
+        return OpenShared(descriptor=os.dup(self.descriptor))
 
     def close(self) -> None:
         """Free the memory once no agent uses it."""
