@@ -36,11 +36,6 @@ EXTRAS = {
         ("mlflow-skinny>=3.0", "sqlalchemy>=2.0", "alembic>=1.13"),
     ),
     "wandb": ("polytrain-core", "core", ("wandb>=0.31",)),
-    "otel": (
-        "polytrain-core",
-        "core",
-        ("opentelemetry-sdk>=1.43", "opentelemetry-exporter-otlp-proto-http>=1.43"),
-    ),
     "prometheus": ("polytrain-core", "core", ("prometheus-client>=0.20",)),
 }
 

@@ -164,6 +164,8 @@ def described(found: Documented) -> Iterator[str]:
 def members(found: griffe.Class) -> Iterator[str]:
     """Fields, properties and methods of a class, inherited ones included, if they are ours."""
     constructor = found.all_members.get("__init__")
+    if isinstance(constructor, griffe.Alias):
+        constructor = constructor.final_target
     if isinstance(constructor, griffe.Function) and constructor.has_docstring:
         yield f"```text\n{signature(constructor, found.name)}\n```\n"
         yield from described(constructor)

@@ -1,6 +1,7 @@
-"""Private names of other packages: which one an installed version lacks, and what uses it.
+"""Private names of other packages: where they may stand, and which one an installed version lacks.
 
-A new version of a framework may rename them. Here that is one line, not the failure of a run.
+A new version of a framework may rename them. Here that is one line, not the failure of a run. They
+stand only in the modules called `private`, one for each framework, which give the reason for each.
 """
 
 from __future__ import annotations
@@ -65,14 +66,19 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "keras.Layer": ("_flatten_layers",),
         "keras.Model": ("_compile_loss", "_compile_metrics"),
         "keras.callbacks.SwapEMAWeights": ("_ema_weights_in_model",),
-        "keras.src.backend.tensorflow.trainer": ("_collective_all_reduce_multi_worker",),
+        "keras.src.backend.tensorflow.trainer": (
+            *("_collective_all_reduce_multi_worker", "reduce_per_replica"),
+        ),
         "keras.src.backend.tensorflow.trainer.TFEpochIterator": (
             *("_distributed_dataset", "_get_iterator", "_num_batches"),
         ),
         "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": (
             *("_maybe_symbolic_build", "_symbolic_build"),
         ),
-        "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_clip_gradients",),
+        "keras.src.losses.loss": ("reduce_values", "scale_loss_for_distribution"),
+        "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_clip_gradients", "scale_loss"),
+        "keras.src.random.seed_generator.SeedGenerator": ("next",),
+        "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter": ("get_tf_dataset",),
     },
     "tensorflow": {
         "tensorflow.data.Dataset": ("_functions", "_inputs"),
@@ -92,8 +98,6 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "lightgbm.callback._RecordEvaluationCallback": ("_init",),
     },
     "ray": {"ray.data.DataContext": ("_execution_idx", "_set_current")},
-    "pyarrow": {"pyarrow.fs.FSSpecHandler": ("_create_file_info",)},
-    "fsspec": {"fsspec.AbstractFileSystem": ("_strip_protocol",)},
 }
 """Package to owner (a module or a class) to names that are used as attributes."""
 
@@ -101,6 +105,14 @@ OF_PYTHON = {"_current_frames", "_exit", "_fields", "_getframe", "_replace", "_r
 
 OTHER_TEXTS = {"_bagging_fraction", "_bynode", "_mask", "_orig", "_parallel"}
 """Texts in the plugins that look like a private name: ends of parameters' names."""
+
+ELSEWHERE = {
+    # Both plugins for Keras use it, and it imports none.
+    ("_flatten_layers", "core/src/polytrain/keras_layers.py"),
+    # The driver's list of modules that a zygote imports: what a version lacks is left out.
+    ("torch._dynamo", "plugin_torch/src/polytrain_torch/backend.py"),
+}
+"""Private names outside of the modules called `private`."""
 
 UNDOCUMENTED = {"keras.src", "tensorflow.python", "tf_keras.src"}
 """Packages without an underscore whose modules move between versions."""
@@ -144,8 +156,12 @@ def attributes_in(file: Path) -> Iterator[str]:
                 if not (isinstance(owner, ast.Name) and owner.id == "self"):
                     yield name
             case ast.Constant(value=str(name)) if file.parts[0].startswith("plugin_"):
-                if re.fullmatch(r"_[a-zA-Z]\w+", name) and name not in OTHER_TEXTS | of_this_module:
-                    yield name
+                # Also a class's name and a method's, with a dot between them.
+                _, _, last = name.rpartition(".")
+                if re.fullmatch(r"([A-Z]\w+\.)?_[a-zA-Z]\w+", name) and last not in (
+                    OTHER_TEXTS | of_this_module
+                ):
+                    yield last
 
 
 def imports_in(file: Path) -> Iterator[str]:
@@ -173,6 +189,11 @@ IMPORTS = {
     for name in imports_in(file)
     if is_private(name) and name.partition(".")[0] in NAMES
 }
+
+
+def test_private_names_stand_only_in_the_modules_for_them() -> None:
+    elsewhere = {(name, str(file)) for name, file in USES | IMPORTS if file.name != "private.py"}
+    assert elsewhere == ELSEWHERE
 
 
 def test_the_table_has_every_private_name_that_is_used() -> None:

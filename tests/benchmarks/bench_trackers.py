@@ -17,20 +17,12 @@ from typing import Any
 from polytrain.linux.clock import Clock
 from polytrain.record.ledger import Ledger
 from polytrain.storage.location import Location
-from polytrain.trackers import (
-    CSV,
-    JSONLines,
-    MLflow,
-    OpenTelemetry,
-    Prometheus,
-    TensorBoard,
-    WandB,
-)
+from polytrain.trackers import CSV, MLflow, Prometheus, TensorBoard, WandB
 from polytrain.trackers.delivery import TrackedFacts
 from polytrain.trackers.exposed_figures import exposed_figures
 from polytrain.trackers.tracker import Tracker
 from polytrain.trackers.tracking import Tracking
-from polytrain_plugins import Report, RunInfo
+from polytrain_plugins import RunInfo
 
 _RUN = RunInfo(name="run", backend="reference", num_workers=1, path="")
 
@@ -81,24 +73,13 @@ def prometheus_s(reports: int) -> float:
     return time.thread_time() - began
 
 
-def opentelemetry_s(reports: int) -> float:
-    """CPU seconds of the controller's thread for all reports."""
-    observer = OpenTelemetry()
-    observer.polytrain_run_started(run=_RUN)
-    report = Report(rank=0, attempt=0, step=1, metrics={})
-    began = time.thread_time()
-    for _ in range(reports):
-        observer.polytrain_reported(report=report)
-    return time.thread_time() - began
-
-
 def main() -> None:
     reports = int(sys.argv[1]) if len(sys.argv) > 1 else 5000
     print(f"{reports} reports of four metrics; µs of CPU for each")
     print(f"{'tracker':<14}  {'controller':>10}  {'process':>8}")
     with tempfile.TemporaryDirectory() as name:
         database = f"sqlite:///{name}/mlflow.db"
-        trackers = (CSV(), JSONLines(), TensorBoard(), MLflow(database), WandB(mode="offline"))
+        trackers = (CSV(), TensorBoard(), MLflow(database), WandB(mode="offline"))
         for tracker in trackers:
             directory = Path(name, tracker.name)
             directory.mkdir()
@@ -108,8 +89,7 @@ def main() -> None:
             again.mkdir()
             thread, process = (1e6 * s / reports for s in tracker_s(tracker, again, reports))
             print(f"{tracker.name:<14}  {thread:10.1f}  {process:8.1f}", flush=True)
-    for kind, seconds in (("prometheus", prometheus_s), ("opentelemetry", opentelemetry_s)):
-        print(f"{kind:<14}  {1e6 * seconds(reports) / reports:10.1f}  {'':>8}")
+    print(f"{'prometheus':<14}  {1e6 * prometheus_s(reports) / reports:10.1f}  {'':>8}")
 
 
 if __name__ == "__main__":

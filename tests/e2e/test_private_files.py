@@ -66,7 +66,7 @@ def test_every_file_of_a_run_has_the_mode_that_the_umask_asks_for(
             name="run",
             storage_path=tmp_path / "runs",
             progress=False,
-            track=["csv", "jsonl", "tensorboard"],
+            track=["csv", "tensorboard"],
         ),
     ).fit()
     run = Path(result.path)
@@ -79,7 +79,7 @@ def test_every_file_of_a_run_has_the_mode_that_the_umask_asks_for(
     assert main(["report", str(run), "-o", "page.html"]) in (0, None)
     assert {path.name for path in run.iterdir()} >= {
         *("journal.jsonl", "journal.jsonl.drafts-9", "leases", "checkpoints", "report.html"),
-        *("metrics.csv", "metrics.jsonl", "tensorboard", "trackers", "requests"),
+        *("metrics.csv", "tensorboard", "trackers", "requests"),
     }
     assert wrong_modes(umask, tmp_path / "runs", tmp_path / "page.html") == {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import random
 import signal
 import sys
@@ -103,15 +102,6 @@ def read_csv(run: TrackedRun) -> dict[int, dict[str, Any]]:
     return rows
 
 
-def read_json_lines(run: TrackedRun) -> dict[int, dict[str, Any]]:
-    rows: dict[int, dict[str, Any]] = {}
-    for line in (run.path / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        assert row["step"] not in rows
-        rows[row["step"]] = {k: math.nan if v is None else v for k, v in row["metrics"].items()}
-    return rows
-
-
 def read_tensorboard(run: TrackedRun) -> dict[int, dict[str, Any]]:
     # With this module, TensorBoard reads without TensorFlow, which takes long to import.
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
@@ -167,7 +157,6 @@ def read_wandb(run: TrackedRun) -> dict[int, dict[str, Any]]:
 
 READERS: dict[str, Callable[[TrackedRun], dict[int, dict[str, Any]]]] = {
     "csv": read_csv,
-    "jsonl": read_json_lines,
     "mlflow": read_mlflow,
     "tensorboard": read_tensorboard,
     "wandb": read_wandb,

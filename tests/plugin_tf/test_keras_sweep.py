@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import signal
@@ -12,26 +11,25 @@ from typing import Any
 
 import cloudpickle
 import keras
-import numpy as np
 import pyarrow as pa
 import pytest
-from tests.plugin_tf import keras_cases
-from tests.plugin_tf.keras_cases import (
-    ARGUMENTS,
+from tests import keras_cases
+from tests.keras_cases import (
     BATCH,
-    CALLBACKS,
-    CASES,
-    DIFFERS,
     EPOCHS,
     EXACT,
     REFUSED,
     ROWS,
+    Part,
     X,
     Y,
     built,
     outcome,
+    shown,
     written,
 )
+from tests.plugin_tf import keras_rows
+from tests.plugin_tf.keras_rows import ARGUMENTS, CASES
 from tests.sweeps import only_in_sweep
 
 import polytrain
@@ -43,6 +41,7 @@ from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpoin
 
 # Workers can't import the tests.
 cloudpickle.register_pickle_by_value(keras_cases)
+cloudpickle.register_pickle_by_value(keras_rows)
 
 PAGE = Path(__file__).parents[2] / "docs" / "tensorflow.md"
 
@@ -53,9 +52,11 @@ def train(config: dict[str, Any]) -> None:
     found = {}
     for number, name in enumerate(config["names"]):
         with polytrain_tf.strategy().scope():
-            found[name] = outcome(name, path / str(number))
+            found[name] = outcome(CASES[name], Part(path=path / str(number)))
     polytrain.report({"found": found})
 
+
+TOLERANCE = {"relative": 1e-3, "absolute": 1e-5}
 
 PARTS = 6
 """Each has every sixth case: one run of all of them would take too long for a test."""
@@ -79,22 +80,18 @@ def test_two_workers_end_where_one_process_ends(tmp_path: Path, part: int) -> No
     first, second = (rank.reports[0].metrics["found"] for rank in record.ranks)
     wrong = {}
     for number, name in enumerate(names):
-        verdict, ours = CASES[name][0], first[name] | written(tmp_path / "0" / str(number))
-        directory = tmp_path / f"alone{number}"
-        alone = {} if verdict == REFUSED else outcome(name, directory) | written(directory)
-        shown = REFUSED if set(ours) == {"refused"} else EXACT if same(ours, alone) else DIFFERS
-        if shown != verdict or written(tmp_path / "1" / str(number)):
-            wrong[name] = shown, ours, alone
+        case, ours = CASES[name], first[name] | written(tmp_path / "0" / str(number))
+        alone = {} if case.verdict == REFUSED else outcome_alone(name, tmp_path / f"alone{number}")
+        verdict = shown(ours, alone, **TOLERANCE)
+        if verdict != case.verdict or written(tmp_path / "1" / str(number)):
+            wrong[name] = verdict, ours, alone
     assert not wrong
     assert [set(each) for each in second.values()] == [set(each) for each in first.values()]
 
 
-def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    return set(ours) == set(theirs) and all(
-        len(ours[each]) == len(theirs[each])
-        and np.allclose(ours[each], theirs[each], rtol=1e-3, atol=1e-5)
-        for each in ours
-    )
+def outcome_alone(name: str, path: Path) -> dict[str, Any]:
+    """What a case ends in in one process."""
+    return outcome(CASES[name], Part(path=path)) | written(path)
 
 
 class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
@@ -113,10 +110,10 @@ class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no type
 
 
 def train_and_be_killed(config: dict[str, Any]) -> None:
-    options = dict(CASES[config["name"]][1](Path(config["path"])))
+    case = CASES[config["name"]]
+    options = case.fit(Part(path=Path(config["path"])))
     with polytrain_tf.strategy().scope():
-        use_ema = options.pop("use_ema", False)
-        model = checkpointed_model() or built(use_ema=use_ema)
+        model = checkpointed_model() or built(case)
     fitted = model.fit(
         **{"x": X, "y": Y, "batch_size": BATCH, "shuffle": False, "verbose": 0},
         initial_epoch=checkpointed_epoch(),
@@ -148,22 +145,17 @@ def test_a_restart_ends_where_one_process_ends(tmp_path: Path, name: str) -> Non
         ),
     ).fit()
     assert result.restarts == 1
-    directory = tmp_path / "alone"
-    alone = outcome(name, directory) | written(directory)
+    alone = outcome_alone(name, tmp_path / "alone")
     reported = [report["loss"] for report in result.history if "loss" in report]
     ours = {"weights": result.metrics["weights"], "loss": reported} | written(tmp_path)
-    assert same(ours, {each: alone[each] for each in alone if each in ("weights", "loss", "best")})
+    theirs = {each: alone[each] for each in alone if each in ("weights", "loss", "best")}
+    assert shown(ours, theirs, **TOLERANCE) == EXACT
 
 
 def test_the_table_tells_what_the_sweep_shows() -> None:
     rows = re.findall(r"^\| (.+?) \| (exact|differs|refused)\b", PAGE.read_text(), re.MULTILINE)
-    assert dict(rows) == {name: verdict for name, (verdict, _) in CASES.items()}
+    assert dict(rows) == {name: case.verdict for name, case in CASES.items()}
 
 
 def test_nothing_is_left_out() -> None:
-    found = {word for name in ARGUMENTS for word in re.findall(r"`(\w+)`", name.split(":")[0])}
-    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= found
-    kinds = {name for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)} - {
-        "CallbackList"
-    }
-    assert {re.findall(r"`(\w+)`", name)[0] for name in CALLBACKS} == kinds
+    keras_cases.assert_nothing_is_left_out(ARGUMENTS)

@@ -7,26 +7,20 @@ from importlib.util import find_spec
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import pyarrow as pa
 import pytest
+from tests import keras_cases
 from tests.e2e.torch_tables import table
-from tests.plugin_torch import keras_cases
-from tests.plugin_torch.keras_cases import (
-    ARGUMENTS,
-    CALLBACKS,
-    CASES,
-    DIFFERS,
-    EXACT,
-    OPTIONS,
-    REFUSED,
-)
+from tests.keras_cases import shown
+from tests.plugin_torch import keras_rows
+from tests.plugin_torch.keras_rows import ARGUMENTS, CASES, OPTIONS
 
 from polytrain.testing.local_world import run_world
 from polytrain_torch import Torch
 
 # Workers can't import the tests.
 cloudpickle.register_pickle_by_value(keras_cases)
+cloudpickle.register_pickle_by_value(keras_rows)
 
 NAMES = [name for name in CASES if name != "`TensorBoard`" or find_spec("tensorboard")]
 
@@ -44,7 +38,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
             data=pa.table({"x": [1.0] * size}),
             path=path / f"world{size}",
             world_size=size,
-            training_function=keras_cases.train,
+            training_function=keras_rows.train,
             training_config={"names": NAMES, "path": str(path)},
             seconds=240,
         )
@@ -65,11 +59,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
 def test_two_workers_end_where_one_process_ends(found: tuple[Found, Found], name: str) -> None:
     ours, alone = (each.get(name, {}) for each in found)
     tolerance = 2e-2 if "float16" in name else 1e-4
-    is_same = set(ours) == set(alone) and all(
-        np.allclose(ours[each], alone[each], rtol=tolerance, atol=tolerance) for each in ours
-    )
-    shown = REFUSED if set(ours) == {"refused"} else EXACT if is_same else DIFFERS
-    assert shown == CASES[name].verdict, (ours, alone)
+    verdict = shown(ours, alone, relative=tolerance, absolute=tolerance)
+    assert verdict == CASES[name].verdict, (ours, alone)
 
 
 def test_the_tables_tell_what_the_sweep_shows() -> None:
@@ -78,19 +69,12 @@ def test_the_tables_tell_what_the_sweep_shows() -> None:
         **table("keras-on-torch.md", "option of Keras's `compile` or optimizers"),
         **table("keras-on-torch.md", "callback of Keras"),
     }
-    shown = {re.sub(r"[`]", "", name): case.verdict for name, case in CASES.items()}
-    assert {re.sub(r"[`]", "", name): verdict for name, verdict in rows.items()} == shown
+    found = {re.sub(r"[`]", "", name): case.verdict for name, case in CASES.items()}
+    assert {re.sub(r"[`]", "", name): verdict for name, verdict in rows.items()} == found
 
 
 def test_nothing_is_left_out() -> None:
     """The names are those of the installed Keras, which this process doesn't import on torch."""
-    import inspect
-
-    keras = pytest.importorskip("keras")
-    found = {word for name in ARGUMENTS for word in re.findall(r"`(\w+)`", name.split(":")[0])}
-    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= found
-    kinds = {name for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)} - {
-        "CallbackList"
-    }
-    assert {re.findall(r"`(\w+)`", name)[0] for name in CALLBACKS} == kinds
+    pytest.importorskip("keras")
+    keras_cases.assert_nothing_is_left_out(ARGUMENTS)
     assert not OPTIONS.keys() & ARGUMENTS.keys()

@@ -20,6 +20,7 @@ from polytrain_lightgbm.parameters import (
     value,
     without,
 )
+from polytrain_lightgbm.private import is_early_stopping
 from polytrain_plugins import Capabilities, Job, Problem
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class LightGBM(Booster):
                 remedy="Leave it out, or use another boosting",
             )
         for callback in self.callbacks:
-            if type(callback).__name__ == "_EarlyStoppingCallback":
+            if is_early_stopping(callback):
                 yield Problem(
                     field="callbacks",
                     what="lightgbm.early_stopping loses its state when a run restarts",

@@ -11,7 +11,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pyarrow as pa
-from lightgbm.callback import CallbackEnv, EarlyStopException, _RecordEvaluationCallback
+from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from polytrain.boosting.numbers import one_after_another
 from polytrain.boosting.row_draws import Objective
@@ -20,9 +20,10 @@ from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, agreed
 from polytrain_lightgbm.first_score import FirstScore, estimated
 from polytrain_lightgbm.history import History, StoppingRule
-from polytrain_lightgbm.leaves import Leaves, merge
+from polytrain_lightgbm.leaves import Leaves
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine, value
+from polytrain_lightgbm.private import begin_record, is_recording, merge
 from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
 from polytrain_lightgbm.train_metrics import TrainMetrics
 
@@ -272,8 +273,8 @@ def _acceptable(train: lightgbm.Dataset) -> Iterator[None]:
 def _begin_records(callbacks: Iterable[Any], env: CallbackEnv) -> None:
     """Start LightGBM's own records at this round, which isn't the first in a resumed run."""
     for callback in callbacks:
-        if isinstance(callback, _RecordEvaluationCallback):
-            callback._init(env)
+        if is_recording(callback):
+            begin_record(callback, env)
 
 
 def _call(callbacks: Iterable[Any], env: CallbackEnv, *, before_iteration: bool) -> None:

@@ -14,8 +14,8 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 
-from polytrain.boosting.nan_metrics import NanWarning
 from polytrain.boosting.numbers import Numbers
+from polytrain.boosting.round_reports import RoundReports
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.boosting import Boosting
 from polytrain_lightgbm.collective import Collective, LeaderListener, connected, listening
@@ -103,13 +103,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         tables = {name: shard.to_arrow() for name, shard in shards.items()}
 
-        nan_warning = NanWarning(is_logging_rank=me.rank == 0)
-
-        def report(step: int, metrics: Mapping[str, float], booster: lightgbm.Booster) -> None:
-            nan_warning.after_round(step, metrics)
-            # A repeated round has been reported already.
-            if step > done:
-                session.report(step=step, metrics=metrics, model=booster)
+        report = RoundReports(session, reported=done)
 
         if self._collective is not None:
             self._boosting = Boosting(

@@ -30,6 +30,7 @@ from polytrain.boosting.estimators import (
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.of_rows import OfRows
 from polytrain_lightgbm.parameters import PARAMETERS, parameter_names, value, without
+from polytrain_lightgbm.private import is_recording
 
 Names = Sequence[str] | str
 
@@ -139,7 +140,7 @@ class _LGBMEstimator(BackendEstimator):
                 f"different and none 'train'; got {list(eval_names)!r}"
             )
         for callback in callbacks or ():
-            if type(callback).__name__ == "_RecordEvaluationCallback":
+            if is_recording(callback):
                 raise ValueError(
                     "lightgbm.record_evaluation would fill a dict of a worker process. Leave it "
                     "out, and read evals_result_ after fit"

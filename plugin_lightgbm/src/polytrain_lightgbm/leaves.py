@@ -16,10 +16,8 @@ from typing import Any
 
 import lightgbm
 import numpy as np
-from lightgbm.basic import _LIB, _safe_call
 
-from polytrain.boosting.leaf_rows import rows_by_leaf
-from polytrain.boosting.numbers import Numbers, one_after_another
+from polytrain.boosting.numbers import Numbers, one_after_another, rows_by_leaf
 from polytrain.boosting.row_draws import Mask
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
@@ -28,6 +26,7 @@ from polytrain_lightgbm.first_score import inner_values, with_tree
 from polytrain_lightgbm.network import QUIET, by_itself, tiny_booster
 from polytrain_lightgbm.objectives import objective_of
 from polytrain_lightgbm.parameters import parameter_names
+from polytrain_lightgbm.private import merge
 from polytrain_lightgbm.train_metrics import predictions_of
 
 _NO_RATE = 2.0**-100
@@ -169,14 +168,6 @@ def percentile(values: Numbers, weights: Numbers | None, alpha: float) -> float:
     if step < 1:
         return float(low)
     return float((threshold - sums[place - 1]) / step * (high - low) + low)
-
-
-def merge(booster: lightgbm.Booster, other: lightgbm.Booster) -> None:
-    """Insert copies of another booster's trees before a booster's own.
-
-    What `lightgbm.train(init_model=…)` does; but that predicts every row in Python first.
-    """
-    _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, other._handle))
 
 
 def _without_a_split() -> lightgbm.Booster:

@@ -35,6 +35,7 @@ from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.libraries import needed
 from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
+from polytrain_torch.private import Accelerated
 from polytrain_torch.row_weights import weigh_backward
 
 with needed("accelerate"):
@@ -71,7 +72,7 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
     _refuse_own_names(accelerator)
     weigh_backward(accelerator)
     if wraps_in_ddp(accelerator):
-        for model in accelerator._models:
+        for model in Accelerated(accelerator).models:
             keep_frozen(unwrapped(model), wrapped_by="prepare", remedy=_UNFREEZE_BEFORE)
     checkpoint = checkpoint or get_checkpoint()
     if checkpoint is None:
@@ -131,16 +132,17 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
 def _objects(accelerator: Accelerator) -> dict[str, Any]:
     """By name, the objects whose state rank 0 would save for all ranks."""
     kind, handler = accelerator.distributed_type, accelerator.ddp_handler
+    prepared = Accelerated(accelerator)
     if wraps_in_ddp(accelerator) and (handler is None or handler.broadcast_buffers):
         # Accelerate keeps the models that DDP wraps.
-        models_in_ddp.update(accelerator._models)
-    numbered = {"registered object": accelerator._custom_objects}
+        models_in_ddp.update(prepared.models)
+    numbered = {"registered object": prepared.registered}
     if kind in _SAVED_WHOLE:
-        numbered |= {"model": accelerator._models, "optimizer": accelerator._optimizers}
+        numbered |= {"model": prepared.models, "optimizer": prepared.optimizers}
     # DeepSpeed saves its own.
     if kind != DistributedType.DEEPSPEED:
-        numbered["scheduler"] = accelerator._schedulers
-    for each in accelerator._custom_objects:
+        numbered["scheduler"] = prepared.schedulers
+    for each in prepared.registered:
         keep_metric(each)
     return {
         f"{what} {number} ({type(unwrapped(each)).__name__})": each
@@ -158,16 +160,16 @@ def _read_back(accelerator: Accelerator, directory: Path) -> None:
 
     What the older FSDP and DeepSpeed save is loaded by all ranks together, and not tried.
     """
-    kind = accelerator.distributed_type
+    kind, prepared = accelerator.distributed_type, Accelerated(accelerator)
     if accelerator.is_fsdp2:
-        for model in accelerator._models:
-            try_shards(model, [each.optimizer for each in accelerator._optimizers])
-    models = [unwrapped(model) for model in accelerator._models] if kind in _SAVED_WHOLE else []
-    optimizers = [each.optimizer for each in accelerator._optimizers] if models else []
+        for model in prepared.models:
+            try_shards(model, [each.optimizer for each in prepared.optimizers])
+    models = [unwrapped(model) for model in prepared.models] if kind in _SAVED_WHOLE else []
+    optimizers = [each.optimizer for each in prepared.optimizers] if models else []
     # DeepSpeed saves its own.
     has_schedulers = kind != DistributedType.DEEPSPEED
-    schedulers = [each.scheduler for each in accelerator._schedulers] if has_schedulers else []
-    others = accelerator._custom_objects
+    schedulers = [each.scheduler for each in prepared.schedulers] if has_schedulers else []
+    others = prepared.registered
     try_all(
         [
             *(

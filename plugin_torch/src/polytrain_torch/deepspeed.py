@@ -40,6 +40,7 @@ from polytrain_torch.checkpoints.read_back import try_all
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.engine import DEEPSPEED
 from polytrain_torch.libraries import needed
+from polytrain_torch.private import deepspeed_config
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.row_weights import weigh_backward
 
@@ -190,7 +191,7 @@ def _whole_model(directory: Path) -> dict[str, torch.Tensor]:
 @contextmanager
 def _loading_universal(engine: Any) -> Iterator[None]:
     """Let an engine load a checkpoint of a different number of workers."""
-    config = engine._config  # DeepSpeed has no other way to set it after the engine is made
+    config = deepspeed_config(engine)
     own, config.load_universal_checkpoint = config.load_universal_checkpoint, True
     try:
         yield

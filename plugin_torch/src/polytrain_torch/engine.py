@@ -33,8 +33,8 @@ from polytrain_torch.collectives.call_agreement import agree_on_call, agreeing
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.node_group import forget_group
 from polytrain_torch.devices import current_device, offered, own_device
-from polytrain_torch.mesh_caches import forget_meshes
 from polytrain_torch.models.parallel import unwrapped
+from polytrain_torch.private import clear_mesh_caches
 from polytrain_torch.randomness import share_seed
 from polytrain_torch.shard import TorchShard
 
@@ -97,7 +97,7 @@ class TorchEngine(Engine[Any]):
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 forget_group()
-                forget_meshes()
+                clear_mesh_caches()
                 self.close()
 
     def store(self, world: World) -> TCPStore:

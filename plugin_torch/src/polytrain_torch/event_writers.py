@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from polytrain_torch.private import add_event
+
 
 def drop_events(writer: Any, step: int) -> None:
     """Mark that the events of this step and later ones are logged again.
@@ -17,4 +19,4 @@ def drop_events(writer: Any, step: int) -> None:
     else:
         from tensorboard.compat.proto import event_pb2
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    writer._get_file_writer().add_event(event_pb2.Event(session_log=start), step)
+    add_event(writer, event_pb2.Event(session_log=start), step)

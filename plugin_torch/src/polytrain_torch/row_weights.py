@@ -18,8 +18,9 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from polytrain_torch.private import tree_leaves, tree_map
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
-from polytrain.boosting.nan_metrics import NanWarning
+from polytrain.boosting.round_reports import RoundReports
 from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
@@ -85,7 +85,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
                 forget_best_round(model)
             if _is_finished(model, self._history, options):
                 return model
-        reported = len(self._history.rounds)
+        report = RoundReports(session, reported=len(self._history.rounds))
         if options.needs_all_rounds:
             self._history = History()
             model = trees_of(options.xgb_model)
@@ -101,14 +101,6 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         # Rank 0 evaluates, and sends the metrics to the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         directory = session.scratch if options.external_memory else None
-
-        nan_warning = NanWarning(is_logging_rank=me.rank == 0)
-
-        def report(step: int, metrics: Mapping[str, float], booster: xgboost.Booster) -> None:
-            nan_warning.after_round(step, metrics)
-            # A repeated round has been reported already.
-            if step > reported:
-                session.report(step=step, metrics=metrics, model=booster)
 
         with outside_the_collective() as outside:
             self._boosting = Boosting(

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import xgboost
 
-from polytrain.boosting.leaf_rows import rows_by_leaf
-from polytrain.boosting.numbers import one_after_another
+from polytrain.boosting.numbers import one_after_another, rows_by_leaf
 from polytrain.boosting.row_draws import Mask
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.callbacks import TunableBooster

@@ -52,23 +52,20 @@ def sync(run: Path, *arguments: str) -> Result:
     return CliRunner().invoke(command, [str(run), *arguments], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("tracker", ["csv", "jsonl"])
-def test_a_file_that_only_the_storage_names_is_not_written(run: Path, tracker: str) -> None:
+def test_a_file_that_only_the_storage_names_is_not_written(run: Path) -> None:
     keys = run.parent / "authorized_keys"
     for path in (keys, run / "../authorized_keys"):
-        plant(run, tracker, {"path": str(path)}, run_id="mine")
+        plant(run, "csv", {"path": str(path)}, run_id="mine")
     done = sync(run)
     assert done.exit_code == 2
     assert not keys.exists()
-    assert f"--to {tracker}={keys}" in done.stderr
+    assert f"--to csv={keys}" in done.stderr
 
 
 def test_what_lies_in_the_run_is_sent_without_being_named(run: Path) -> None:
     plant(run, "csv", {"path": str(run / "tables/all.csv")})
-    plant(run, "jsonl", {})
     assert sync(run).exit_code == 0
     assert (run / "tables/all.csv").read_text().count("\n") == 3
-    assert (run / "metrics.jsonl").read_text().count("\n") == 2
 
 
 def test_a_link_in_the_run_leads_nowhere(run: Path) -> None:
@@ -190,22 +187,13 @@ def test_a_destination_that_cannot_be(run: Path, to: str, error: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("metrics.csv", "ssh-ed25519 AAAA me@home\n"),
-        ("metrics.csv", "a,b\n1,2\n"),
-        ("metrics.jsonl", "export PATH=/bin\n"),
-        ("metrics.jsonl", '{"of": "somebody else"}\n'),
-    ],
+    "content", ["ssh-ed25519 AAAA me@home\n", "a,b\n1,2\n", "export PATH=/bin\n"]
 )
-def test_a_file_that_does_not_begin_as_ours_stays_as_it_is(
-    run: Path, name: str, content: str
-) -> None:
-    (run / name).write_text(content)
-    tracker = {"metrics.csv": "csv", "metrics.jsonl": "jsonl"}[name]
-    plant(run, tracker, {}, run_id="mine")
+def test_a_file_that_does_not_begin_as_ours_stays_as_it_is(run: Path, content: str) -> None:
+    (run / "metrics.csv").write_text(content)
+    plant(run, "csv", {}, run_id="mine")
     done = sync(run)
-    assert (run / name).read_text() == content
+    assert (run / "metrics.csv").read_text() == content
     assert "isn't a file of this tracker, and stays as it is" in done.stderr
 
 

@@ -19,10 +19,9 @@ from tests.unit.record.journal_writer import JournalWriter
 
 from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
 from polytrain.storage.location import Location
-from polytrain.trackers import CSV, JSONLines, MLflow, TensorBoard
+from polytrain.trackers import CSV, MLflow, TensorBoard
 from polytrain.trackers.delivery import TrackedFacts, send_missing
 from polytrain.trackers.state import TrackerState
-from polytrain.trackers.text_file import FileTracker
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
 from polytrain.trackers.tracking import Tracking
 from polytrain.view.cli.show import command as show
@@ -41,18 +40,9 @@ def rows_of(*metrics: Mapping[str, Any]) -> list[Row]:
     return [Row(step=n, time=n / 8, metrics=each) for n, each in enumerate(metrics, 1)]
 
 
-@pytest.fixture(params=[CSV, JSONLines])
-def tracker(request: pytest.FixtureRequest) -> FileTracker:
-    made: FileTracker = request.param()
-    return made
-
-
-def read_back(tracker: FileTracker, directory: Path) -> list[Row]:
+def read_back(directory: Path) -> list[Row]:
     """Read a file as a user would, not with our code."""
-    path = directory / f"metrics{tracker.suffix}"
-    if isinstance(tracker, JSONLines):
-        return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
-    with path.open(newline="") as file:
+    with (directory / "metrics.csv").open(newline="") as file:
         header, *lines = csv.reader(file)
     assert header[:2] == ["step", "time"]
     return [
@@ -71,13 +61,13 @@ def test_nested_metrics_are_flat() -> None:
     assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a/b": 1, "a/c/d": 2, "e": 3}
 
 
-def test_any_name_and_a_new_metric_are_kept(tracker: FileTracker, tmp_path: Path) -> None:
+def test_any_name_and_a_new_metric_are_kept(tmp_path: Path) -> None:
     rows = rows_of({"loss": 0.5}, {"loss": 0.25, **HOSTILE}, {"text": 'a "b",\n', "ok": True})
-    sink = tracker.open(run_in(tmp_path))
+    sink = CSV().open(run_in(tmp_path))
     for row in rows:
         sink.write([row])
     sink.close()
-    assert read_back(tracker, tmp_path) == rows
+    assert read_back(tmp_path) == rows
 
 
 def test_a_table_of_numbers_is_read_by_pandas(tmp_path: Path) -> None:
@@ -89,23 +79,23 @@ def test_a_table_of_numbers_is_read_by_pandas(tmp_path: Path) -> None:
     assert table["step"].tolist() == [1, 2, 3]
 
 
-def test_an_incomplete_line_is_written_again(tracker: FileTracker, tmp_path: Path) -> None:
+def test_an_incomplete_line_is_written_again(tmp_path: Path) -> None:
     rows = rows_of({"loss": 0.5}, {"loss": 0.25}, {"loss": 0.125})
-    tracker.open(run_in(tmp_path)).write(rows)
-    path = tmp_path / f"metrics{tracker.suffix}"
+    CSV().open(run_in(tmp_path)).write(rows)
+    path = tmp_path / "metrics.csv"
     path.write_bytes(path.read_bytes()[:-4])
-    sink = tracker.open(run_in(tmp_path, str(path)))
+    sink = CSV().open(run_in(tmp_path, str(path)))
     assert sink.sent == 2
     sink.write(rows)
-    assert read_back(tracker, tmp_path) == rows
+    assert read_back(tmp_path) == rows
 
 
-def test_rows_are_removed_and_amended(tracker: FileTracker, tmp_path: Path) -> None:
-    sink = tracker.open(run_in(tmp_path))
+def test_rows_are_removed_and_amended(tmp_path: Path) -> None:
+    sink = CSV().open(run_in(tmp_path))
     sink.write(rows_of({"loss": 0.5}, {"loss": 0.25}, {"loss": 0.125}))
     sink.rewind(2)
     sink.amend(Row(step=1, time=9.0, metrics={"accuracy": 1.0}))
-    assert read_back(tracker, tmp_path) == rows_of({"loss": 0.5, "accuracy": 1.0}, {"loss": 0.25})
+    assert read_back(tmp_path) == rows_of({"loss": 0.5, "accuracy": 1.0}, {"loss": 0.25})
 
 
 def test_the_file_of_a_different_run_is_kept(tmp_path: Path) -> None:
@@ -393,14 +383,14 @@ def test_sync_adds_a_tracker_to_a_run_that_had_none(tmp_path: Path) -> None:
     assert writer.journal is not None
     none = CliRunner().invoke(command, [str(tmp_path / "run")])
     assert none.exit_code == 2
-    assert "has no tracker. Name one: --to csv or --to jsonl" in none.output
+    assert "has no tracker. Name one: --to csv or --to mlflow" in none.output
     unknown = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "mlflw"])
     assert unknown.exit_code == 2
     assert "There is no tracker 'mlflw'" in unknown.output
-    done = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "jsonl"])
-    assert done.output == "JSONLines(path=None): 4 steps sent\n"
-    assert of(read_back(JSONLines(), tmp_path / "run")) == [
+    done = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "csv"])
+    assert done.output == "CSV(path=None): 4 steps sent\n"
+    assert of(read_back(tmp_path / "run")) == [
         flat(metrics) for metrics in writer.history().history
     ]
     again = CliRunner().invoke(command, [str(tmp_path / "run")])
-    assert again.output == "JSONLines(path=None): 0 steps sent\n"
+    assert again.output == "CSV(path=None): 0 steps sent\n"

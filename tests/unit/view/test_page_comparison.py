@@ -47,11 +47,6 @@ def test_settings_that_differ_are_reported() -> None:
     )
 
 
-def test_a_journal_without_settings_differs_by_none() -> None:
-    found = comparison(page_of(RUN), page_of(with_settings({})))
-    assert not any(each.name.startswith(("scaling", "run_")) for each in found.configuration)
-
-
 def test_not_a_number_is_itself() -> None:
     assert (
         comparison(page_of(with_option(math.nan)), page_of(with_option(math.nan))).configuration

@@ -1,8 +1,8 @@
-"""Converts Arrow columns to numbers."""
+"""Converts Arrow columns to numbers, and puts the arrays of all ranks together."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,17 @@ def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
 def one_after_another(parts: Sequence[Any]) -> Any:
     """Return the ranks' arrays, by rank, as one; None if they have none."""
     return None if parts[0] is None else np.concatenate(parts)
+
+
+def rows_by_leaf(leaves: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """Yield each leaf that has rows, and its rows' numbers in ascending order.
+
+    Args:
+        leaves: the leaf of each row, shape `[rows]`.
+    """
+    order = np.argsort(leaves, kind="stable")
+    found, starts = np.unique(leaves[order], return_index=True)
+    yield from zip(map(int, found), np.split(order, starts[1:]), strict=True)
 
 
 def _known(kind: pa.DataType) -> pa.DataType | None:

@@ -1,57 +1,47 @@
-"""Reports of boosting rounds from training functions, with the model where a checkpoint is due."""
+"""Reports boosting rounds, but for those that a restart repeats; warns of metrics that are NaN."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+import logging
+import math
+from collections.abc import Mapping
 from typing import Any
 
-import polytrain
-from polytrain.boosting.reported_metrics import ReportedMetrics
+from polytrain_plugins import Session
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReports:
-    """What a booster's report callback reports, and when it saves the model."""
+    """Reports the rounds of an attempt to its session."""
 
-    filename: str
-    """The model's file in a checkpoint."""
+    def __init__(self, session: Session, *, reported: int) -> None:
+        """
+        Args:
+            session: the attempt's.
+            reported: rounds that were reported before. Some models have to repeat them.
+        """
+        self._session = session
+        self._reported = reported
+        self._has_warned = session.world.me.rank > 0
 
-    frequency: int = 0
-    """Rounds between two checkpoints; 0 for none before the end."""
-
-    at_end: bool = True
-    """Whether the last round has a checkpoint."""
-
-    reported: ReportedMetrics = field(default_factory=ReportedMetrics)
-
-    def report(
-        self,
-        round_: int,
-        measured: Mapping[str, Any],
-        *,
-        is_last: bool,
-        save: Callable[[Path], None],
-    ) -> None:
-        """Report a round. Only rank 0 saves the model: it is the same on all ranks.
+    def __call__(self, round_: int, metrics: Mapping[str, float], model: Any) -> None:
+        """Report a round, and log a warning if a metric is NaN for the first time.
 
         Args:
             round_: counts from 1.
-            measured: metrics by their full names, such as "valid-logloss".
-            is_last: whether training ends with this round.
-            save: writes the model into a file.
-
-        Raises:
-            KeyError: a chosen metric isn't measured.
+            metrics: the round's metrics by name.
+            model: the model after the round.
         """
-        metrics = self.reported.of(measured)
-        is_due = self.frequency > 0 and round_ % self.frequency == 0
-        is_saved = is_due or (is_last and self.at_end)
-        if polytrain.get_context().get_world_rank() > 0 or not is_saved:
-            polytrain.report(metrics)
-            return
-        with tempfile.TemporaryDirectory() as directory:
-            save(Path(directory, self.filename))
-            polytrain.report(metrics, checkpoint=polytrain.Checkpoint.from_directory(directory))
+        names = [repr(name) for name, value in metrics.items() if math.isnan(value)]
+        if names and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "NaN in round %d: %s. Early stopping and the choice of the best checkpoint can't "
+                "use it. Look at the predictions and at the labels and weights of that data set, "
+                "or choose another metric.",
+                round_,
+                ", ".join(names),
+            )
+        if round_ > self._reported:
+            self._session.report(step=round_, metrics=metrics, model=model)

@@ -320,8 +320,8 @@ class RunConfig(Config):
     `polytrain.trackers`."""
 
     track: str | Sequence[str] | None = None
-    """Trackers with their defaults, by name: "csv", "jsonl", "mlflow", "tensorboard", "wandb";
-    several in a tuple."""
+    """Trackers with their defaults, by name: "csv", "mlflow", "tensorboard", "wandb"; several in a
+    tuple."""
 
     keep_reports: Literal["rank_0", "every_rank"] = "rank_0"
     """Whose reports are kept in the run's journal, for `Result.histories`. Rank 0's are

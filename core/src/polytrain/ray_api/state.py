@@ -9,6 +9,8 @@ from typing import Any
 
 import ray
 
+from polytrain.ray_api.private import cluster_state
+
 
 def death_of_node(node_id: str) -> str | None:
     """Why a node is gone, in Ray's words; None if it isn't."""
@@ -45,40 +47,25 @@ def node_labels() -> dict[str, Mapping[str, str]]:
 
 def free_nodes() -> dict[str, Mapping[str, float]]:
     """Living nodes, with their free resources."""
-    free: dict[str, Mapping[str, float]] = _state().available_resources_per_node()
+    free: dict[str, Mapping[str, float]] = cluster_state().available_resources_per_node()
     return free
 
 
 def autoscaler_totals() -> Mapping[str, float] | None:
     """Resources of the cluster at its largest, over all nodes; None without an autoscaler."""
-    totals: Mapping[str, float] | None = _state().get_max_resources_from_cluster_config()
+    totals: Mapping[str, float] | None = cluster_state().get_max_resources_from_cluster_config()
     return totals
 
 
 def draining_nodes() -> frozenset[str]:
     """Nodes that the autoscaler, or a notice of the cloud, has marked for removal."""
-    return frozenset(_state().get_draining_nodes())
+    return frozenset(cluster_state().get_draining_nodes())
 
 
 def free_resources() -> Mapping[str, float]:
     """Free resources, over all nodes."""
     free: Mapping[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return free
-
-
-def is_worker_process() -> bool:
-    """Whether this process runs an actor or a task: it may end while its job goes on."""
-    # Ray has no public name for this that doesn't log a warning.
-    from ray._private.worker import WORKER_MODE, global_worker
-
-    return bool(global_worker.mode == WORKER_MODE)
-
-
-def _state() -> Any:
-    # Ray has no public name for this. Its own libraries use this one.
-    from ray._private.state import state
-
-    return state
 
 
 def _nodes() -> list[dict[str, Any]]:

@@ -114,8 +114,7 @@ def _arrow(circumstances: Any, scheme: str, authority: str, options: str) -> tup
 def _fsspec(circumstances: Any, place: str) -> Any:
     import fsspec  # type: ignore[import-untyped]  # it ships no types
 
-    filesystem, _ = fsspec.core.url_to_fs(place)
-    return filesystem
+    return fsspec.core.url_to_fs(place)
 
 
 def _local_path(rest: str) -> str:
@@ -127,7 +126,7 @@ def _local_path(rest: str) -> str:
 def _from_fsspec(place: str, scheme: str) -> ResolvedPath:
     try:
         # The whole address: only the implementation knows which part names the server.
-        filesystem = _fsspec(_circumstances(), place)
+        filesystem, path = _fsspec(_circumstances(), place)
     except ImportError as error:
         if error.name == "fsspec":
             raise SourceError(*_unknown(place, scheme, _COMMON)) from error
@@ -144,7 +143,6 @@ def _from_fsspec(place: str, scheme: str) -> ResolvedPath:
     except Exception as error:
         # Every implementation has its own exceptions.
         raise SourceError(*_unreachable(place, error)) from error
-    path = filesystem._strip_protocol(place)
     whole = place if place.endswith(path) else filesystem.unstrip_protocol(path)
     root = whole.removesuffix(path)
     return ResolvedPath(pafs.PyFileSystem(FsspecHandler(filesystem)), path, root)

@@ -8,7 +8,7 @@ other processes write too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships 
     def get_file_info_selector(self, selector: Any) -> list[Any]:
         self.fs.invalidate_cache()
         found = self._below(selector.base_dir, recursive=selector.recursive)
-        return [self._create_file_info(path, info) for path, info in found]
+        return [_file_info(path, info) for path, info in found]
 
     def open_input_stream(self, path: str) -> Any:
         self.fs.invalidate_cache()
@@ -70,3 +70,11 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships 
                 yield inner, info
                 if recursive and info["type"] == "directory":
                     pending.append(inner)
+
+
+def _file_info(path: str, info: Mapping[str, Any]) -> Any:
+    kinds = {"file": pafs.FileType.File, "directory": pafs.FileType.Directory}
+    kind = kinds.get(info["type"], pafs.FileType.Unknown)
+    # Some implementations give a directory a size.
+    size = None if kind == pafs.FileType.Directory else info["size"]
+    return pafs.FileInfo(path, kind, size=size, mtime=info.get("mtime"))

@@ -1,6 +1,6 @@
 """Trackers: stores of experiments to which a run's reports are sent while it lasts.
 
-`OpenTelemetry` and `Prometheus` observe a run for monitoring: they are no stores of every step.
+`Prometheus` observes a run for monitoring: it is no store of every step.
 
 Importing this package imports no tracker's library.
 """
@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polytrain.trackers.csv_file import CSV
-    from polytrain.trackers.json_lines import JSONLines
     from polytrain.trackers.mlflow import MLflow
-    from polytrain.trackers.opentelemetry import OpenTelemetry
     from polytrain.trackers.prometheus import Prometheus
     from polytrain.trackers.tensorboard import TensorBoard
     from polytrain.trackers.wandb import WandB
 
-__all__ = ["CSV", "JSONLines", "MLflow", "OpenTelemetry", "Prometheus", "TensorBoard", "WandB"]
+__all__ = ["CSV", "MLflow", "Prometheus", "TensorBoard", "WandB"]
 
 NAMES = {
     "csv": "CSV",
-    "jsonl": "JSONLines",
     "mlflow": "MLflow",
     "tensorboard": "TensorBoard",
     "wandb": "WandB",
@@ -32,9 +29,7 @@ NAMES = {
 
 _HOMES = {
     "CSV": "polytrain.trackers.csv_file",
-    "JSONLines": "polytrain.trackers.json_lines",
     "MLflow": "polytrain.trackers.mlflow",
-    "OpenTelemetry": "polytrain.trackers.opentelemetry",
     "Prometheus": "polytrain.trackers.prometheus",
     "TensorBoard": "polytrain.trackers.tensorboard",
     "WandB": "polytrain.trackers.wandb",

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
-from polytrain.trackers.text_file import FileTracker, TextFile
-from polytrain.trackers.tracker import Row, TrackedRun
+from polytrain.storage.beneath import Beneath
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in
+from polytrain_plugins import Problem
 
+_FILE = "metrics.csv"
 _FIRST = ["step", "time"]
+_BEGINS = ",".join(_FIRST)
+"""How a file with rows begins: any other is somebody else's."""
 
 
 @dataclass(frozen=True)
-class CSV(FileTracker):
+class CSV(Tracker):
     """Writes a line for each step to one file, with a column for each metric.
 
     A metric that a report doesn't have is empty. If a metric is new, the file is replaced by one
@@ -27,19 +34,90 @@ class CSV(FileTracker):
     """
 
     name: ClassVar[str] = "csv"
-    suffix: ClassVar[str] = ".csv"
+    can_rewind: ClassVar[bool] = True
 
-    def open(self, run: TrackedRun) -> TextFile:
-        return _CSVFile(self.file(run))
+    path: str | None = None
+    """The file; by default `metrics.csv` in the run's directory."""
+
+    def problems(self) -> Iterator[Problem]:
+        path: object = self.path
+        if not isinstance(path, str | Path | None) or path == "":
+            yield Problem(
+                field="CSV.path",
+                what=f"{path!r} is not a path",
+                remedy=f'Give a file, for example "{_FILE}"',
+            )
+        elif path is not None and Path(path).is_dir():
+            yield Problem(
+                field="CSV.path",
+                what=f"{path} is a directory",
+                remedy=f'Give a file, for example "{path}/{_FILE}"',
+            )
+
+    def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
+        if self.path is None and not is_directory:
+            yield Problem(
+                field="CSV.path",
+                what=f"the run is stored in {address}, which isn't a directory",
+                remedy=f'Give a file, for example CSV("{_FILE}")',
+            )
+
+    def resolved(self) -> Tracker:
+        if self.path is None:
+            return self
+        return replace(self, path=str(Path(self.path).expanduser().absolute()))
+
+    @property
+    def place(self) -> str | None:
+        return self.path
+
+    def at(self, place: str | None) -> Tracker:
+        return replace(self, path=place).resolved()
+
+    def stays_in(self, directory: Path) -> bool:
+        return is_in(directory, self.path or _FILE)
+
+    def open(self, run: TrackedRun) -> CSVFile:
+        """Open the run's file.
+
+        Raises:
+            FileExistsError: it isn't of this run.
+        """
+        if self.path is None:
+            if run.directory is None:
+                raise ValueError(f"{run.address} isn't a directory: give CSV a path")
+            return CSVFile(run.directory / _FILE)
+        path = Path(self.path)
+        if not run.run_id and path.exists() and path.stat().st_size:
+            raise FileExistsError(f"{path} exists, and isn't of this run: give another path")
+        return CSVFile(path)
 
 
-class _CSVFile(TextFile):
-    begins = ",".join(_FIRST)
-    _columns: list[str]
+class CSVFile:
+    """Rows in a file. It is appended to, and replaced as a whole if earlier rows change."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it.
+
+        Raises:
+            FileExistsError: it doesn't begin as files of this tracker do.
+        """
+        self.run_id = str(path)
+        self._files = Beneath(path.parent)
+        self._name = path.name
+        self._expect_own()
+        rows = self.read()
+        self.sent: int = rows[-1].step if rows else 0
+        # A line that is incomplete, because its writer died, would spoil the next one.
+        content = self._content()
+        if content is not None and content != self._text(rows).encode():
+            self._replace(rows)
 
     def read(self) -> list[Row]:
-        self._columns, self._has_header = [], False
-        text = (self.content() or b"").decode(errors="replace")
+        """Return the complete rows of the file."""
+        self._columns: list[str] = []
+        self._has_header = False
+        text = (self._content() or b"").decode(errors="replace")
         complete = text[: text.rfind("\n") + 1]
         header, *lines = csv.reader(io.StringIO(complete, newline="")) if complete else ([],)
         self._columns, self._has_header = header[len(_FIRST) :], bool(complete)
@@ -48,22 +126,83 @@ class _CSVFile(TextFile):
             try:
                 rows.append(self._row(line))
             except ValueError:
+                # What comes behind a damaged line is written again.
                 break
         return rows
 
-    def text(self, rows: Sequence[Row]) -> str:
+    def write(self, rows: Sequence[Row]) -> None:
+        # Rows that are there were written by a process that died before it could note that.
+        rows = [row for row in rows if row.step > self.sent]
+        if not rows:
+            return
+        if self._has_header and {name for row in rows for name in row.metrics} <= {*self._columns}:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with os.fdopen(self._files.open(self._name, flags), "ab") as file:
+                file.write(_written(map(self._line, rows)).encode())
+        else:
+            self._replace([*self.read(), *rows])
+        self.sent = rows[-1].step
+
+    def rewind(self, step: int) -> None:
+        if step < self.sent:
+            self._replace([row for row in self.read() if row.step <= step])
+            self.sent = step
+
+    def amend(self, row: Row) -> None:
+        self._replace(
+            [
+                replace(old, metrics={**old.metrics, **row.metrics})
+                if old.step == row.step
+                else old
+                for old in self.read()
+            ]
+        )
+
+    def finish(self, summary: Mapping[str, object], *, succeeded: bool) -> None:
+        """Do nothing: the file holds rows alone."""
+        return
+
+    def close(self) -> None:
+        with contextlib.suppress(FileNotFoundError), self._files.reading(self._name) as file:
+            os.fsync(file.fileno())
+
+    def _content(self) -> bytes | None:
+        """Return what the file holds; None if there is none."""
+        try:
+            with self._files.reading(self._name, single=True) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def _expect_own(self) -> None:
+        try:
+            with self._files.reading(self._name, single=True) as file:
+                begin = file.read(len(_BEGINS)).decode(errors="replace")
+        except FileNotFoundError:
+            return
+        # A writer that died may have left a part of the first line.
+        if not _BEGINS.startswith(begin):
+            raise FileExistsError(
+                f"{self.run_id} begins with {begin!r}, not with {_BEGINS!r}: it isn't a file "
+                "of this tracker, and stays as it is. Give another path, or move the file away"
+            )
+
+    def _replace(self, rows: Sequence[Row]) -> None:
+        """Replace the file, at once: a reader sees the old or the new one."""
+        with self._files.new_file(self._name) as new:
+            new.file.write(self._text(rows).encode())
+            new.replace()
+
+    def _text(self, rows: Sequence[Row]) -> str:
+        """Return the content of a file with these rows."""
         self._columns = list(dict.fromkeys(name for row in rows for name in row.metrics))
         self._has_header = bool(rows)
         return _written([_FIRST + self._columns, *map(self._line, rows)]) if rows else ""
 
-    def lines(self, rows: Sequence[Row]) -> str | None:
-        known = {name for row in rows for name in row.metrics} <= set(self._columns)
-        if not self._has_header or not known:
-            return None
-        return _written(map(self._line, rows))
-
     def _line(self, row: Row) -> list[Any]:
-        cells = (_cell(row.metrics[name]) if name in row.metrics else "" for name in self._columns)
+        # NaN and infinities in the words that Python's and pandas' readers take.
+        metrics = row.metrics
+        cells = (json.dumps(metrics[name]) if name in metrics else "" for name in self._columns)
         return [row.step, repr(row.time), *cells]
 
     def _row(self, line: Sequence[str]) -> Row:
@@ -78,12 +217,7 @@ class _CSVFile(TextFile):
         return Row(step=int(step), time=float(time), metrics=metrics)
 
 
-def _cell(value: Any) -> str:
-    # NaN and infinities in the words that Python's and pandas' readers take.
-    return json.dumps(value)
-
-
-def _written(lines: Any) -> str:
+def _written(lines: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from polytrain import CheckpointError
+from polytrain_torch.private import PARAMETER_CLONE, fsdp_state
 
 
 def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:
@@ -80,7 +81,7 @@ def _copied_module(module: torch.nn.Module, shared: dict[int, Any]) -> Any:
         own = type(each).__bases__[-1]
         shared[id(each)] = object.__new__(own)
         # Its hooks are methods of what can't be copied.
-        state = each._get_fsdp_state()
+        state = fsdp_state(each)
         shared[id(state)] = state
     for each in sharded:
         vars(shared[id(each)]).update(copy.deepcopy(vars(each), shared))
@@ -205,7 +206,7 @@ class _WithoutValues(TorchFunctionMode):
             copied = _whole_without_values(tensor)
             memo[id(tensor)] = copied
             return copied
-        if function is torch._C.TensorBase.clone:  # a parameter's copy is made by it
+        if function is PARAMETER_CLONE:
             return torch.empty_like(args[0], device="meta")
         return function(*args, **(kwargs or {}))
 

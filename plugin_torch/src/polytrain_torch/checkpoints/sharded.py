@@ -18,27 +18,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from polytrain_torch.private import SHARD_LIST_GLOBALS
+
 METADATA_FILE = ".metadata"
 _MODEL = "model."
 
-_METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {
-    *(
-        (_METADATA, name)
-        for name in (
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
+    *SHARD_LIST_GLOBALS,
     # Where the checkpoint was written. Python 3.13 has moved the class.
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from polytrain import NotInWorkerError, get_context
 from polytrain_torch.collectives.node_group import operations_begun
+from polytrain_torch.private import operations_launched
 
 _ASKS_EVERY_S = 1.0
 
@@ -127,7 +128,8 @@ class _Agreement:
     def _asked(self, rank: int) -> str:
         """Why a rank can't come; "" if it can, or hasn't answered in time."""
         number = self._store.add(f"asked {rank}", 1)
-        self._store.set(f"question {rank} {number}", f"{_launched()} {operations_begun()}")
+        done = f"{operations_launched()} {operations_begun()}"
+        self._store.set(f"question {rank} {number}", done)
         answer, deadline = f"answer {rank} {number}", time.perf_counter() + _ASKS_EVERY_S
         while not self._store.check([answer]):
             if time.perf_counter() > deadline:
@@ -188,12 +190,13 @@ class _Answers:
         frame = sys._current_frames().get(self._trains)
         if frame is None:
             return ""
-        where = f"({_place(frame)})\n{id(frame)} {frame.f_lasti} {_launched()} {operations_begun()}"
+        progress = f"{frame.f_lasti} {operations_launched()} {operations_begun()}"
+        where = f"({_place(frame)})\n{id(frame)} {progress}"
         # The order of these operations has to be the same on all ranks.
         if operations_begun() > begun:
             return f"averages gradients or sends weights {where}"
         collective = _collective(frame)
-        if collective is not None and _launched() > launched:
+        if collective is not None and operations_launched() > launched:
             return f"is in torch.distributed.{collective} {where}"
         return ""
 
@@ -203,11 +206,6 @@ def _mismatch(rank: int, mine: str, other: int, theirs: str) -> RuntimeError:
         f"rank {rank} is in {mine}, and rank {other} {theirs}: all ranks must make the same calls, "
         "in the same order. Make this call on every rank, not only on some (if rank == 0: …)."
     )
-
-
-def _launched() -> int:
-    """Operations of the default group so far."""
-    return int(dist.group.WORLD._get_sequence_number_for_group())
 
 
 def _place(frame: FrameType) -> str:

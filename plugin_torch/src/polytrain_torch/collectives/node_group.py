@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 
 from polytrain_torch.collectives.operation_queue import Operation, OperationQueue
 from polytrain_torch.collectives.shared_sums import SharedSums, can_share_memory, size_for
 from polytrain_torch.models.parallel import DataParallel
+from polytrain_torch.private import FORWARDED_OPERATIONS, timeout_of, work_of
 
 NAME = "polytrain_node"
 """The backend's name in `torch.distributed.get_backend`."""
@@ -47,7 +47,7 @@ def gradient_group(device: torch.device) -> Any:
     global _of_default
     if _of_default is None or _of_default[0] is not default:
         _register()
-        timeout = default._get_backend(_CPU).options._timeout
+        timeout = timeout_of(default, _CPU)
         _of_default = default, dist.new_group(backend=NAME, timeout=timeout)
     return _of_default[1]
 
@@ -131,9 +131,9 @@ class NodeGroup(dist.ProcessGroup):
 
     def _run(self, operation: Operation, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         # If the caller waits, an exception has to come from here: waiting for this kind of work
-        # raises none. It isn't a Python class because DDP may keep it after Python has released it.
+        # raises none.
         blocks = not getattr(opts, "asyncOp", True)
-        return _create_work_from_future(self._begin(operation, tensors, blocks=blocks))
+        return work_of(self._begin(operation, tensors, blocks=blocks))
 
     def _begin(self, operation: Operation, result: Any, *, blocks: bool) -> Any:
         global _begun
@@ -146,9 +146,7 @@ def _by_default_group(_: NodeGroup, name: str, *args: Any, **kwargs: Any) -> Any
 
 
 for _name in (
-    "_allgather_base",
-    "_get_backend",
-    "_reduce_scatter_base",
+    *FORWARDED_OPERATIONS,
     "all_gather_single",
     "all_gather_single_coalesced",
     "all_to_all_single",

@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from polytrain import heartbeat
+from polytrain_torch.private import default_store
 
 Call = tuple[Any, ...]
 """What all ranks call: the function, then what its operation depends on, in plain values."""
@@ -64,8 +65,7 @@ class _CallLog:
     def __init__(self) -> None:
         global _times_begun
         _times_begun += 1
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.PrefixStore(f"horovod {_times_begun}", store)
+        self._store = dist.PrefixStore(f"horovod {_times_begun}", default_store())
         self._number = 0
         self._forgotten = 0
 

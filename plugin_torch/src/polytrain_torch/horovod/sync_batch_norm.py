@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from polytrain_torch.horovod.basics import size
 from polytrain_torch.horovod.reductions import Sum, allreduce
+from polytrain_torch.private import ANY_BATCH_NORM
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(ANY_BATCH_NORM):
     """`torch.nn.BatchNorm1d` to `3d` whose statistics are those of all ranks' rows.
 
     Unlike Horovod's, it also works on CPUs.

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd import Variable
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.node_group import gradient_group
+from polytrain_torch.private import after_backward, backward_pass
 
 
 class AveragedGradients:
@@ -57,11 +57,11 @@ class AveragedGradients:
         index = self._indices.get(parameter)
         if index is None:
             return
-        this_pass = torch._C._current_graph_task_id()
+        this_pass = backward_pass()
         if this_pass != self._backward_pass:
             self._backward_pass = this_pass
             self._used.clear()
-            Variable._execution_engine.queue_callback(self._average)
+            after_backward(self._average)
         self._used.add(index)
 
     @torch.no_grad()

@@ -16,15 +16,22 @@ from polytrain_torch.libraries import needed
 
 with needed("lightning"):
     from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
-    from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name, _LRFinder
     from lightning.pytorch.utilities.parsing import lightning_setattr
+
+    from polytrain_torch.lightning.private import (
+        found_rate,
+        is_search_alone,
+        rate_attribute,
+        sets_rate,
+        size_attribute,
+    )
 
 _FILE = "found.json"
 
 
 def is_search(callbacks: Iterable[Any]) -> bool:
     """Whether a `fit` is one of `Tuner`, which ends when its search does."""
-    return any(each._early_exit for each in _finders(callbacks))
+    return any(is_search_alone(each) for each in _finders(callbacks))
 
 
 def save_found(callbacks: Iterable[Any], directory: Path) -> None:
@@ -94,14 +101,12 @@ def _result(finder: Any) -> Any:
 
 def _take_over_rate(finder: Any, results: Any, trainer: Any, module: Any) -> None:
     """Set the attribute. The optimizer's rate is in its own state."""
-    found = _LRFinder(finder._mode, finder._min_lr, finder._max_lr, finder._num_training_steps)
-    found.results = results
-    finder.optimal_lr = found
-    rate = found.suggestion() if finder._update_attr else None
+    finder.optimal_lr = found_rate(finder, results)
+    rate = finder.optimal_lr.suggestion() if sets_rate(finder) else None
     if rate is not None:
-        lightning_setattr(module, _determine_lr_attr_name(module, finder._attr_name), rate)
+        lightning_setattr(module, rate_attribute(finder, module), rate)
 
 
 def _take_over_size(finder: Any, size: int, trainer: Any, module: Any) -> None:
     finder.optimal_batch_size = size
-    lightning_setattr(module, finder._batch_arg_name, size)
+    lightning_setattr(module, size_attribute(finder), size)

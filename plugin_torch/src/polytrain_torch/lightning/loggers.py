@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from polytrain import get_context
 from polytrain_torch.event_writers import drop_events
+from polytrain_torch.lightning.private import has_version, is_open, log_no_start, set_version
 
 _Row = dict[str, str]
 
@@ -33,7 +34,7 @@ def keep_version(loggers: Iterable[Any], number: int) -> None:
     run = get_context().get_experiment_name()
     taken = set()
     for logger in loggers:
-        if not _is_local(logger) or logger._version is not None:
+        if not _is_local(logger) or has_version(logger):
             continue
         count = number
         # Two loggers of a kind may have the same name.
@@ -50,7 +51,7 @@ class KeptLogs:
         self._events: list[Any] = []
         for logger in loggers:
             # A second call of fit() has the loggers of the first one, which are open.
-            if dist.get_rank() != 0 or not _is_local(logger) or logger._experiment is not None:
+            if dist.get_rank() != 0 or not _is_local(logger) or is_open(logger):
                 continue
             if isinstance(logger, CSVLogger):
                 self._tables.append(KeptTable(logger))
@@ -60,7 +61,7 @@ class KeptLogs:
     def resume(self) -> None:
         """Don't log again what Lightning logs at each start, at step 0."""
         for logger in self._events:
-            logger._default_hp_metric = False
+            log_no_start(logger)
 
     def drop_from(self, step: int) -> None:
         """Drop the rows and events of this step and later ones: they are logged again."""
@@ -114,7 +115,7 @@ def _is_local(logger: Any) -> bool:
 
 def _named(logger: Any, run: str, number: int) -> str:
     """Set the version of a logger, and return its directory."""
-    logger._version = run if number == 1 else f"{run}-{number}"
+    set_version(logger, run if number == 1 else f"{run}-{number}")
     return str(logger.log_dir)
 
 

@@ -17,6 +17,7 @@ from polytrain_torch.lightning.epochs import prepare_callbacks, save_trained
 from polytrain_torch.lightning.finders import save_found, take_over_found
 from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
 from polytrain_torch.lightning.loggers import KeptLogs
+from polytrain_torch.lightning.private import steps_logged
 from polytrain_torch.lightning.rank_parts import restore_rank_parts, save_rank_parts
 from polytrain_torch.randomness import restore_random_states
 
@@ -109,7 +110,7 @@ class Reports(Callback):
     def _drop_repeated_logs(self, trainer: Any) -> None:
         logs, self.logs = self.logs, None
         if logs is not None:
-            logs.drop_from(trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logs.drop_from(steps_logged(trainer))
 
     def _report_epoch(self, trainer: Any) -> None:
         """Report the last epoch, unless a checkpoint at its end has reported it."""

@@ -17,9 +17,10 @@ from polytrain_torch.row_weights import WeightedLoop, weight_of, weighted_loop
 
 with needed("lightning"):
     from lightning.pytorch.callbacks import Callback
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
     from lightning.pytorch.utilities.data import extract_batch_size
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    from polytrain_torch.lightning.private import LoggedValues, set_logged_values
 
 _MEANS = ("mean", "avg")
 
@@ -30,7 +31,7 @@ def weigh_ranks(trainer: Any) -> None:
     trainer.strategy.reduce = reduce
     fitting = trainer.fit_loop.epoch_loop
     for loop in (fitting, fitting.val_loop, trainer.validate_loop, trainer.test_loop):
-        loop._results = _Results(reduce, training=loop is fitting)
+        set_logged_values(loop, _Results(reduce, training=loop is fitting))
 
 
 class StepWeights(Callback):
@@ -77,7 +78,7 @@ class _Reduce:
         return self._own(tensor, group, reduce_op)
 
 
-class _Results(_ResultCollection):
+class _Results(LoggedValues):
     """Values that are logged in one loop, each reduced with the number of its rows."""
 
     batch_size: int | None

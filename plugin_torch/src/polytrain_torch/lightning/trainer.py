@@ -21,6 +21,7 @@ from polytrain_torch.devices import current_device
 from polytrain_torch.libraries import needed
 from polytrain_torch.loaders.prepared import sharded
 from polytrain_torch.models.frozen import keep_frozen
+from polytrain_torch.private import original_module
 from polytrain_torch.row_weights import weigh_backward
 
 with needed("lightning"):
@@ -28,13 +29,18 @@ with needed("lightning"):
     from lightning.fabric.plugins.environments import ClusterEnvironment
     from lightning.pytorch.callbacks import ProgressBar
     from lightning.pytorch.plugins.io import AsyncCheckpointIO
-    from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
     from polytrain_torch.lightning.epochs import resume_epoch
     from polytrain_torch.lightning.finders import is_search
     from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
     from polytrain_torch.lightning.loggers import KeptLogs, keep_version
+    from polytrain_torch.lightning.private import (
+        WrappingCheckpointIO,
+        forget_length,
+        raise_failure,
+        set_splitting,
+    )
     from polytrain_torch.lightning.reports import (
         CHECKPOINT_FILE,
         SEARCH,
@@ -176,18 +182,18 @@ class Trainer(lightning.Trainer):
     def end_epoch(self) -> None:
         """Let Lightning ask again for the length of an epoch."""
         if any(loader.was_resized for loader in self._loaders):
-            # Lightning asks only once, and this was the length of a resumed one.
-            self.fit_loop._combined_loader = None
+            # This was the length of a resumed one.
+            forget_length(self)
 
     def predict(self, *args: Any, **options: Any) -> Any:
         """Predict as Lightning does, every row once, on one of the ranks."""
         _refuse_other_package(*args, *options.values())
         # Lightning's own samplers track the rows of a batch, and repeat none.
-        self._accelerator_connector.use_distributed_sampler = self._splits
+        set_splitting(self, splits=self._splits)
         try:
             return super().predict(*args, **options)
         finally:
-            self._accelerator_connector.use_distributed_sampler = False
+            set_splitting(self, splits=False)
 
     def _keep_logs(self, *, is_fresh: bool) -> None:
         logs = KeptLogs(self.loggers)
@@ -306,20 +312,19 @@ class WorkerEnvironment(ClusterEnvironment):
 
 def _wait_for_files(checkpoint_io: Any) -> None:
     """Wait until a plugin that saves in a thread has saved."""
-    while isinstance(checkpoint_io, _WrappingCheckpointIO):
+    while isinstance(checkpoint_io, WrappingCheckpointIO):
         if isinstance(checkpoint_io, AsyncCheckpointIO):
             # It waits for its thread, and begins another one for the next file.
             checkpoint_io.teardown()
-            if checkpoint_io._error is not None:
-                raise checkpoint_io._error
+            raise_failure(checkpoint_io)
         checkpoint_io = checkpoint_io.checkpoint_io
 
 
 def _refuse_other_package(*given: Any) -> None:
     """Raise an error for objects of the package `pytorch_lightning`, which has its own classes."""
     for each in itertools.chain.from_iterable(map(_listed, given)):
-        # As torch.compile wraps a module.
-        each = getattr(each, "_orig_mod", each)
+        inside = original_module(each)
+        each = each if inside is None else inside
         modules = {base.__module__.partition(".")[0] for base in type(each).__mro__}
         if "pytorch_lightning" in modules:
             raise TypeError(

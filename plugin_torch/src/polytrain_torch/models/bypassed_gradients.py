@@ -10,8 +10,9 @@ import weakref
 from functools import cache
 from typing import Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from polytrain_torch.private import replace_backward_engine
 
 _models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
@@ -24,10 +25,10 @@ def refuse_autograd_grad(model: DistributedDataParallel) -> None:
 
 @cache
 def _install() -> None:
-    # A script may have imported `grad` itself; what it calls is looked up with each call.
-    module: Any = torch.autograd
-    run = module._engine_run_backward
+    replace_backward_engine(_checking)
 
+
+def _checking(run: Any) -> Any:
     def checked(
         outputs: Any,
         gradients: Any,
@@ -51,7 +52,7 @@ def _install() -> None:
             **kwargs,
         )
 
-    module._engine_run_backward = checked
+    return checked
 
 
 def _refuse(inputs: set[int]) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from polytrain_torch.private import original_module
 from polytrain_torch.row_weights import weigh_model
 
 models_in_ddp: WeakSet[torch.nn.Module] = WeakSet()
@@ -92,6 +93,5 @@ def unwrapped(part: Any) -> Any:
     """The module inside DDP and `torch.compile` wrappers; any other value as it is."""
     if isinstance(part, DistributedDataParallel):
         return unwrapped(part.module)
-    if isinstance(part, torch.nn.Module) and hasattr(part, "_orig_mod"):
-        return unwrapped(part._orig_mod)
-    return part
+    inside = original_module(part) if isinstance(part, torch.nn.Module) else None
+    return part if inside is None else unwrapped(inside)

@@ -20,6 +20,7 @@ from polytrain_plugins import World, changed_environment
 from polytrain_torch.collectives.node_group import forget_group
 from polytrain_torch.devices import show_gpus
 from polytrain_torch.engine import TorchEngine, variables
+from polytrain_torch.private import process_groups
 from polytrain_torch.randomness import share_seed
 
 
@@ -81,7 +82,7 @@ def _destroyed_groups_kept() -> Iterator[None]:
 
     @functools.wraps(destroy)
     def keep_and_destroy(group: Any = None) -> None:
-        world = distributed_c10d._world
+        world = process_groups()
         _kept.extend(world.pg_map)
         number = world.group_count
         destroy(group)

@@ -11,6 +11,7 @@ from transformers.integrations import TensorBoardCallback
 from polytrain import get_context
 from polytrain.extension import Calls
 from polytrain_torch.event_writers import drop_events
+from polytrain_torch.private import write_events
 
 _trainers = Calls("prepare_trainer()")
 
@@ -43,5 +44,5 @@ class KeptEvents(TrainerCallback):
         first = state.global_step + 1 if state.global_step else 0
         for board in self._boards:
             if board.tb_writer is None:
-                board._init_summary_writer(args)
+                write_events(board, args)
             drop_events(board.tb_writer, first)

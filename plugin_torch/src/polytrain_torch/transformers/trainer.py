@@ -29,6 +29,7 @@ from polytrain_torch.collectives.stopping import any_rank_stops
 from polytrain_torch.libraries import needed
 from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
+from polytrain_torch.private import replace_end_of_step
 from polytrain_torch.transformers.shards import check_epoch, epoch_of, take_batches
 
 with needed("transformers"):
@@ -114,15 +115,16 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         agree_on_call("the end of train()")
         return result
 
-    def end_step(*args: Any, **options: Any) -> None:
-        # It calls the last callbacks that may stop, in a step and in an epoch.
-        own_end_step(*args, **options)
-        control = trainer.control
-        control.should_training_stop = any_rank_stops(control.should_training_stop)
-        control.should_epoch_stop = any_rank_stops(control.should_epoch_stop)
+    def ending_step(own_end: Any) -> Any:
+        def end_step(*args: Any, **options: Any) -> None:
+            own_end(*args, **options)
+            control = trainer.control
+            control.should_training_stop = any_rank_stops(control.should_training_stop)
+            control.should_epoch_stop = any_rank_stops(control.should_epoch_stop)
 
-    own_end_step = trainer._maybe_log_save_evaluate
-    trainer._maybe_log_save_evaluate = end_step
+        return end_step
+
+    replace_end_of_step(trainer, ending_step)
     trainer.train = train
     return trainer
 

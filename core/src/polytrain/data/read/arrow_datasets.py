@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,9 @@ from polytrain.data_errors import SourceError, one_line
 
 def is_arrow_dataset(data: Any) -> bool:
     """Whether this is a `pyarrow.dataset.Dataset`."""
-    return type(data).__module__ == "pyarrow._dataset" and type(data).__name__.endswith("Dataset")
+    # Whoever has one has imported its module.
+    module = sys.modules.get("pyarrow.dataset")
+    return module is not None and isinstance(data, module.Dataset)
 
 
 def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:

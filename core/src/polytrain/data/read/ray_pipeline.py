@@ -19,6 +19,7 @@ from polytrain.data.plan.stream_partitioner import BlockRows
 from polytrain.data.read.ray_data import is_computed
 from polytrain.data.types.plain import plain_columns, plain_schema
 from polytrain.data_errors import SourceError, is_library, raised_at
+from polytrain.ray_api.private import count_executions
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 """A line of a traceback that says where its next line is."""
@@ -107,9 +108,7 @@ def prepared(dataset: Any, epoch: int, held: Mapping[str, float]) -> Any:
     dataset = copy.deepcopy(dataset)
     context = dataset.context
     context.enable_progress_bars = False
-    # Counts executions, for shuffles that are to differ between epochs: after a restart the count
-    # is lost, and the epoch is what was meant.
-    context._execution_idx = epoch
+    count_executions(context, epoch)
     options = context.execution_options
     options.preserve_order = True
     totals: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,25 +17,21 @@ if TYPE_CHECKING:
 @click.command("report")
 @run_argument
 @click.option("-o", "--output", help="The page to write; by default NAME.html, here.")
-@click.option("--trace", help="Write the timeline to this file, for Perfetto or chrome://tracing.")
 @as_json
-def command(run: str, output: str | None, trace: str | None, as_json: bool) -> None:
+def command(run: str, output: str | None, as_json: bool) -> None:
     """Write RUN as one page, which opens from disk and needs no network.
 
-    With --json the same facts are printed. Then, and with --trace, the page is written only if
-    --output names it.
+    With --json the same facts are printed. Then the page is written only if --output names it.
     """
     facts = facts_of_named(run)
-    from polytrain.view.page import chrome_trace, rendering
+    from polytrain.view.page import rendering
 
     if as_json:
         print_json("report", rendering.as_json(facts))
-    if output is None and trace is None and not as_json:
+    elif output is None:
         output = f"{facts.source.name}.html"
     if output is not None:
         write_file("--output", output, rendering.page(facts), quiet=as_json)
-    if trace is not None:
-        write_file("--trace", trace, json.dumps(chrome_trace.trace_of(facts)), quiet=as_json)
 
 
 def facts_of_named(run: str) -> Facts:

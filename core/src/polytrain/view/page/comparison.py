@@ -47,7 +47,7 @@ def comparison(first: Facts, second: Facts) -> Comparison:
         names=(first.source.name, second.source.name),
         configuration=tuple(
             each
-            for each in _pairs(*_configurations(first, second))
+            for each in _pairs(_configuration(first), _configuration(second))
             if not _same(each.first, each.second)
         ),
         outcome=tuple(_pairs(_outcome(first), _outcome(second))),
@@ -86,18 +86,11 @@ def _outcome(facts: Facts) -> Mapping[str, Any]:
     }
 
 
-def _configurations(first: Facts, second: Facts) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    one, other = _configuration(first), _configuration(second)
-    if first.settings and second.settings:
-        return {**first.settings, **one}, {**second.settings, **other}
-    # The journal of an earlier version doesn't have them.
-    return one, other
-
-
 def _configuration(facts: Facts) -> Mapping[str, Any]:
     config = facts.training_config
     in_function = config if isinstance(config, Mapping) else {"train_loop_config": config}
     return {
+        **facts.settings,
         "backend": facts.backend,
         **{f"option {name}": value for name, value in facts.options.items()},
         **{f"train_loop_config {name}": value for name, value in in_function.items()},

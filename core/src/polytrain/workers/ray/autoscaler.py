@@ -10,9 +10,10 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayError
-from ray.experimental.internal_kv import _internal_kv_get, internal_kv_get_gcs_client
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
 from polytrain.policy.autoscaling import AutoscalerReport, report_of_v1, report_of_v2
+from polytrain.ray_api.private import stored_status
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _PAUSE_S = 0.2
 def autoscaler_report() -> AutoscalerReport | None:
     """Return what the autoscaler reports now; None if it hasn't reported."""
     try:
-        status = _internal_kv_get(_STATUS_OF_V1)
+        status = stored_status(_STATUS_OF_V1)
         if status:
             return report_of_v1(json.loads(status))
         reply = _messages.GetClusterStatusReply()

@@ -25,7 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.linux.processes import started_at
 from polytrain.linux.readable import is_readable
-from polytrain.ray_api.state import death_of_node, is_worker_process
+from polytrain.ray_api.private import is_worker_process
+from polytrain.ray_api.state import death_of_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

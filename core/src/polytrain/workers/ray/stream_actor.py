@@ -32,6 +32,7 @@ from polytrain.data.read.ray_pipeline import (
 from polytrain.data.types.columns import empty_table
 from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError
+from polytrain.ray_api.private import use_in_process
 
 
 class StreamError(Exception):
@@ -71,8 +72,7 @@ class RayStream:
         self._epochs: dict[int, _Epoch] = {}
         self._notices: asyncio.Queue[str] = asyncio.Queue()
         allow_blocking_get()
-        # Ray Data reads some settings from the process instead of the data set.
-        type(dataset.context)._set_current(dataset.context)
+        use_in_process(dataset.context)
 
     async def begin(self, epoch: int, segments: tuple[Segment, ...], world_size: int) -> None:
         """Start an epoch, unless another rank has.

@@ -1,14 +1,15 @@
-"""Fits of Keras on torch, on several workers and alone: arguments, compile options and callbacks.
+"""Fits of Keras on several workers, for a comparison with one process: arguments and callbacks.
 
-Each case is a row of a table in docs/keras-on-torch.md. This module is sent to the workers, where
-Keras runs on torch.
+Each case is a row of a table in docs/tensorflow.md, in docs/keras-on-torch.md, or in both. This
+module is sent to the workers, and doesn't import Keras: a worker chooses its backend before.
 """
 
 from __future__ import annotations
 
 import csv
-import os
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ EXACT, DIFFERS, REFUSED = "exact", "differs", "refused"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One worker's part of the rows; alone it has all of them."""
+    """A worker's part of the rows: all of them, if it is alone or TensorFlow splits them."""
 
-    rank: int
-    size: int
+    rank: int = 0
+    size: int = 1
     path: Path
     """A directory for files of callbacks."""
 
@@ -53,20 +54,6 @@ class Case:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     compile: Mapping[str, Any] = field(default_factory=dict)
     policy: str = "float32"
-
-
-def loader(part: Part) -> Mapping[str, Any]:
-    import torch
-
-    rows = torch.utils.data.TensorDataset(torch.tensor(part.of(X)), torch.tensor(part.of(Y)))
-    made: Any = torch.utils.data.DataLoader(rows, batch_size=part.batch)
-    return {"x": made, "y": None}
-
-
-def prepared(part: Part) -> Mapping[str, Any]:
-    from polytrain_torch import prepare_data_loader
-
-    return {**loader(part), "x": prepare_data_loader(loader(part)["x"])}
 
 
 def of_batches(part: Part, rows: int) -> Mapping[str, Any]:
@@ -103,46 +90,8 @@ def py_dataset(part: Part) -> Mapping[str, Any]:
     return {"x": Batches(), "y": None, "batch_size": None}
 
 
-def validation(part: Part, **options: Any) -> Mapping[str, Any]:
-    return {"validation_data": (part.of(X[:16]), part.of(Y[:16])), **options}
-
-
-ARGUMENTS: dict[str, Case] = {
-    "`x` and `y`: arrays": Case(),
-    "`x`: torch `DataLoader`": Case(fit=loader),
-    "`x`: `PyDataset`": Case(fit=py_dataset),
-    "`x`: generator": Case(fit=generator),
-    "`x`: `prepare_data_loader`": Case(verdict=REFUSED, fit=prepared),
-    "`batch_size`": Case(fit=lambda part: of_batches(part, 4)),
-    "`epochs`": Case(fit=lambda part: {"epochs": 2}),
-    "`verbose`": Case(fit=lambda part: {"verbose": 2}),
-    "`callbacks`: `CallbackList`": Case(fit=lambda part: {"callbacks": callback_list()}),
-    "`validation_split`": Case(fit=lambda part: {"validation_split": 0.25}),
-    "`validation_data`": Case(fit=validation),
-    "`shuffle`": Case(verdict=DIFFERS, fit=lambda part: {"shuffle": True}),
-    "`class_weight`": Case(fit=lambda part: {"class_weight": {0: 1.0, 1: 3.0}}),
-    "`sample_weight`": Case(
-        fit=lambda part: {"sample_weight": part.of(np.linspace(0, 1, ROWS, dtype="float32"))}
-    ),
-    "`initial_epoch`": Case(fit=lambda part: {"initial_epoch": 1}),
-    "`steps_per_epoch`": Case(fit=lambda part: {"steps_per_epoch": 2}),
-    "`validation_steps`": Case(fit=lambda part: validation(part, validation_steps=1)),
-    "`validation_batch_size`": Case(fit=lambda part: validation(part, validation_batch_size=2)),
-    "`validation_freq`": Case(fit=lambda part: validation(part, validation_freq=2)),
-}
-"""Rows that begin with a name of an argument of `fit`."""
-
-OPTIONS: dict[str, Case] = {
-    "`clipnorm`": Case(optimizer={"clipnorm": 0.1}),
-    "`global_clipnorm`": Case(optimizer={"global_clipnorm": 0.1}),
-    "`clipvalue`": Case(optimizer={"clipvalue": 0.01}),
-    "`gradient_accumulation_steps`": Case(optimizer={"gradient_accumulation_steps": 2}),
-    "`use_ema`": Case(optimizer={"use_ema": True, "ema_momentum": 0.5}),
-    "`steps_per_execution`": Case(verdict=REFUSED, compile={"steps_per_execution": 2}),
-    "`weighted_metrics`": Case(compile={"weighted_metrics": ["mae"]}),
-    "`mixed_bfloat16`": Case(policy="mixed_bfloat16"),
-}
-"""Rows of what is compiled."""
+def validation(part: Part, rows: int = 16, **options: Any) -> Mapping[str, Any]:
+    return {"validation_data": (part.of(X[:rows]), part.of(Y[:rows])), **options}
 
 
 def watches() -> Any:
@@ -162,6 +111,32 @@ def callback_list() -> Any:
     import keras
 
     return keras.callbacks.CallbackList([watches()], add_history=True)
+
+
+ARGUMENTS: dict[str, Case] = {
+    "`x` and `y`: arrays": Case(),
+    "`x`: `PyDataset`": Case(fit=py_dataset),
+    "`x`: generator": Case(fit=generator),
+    "`batch_size`": Case(fit=lambda part: of_batches(part, 4)),
+    "`epochs`": Case(fit=lambda part: {"epochs": 2}),
+    "`verbose`": Case(fit=lambda part: {"verbose": 2}),
+    "`callbacks`: `CallbackList`": Case(fit=lambda part: {"callbacks": callback_list()}),
+    "`validation_split`": Case(fit=lambda part: {"validation_split": 0.25}),
+    "`validation_data`": Case(fit=validation),
+    "`shuffle`": Case(verdict=DIFFERS, fit=lambda part: {"shuffle": True}),
+    "`class_weight`": Case(fit=lambda part: {"class_weight": {0: 1.0, 1: 3.0}}),
+    "`sample_weight`": Case(
+        fit=lambda part: {"sample_weight": part.of(np.linspace(0, 1, ROWS, dtype="float32"))}
+    ),
+    "`initial_epoch`": Case(fit=lambda part: {"initial_epoch": 1}),
+    "`steps_per_epoch`": Case(fit=lambda part: {"steps_per_epoch": 2}),
+    "`validation_steps`": Case(fit=lambda part: validation(part, ROWS, validation_steps=2)),
+    "`validation_batch_size`": Case(
+        fit=lambda part: validation(part, validation_batch_size=4 // part.size)
+    ),
+    "`validation_freq`": Case(fit=lambda part: validation(part, validation_freq=2)),
+}
+"""Rows that begin with a name of an argument of `fit`, whatever Keras runs on."""
 
 
 def callback(name: str, *arguments: Any, **options: Any) -> Callable[[Part], Mapping[str, Any]]:
@@ -226,8 +201,6 @@ CALLBACKS: dict[str, Case] = {
 }
 """Rows of Keras's callbacks."""
 
-CASES = {**ARGUMENTS, **OPTIONS, **CALLBACKS}
-
 
 def built(case: Case) -> Any:
     """A compiled model, always with the same weights."""
@@ -242,13 +215,18 @@ def built(case: Case) -> Any:
     return model
 
 
-def outcome(name: str, part: Part, *, prepares: bool) -> dict[str, Any]:
-    """What one of the cases ends in: numbers, or an error."""
+def outcome(
+    case: Case, part: Part, *, prepare: Callable[[Any], Any] = lambda model: model
+) -> dict[str, Any]:
+    """What a case ends in: numbers, or an error.
+
+    Args:
+        case: the case.
+        part: this worker's part.
+        prepare: is called with the model before it is fitted.
+    """
     import keras
 
-    from polytrain_torch.keras import prepare_model
-
-    case = CASES[name]
     part.path.mkdir(parents=True, exist_ok=True)
     options = {"x": part.of(X), "y": part.of(Y), "batch_size": part.batch, "epochs": EPOCHS}
     options |= {"shuffle": False, "verbose": 0, **case.fit(part)}
@@ -259,15 +237,14 @@ def outcome(name: str, part: Part, *, prepares: bool) -> dict[str, Any]:
         keras.config.set_dtype_policy("float32")
     if isinstance(options.get("callbacks"), keras.callbacks.CallbackList):
         options["callbacks"].set_model(model)
-    if prepares:
-        prepare_model(model)
+    prepare(model)
     try:
         history = model.fit(**options).history
     except ValueError as error:
         return {"refused": str(error)}
     found = {metric: [float(each) for each in values] for metric, values in history.items()}
     found["weights"] = [float(each) for array in model.get_weights() for each in array.ravel()]
-    return found | written(part.path)
+    return found
 
 
 def written(path: Path) -> dict[str, Any]:
@@ -284,18 +261,31 @@ def written(path: Path) -> dict[str, Any]:
     return found
 
 
-def train(config: dict[str, Any]) -> None:
-    """Fits all cases, prepared on several workers, plain on one."""
-    os.environ["KERAS_BACKEND"] = "torch"
+def shown(
+    ours: Mapping[str, Any], alone: Mapping[str, Any], *, relative: float, absolute: float
+) -> str:
+    """The verdict that two outcomes show: of several workers, and of one process."""
+    if set(ours) == {"refused"}:
+        return REFUSED
+    is_same = set(ours) == set(alone) and all(
+        len(ours[each]) == len(alone[each])
+        and np.allclose(ours[each], alone[each], rtol=relative, atol=absolute)
+        for each in ours
+    )
+    return EXACT if is_same else DIFFERS
 
-    import polytrain
 
-    context = polytrain.get_context()
-    rank, size = context.get_world_rank(), context.get_world_size()
-    found = {}
-    for number, name in enumerate(config["names"]):
-        if size == 1 and CASES[name].verdict == REFUSED:
-            continue
-        path = Path(config["path"], f"{size}-{rank}", str(number))
-        found[name] = outcome(name, Part(rank=rank, size=size, path=path), prepares=size > 1)
-    polytrain.report({"found": found})
+def assert_nothing_is_left_out(arguments: Iterable[str]) -> None:
+    """Assert that there are rows for all arguments and callbacks of the installed Keras.
+
+    Args:
+        arguments: the names of the rows of arguments.
+    """
+    import keras
+
+    found = {word for name in arguments for word in re.findall(r"`(\w+)`", name.split(":")[0])}
+    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= found
+    kinds = {name for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)} - {
+        "CallbackList"
+    }
+    assert {re.findall(r"`(\w+)`", name)[0] for name in CALLBACKS} == kinds
