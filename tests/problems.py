@@ -49,5 +49,5 @@ class FindProblems:
 @pytest.fixture
 def problems(monkeypatch: pytest.MonkeyPatch) -> FindProblems:
     """Finds out what is wrong with a job by itself, whether or not a cluster is up by now."""
-    monkeypatch.setattr("polytrain.api.request.cluster_problems_now", lambda scaling: ())
+    monkeypatch.setattr("polytrain.api.checks.cluster_problems_now", lambda scaling: ())
     return FindProblems()

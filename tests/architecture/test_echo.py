@@ -12,7 +12,7 @@ _STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 
 _PRINT = {
     "output/echo.py": "is the place",
-    "workers/worker_process.py": "prints in a worker process, whose output the driver shows",
+    "workers/session/worker_process.py": "prints in a worker process; the driver shows it",
 }
 _NAME_STREAMS = {
     **_PRINT,

@@ -18,7 +18,7 @@ OTHER_ROOMS = {
     "data": "the user's data",
     "view/doctor": "a directory of its own, which it makes and deletes",
     "testing": "runs of tests, and what they leave",
-    "linux": "/proc and /sys",
+    "linux": "/proc, /sys and /dev",
     "backends": "files that a report is made of, as a user would",
 }
 """Rooms that touch no run → which files they touch."""
@@ -37,13 +37,12 @@ OTHER_FILES = {
     "prediction/model_files.py": "a directory that was checked, and a temporary one",
     "trackers/wandb.py": "the directory that W&B itself writes to",
     "trackers/wandb_file.py": "W&B's own file",
-    "workers/device_names.py": "/proc, which its tests replace",
-    "workers/machine_resources.py": "/dev, which its tests replace",
+    "workers/session/device_names.py": "/proc, which its tests replace",
     "workers/processes/client.py": "/proc of a zygote",
     "workers/processes/cache.py": "modules that are imported",
     "workers/ray/address.py": "Ray's own file",
     "workers/ray/cluster.py": "memory that Ray has mapped",
-    "workers/session.py": "the directory that the user wants to have deleted",
+    "workers/session/session.py": "the directory that the user wants to have deleted",
 }
 """Modules in the other rooms → which files of nobody's run they touch."""
 

@@ -125,7 +125,9 @@ def test_the_contract_loads_no_core() -> None:
     assert loaded("import sys, polytrain_plugins", *heavy) == []
 
 
-@pytest.mark.parametrize("module", ["processes.zygote", "worker_process", "session"])
+@pytest.mark.parametrize(
+    "module", ["processes.zygote", "session.worker_process", "session.session"]
+)
 def test_a_trainers_process_starts_without_ray(module: str) -> None:
     script = f"import sys, polytrain.workers.{module}"
     assert loaded(script, "ray", "pandas", *FRAMEWORKS) == []

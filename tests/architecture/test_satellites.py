@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,37 @@ KERNELS_TESTS = (
     "tests/unit/record/test_journal.py",
     "tests/unit/policy/test_failure_policy.py",
 )
+
+ROOMS = (
+    "api.trainer",
+    "checkpoint",
+    "config",
+    "data_errors",
+    "errors",
+    "events",
+    "functions",
+    "lazy_names",
+    "linux",
+    "observe.stacks",
+    "output",
+    "ray_api",
+    "record",
+    "run.attached",
+    "run.identity",
+    "run.lease",
+    "run.requests",
+    "run.run",
+    "storage",
+    "text",
+)
+"""What of the kernel any satellite may use, besides public names and `polytrain.extension`."""
+
+OWN_ROOMS = {
+    "prediction": ("api.backend_checks", "data", "policy.cluster", "workers"),
+    "validation": ("policy.validation", "workers"),
+    "view": ("workers",),
+}
+"""What one of them needs besides, because it starts processes or looks at nodes."""
 
 RUN = """
 import os, signal, sys, tempfile
@@ -90,6 +123,31 @@ def test_the_kernel_does_without(missing: str, tmp_path: Path) -> None:
     for command in commands:
         ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+
+def imported(folder: str) -> Iterator[str]:
+    """The modules of `polytrain` that a folder imports, without its own."""
+    for path in sorted((Path(polytrain.__file__).parent / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polytrain."):
+                module = str(node.module).removeprefix("polytrain.")
+                names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
+                # A package that a module is imported from is that module.
+                yield names[1] if module in PACKAGES else module
+
+
+PACKAGES = {path.name for path in Path(polytrain.__file__).parent.iterdir() if path.is_dir()}
+
+
+@pytest.mark.parametrize("satellite", [*SATELLITES[:-1], *DOORS])
+def test_a_satellite_uses_the_rooms_that_are_named_here(satellite: str) -> None:
+    rooms = [*ROOMS, "extension", *SATELLITES, *OWN_ROOMS.get(satellite, ())]
+    others = {
+        module
+        for module in imported(satellite)
+        if not any(f"{module}.".startswith(f"{room}.") for room in rooms)
+    }
+    assert others == set()
 
 
 @pytest.mark.parametrize("point", [point for point in satellites.__all__ if point != "has"])

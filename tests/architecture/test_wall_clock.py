@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 READERS = {
     "linux/clock.py": "what a driver's own time begins with, and how far the two differ",
-    "api/request.py": "a date in the name of a run",
+    "api/checks.py": "a date in the name of a run",
     "run/lease.py": "how long ago a driver on another machine gave a sign of life",
     "view/cli/following.py": "a run that no lease is known of",
     "view/page/reading.py": "the date on a page",

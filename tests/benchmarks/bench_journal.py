@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from harness import OURS, Bound, Figure, conclude, parse, sizes
 
-from polytrain.events.attempt import Reported
+from polytrain.record.entries import Launched, MetricsReported, Opened
 from polytrain.record.journal import Journal
-from polytrain.record.ledger import Ledger
 from polytrain.run.resume import previous_run
 from polytrain.storage.location import Location
 
@@ -30,13 +29,13 @@ _THREE_SECONDS = Bound(factor=3.0)
 
 def write(directory: str, count: int) -> None:
     """As a driver does that is killed at the end."""
-    journal = Journal(Location.of(directory).open(), token=1, ledger=Ledger())
+    journal = Journal(Location.of(directory).open(), token=1)
     identity = {"backend": "reference", "options": {}, "datasets": {}}
-    journal.opened(anew=True, identity=identity, world_size=2)
-    journal.launched(attempt=0, step=0, start=None, world_size=2)
+    journal.write(Opened(anew=True, identity=identity, world_size=2))
+    journal.write(Launched(attempt=0, step=0, start=None, world_size=2))
     for step in range(1, count + 1):
         metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step, "learning_rate": 1e-3 * step}
-        journal.reported(Reported(attempt=0, rank=0, step=step, metrics=metrics))
+        journal.write(MetricsReported(step=step, metrics=metrics))
 
 
 def read(directory: str, count: int) -> None:

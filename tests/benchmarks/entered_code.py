@@ -30,7 +30,7 @@ _KILLED_AT = 3
 Call = tuple[float, CodeType]
 
 
-def train(config: dict[str, str]) -> None:
+def train(config: dict[str, Any]) -> None:
     """Report with checkpoints; rank 0 is killed once."""
     directory = config["directory"]
     killed = Path(directory, "killed")
@@ -42,9 +42,27 @@ def train(config: dict[str, str]) -> None:
             (files / "model").write_text(str(step))
             checkpoint = polytrain.Checkpoint.from_directory(files)
         polytrain.report({"step": step}, checkpoint=checkpoint, upload="sync")
-        if checkpoint is not None and step == _KILLED_AT and not killed.exists():
+        is_due = config["is_killed"] and step == _KILLED_AT and not killed.exists()
+        if is_due and checkpoint is not None:
             killed.write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_once(backend: str, directory: Path, scaling: ScalingConfig) -> None:
+    """Make a run whose rank 0 is killed once, unless it is inline."""
+    make_trainer(
+        backend,
+        train,
+        train_loop_config={"directory": str(directory), "is_killed": scaling.num_workers != 0},
+        scaling_config=scaling,
+        run_config=RunConfig(
+            storage_path=directory,
+            name="run",
+            progress=False,
+            failure_config=FailureConfig(max_failures=1),
+            checkpoint_config=CheckpointConfig(written_by="rank_0"),
+        ),
+    ).fit()
 
 
 @contextlib.contextmanager
@@ -90,19 +108,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         with profiled() as calls:
             begun = time.time()
-            make_trainer(
-                arguments.backend,
-                train,
-                train_loop_config={"directory": directory},
-                scaling_config=ScalingConfig(num_workers=2, cluster="local"),
-                run_config=RunConfig(
-                    storage_path=directory,
-                    name="run",
-                    progress=False,
-                    failure_config=FailureConfig(max_failures=1),
-                    checkpoint_config=CheckpointConfig(written_by="rank_0"),
-                ),
-            ).fit()
+            killed_once(
+                arguments.backend, Path(directory), ScalingConfig(num_workers=2, cluster="local")
+            )
         killed = float(Path(directory, "killed").read_text())
         times = phases(Path(directory, "run"), begun=begun, killed=killed)
     for name, (begin, end) in times.items():

@@ -10,9 +10,9 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
 from polytrain.policy.autoscaling import Outlook
-from polytrain.workers.agent_handle import AgentHandle, Gone
-from polytrain.workers.placement import NodeAddress
-from polytrain.workers.worker_pool import WorkerPool
+from polytrain.workers.agents.placement import NodeAddress
+from polytrain.workers.driver.agent_handle import AgentHandle, Gone
+from polytrain.workers.driver.worker_pool import WorkerPool
 
 
 class FakeCluster:

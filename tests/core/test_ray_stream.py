@@ -348,7 +348,7 @@ def test_a_column_without_values_in_the_first_rows_has_its_type_from_later_ones(
 
 def test_types_with_nothing_in_common_are_an_error_streamed_or_not() -> None:
     dataset = blocks(["a"], [1])
-    with pytest.raises(SourceError, match="'x' is string in one block and int64 in another"):
+    with pytest.raises(SourceError, match="'x' is string in block 0 and int64 in block 1"):
         from_ray_data(dataset.materialize(), None)
     stream = Ranks(dataset)
     stream.begin(world_size=1)

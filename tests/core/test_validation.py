@@ -19,7 +19,7 @@ from polytrain import (
     Trainer,
     make_trainer,
 )
-from polytrain.api.problems import missing_options
+from polytrain.api.backend_checks import missing_options
 from polytrain.backends.reference import Reference
 from polytrain.boosting.categories import selected
 

@@ -36,11 +36,11 @@ _WATCHED = (
     "run/",
     "record/",
     "policy/retention.py",
-    "workers/agent.py",
-    "workers/checkpoint_files.py",
-    "workers/inline_group.py",
-    "workers/part_storer.py",
-    "workers/session.py",
+    "workers/agents/agent.py",
+    "workers/session/checkpoint_files.py",
+    "workers/driver/inline_group.py",
+    "workers/agents/part_storer.py",
+    "workers/session/session.py",
     "api/result.py",
     "api/trainer.py",
 )
@@ -49,8 +49,8 @@ _LIBRARY = {module.__file__: f"{module.__name__}.py" for module in (shutil, hash
 _FUNCTION_BODY = 1
 """CO_OPTIMIZED: what modules and classes do while they are imported lacks it."""
 
-_TELL_RANK = ("prepare", "run_worker")
-"""Functions of agents and worker processes in which they come to know their rank."""
+_TELLS_RANK = "run_worker"
+"""The function of worker processes in which they come to know their rank."""
 
 _WRITES = re.compile(r"\.write\((data|text|chunk)\)|copyfile\(")
 _WRITTEN_OF_A_TORN_FILE = 10
@@ -149,7 +149,7 @@ def watch_at_start() -> None:
     if "polytrain.workers.processes.zygote" in command:
         os.register_at_fork(after_in_child=lambda: _watch_as(path, "trainer"))
     elif "default_worker.py" in command:
-        sys.meta_path.insert(0, _OnImport("polytrain.workers.agent", path, "agent"))
+        sys.meta_path.insert(0, _OnImport("polytrain.workers.agents.agent", path, "agent"))
 
 
 def _watch_as(path: str, role: str) -> None:
@@ -186,7 +186,7 @@ class _Watcher:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if self._role != "driver" and code.co_name in _TELL_RANK and "rank" in frame.f_locals:
+        if self._role != "driver" and code.co_name == _TELLS_RANK and "rank" in frame.f_locals:
             self._role = f"{self._role.split()[0]} {frame.f_locals['rank']}"
         name = self._watched(frame)
         if name is None or not code.co_flags & _FUNCTION_BODY:

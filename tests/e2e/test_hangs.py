@@ -33,7 +33,7 @@ from polytrain import (
 )
 from polytrain.api.trainer import Trainer
 from polytrain.backends.reference import Reference, ReferenceEngine
-from polytrain.workers import agent_group
+from polytrain.workers.driver import agent_group
 from polytrain_plugins import Member, Offer, World
 
 TIMEOUT_S = 1.5

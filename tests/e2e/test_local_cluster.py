@@ -66,9 +66,9 @@ def own_gpus() -> str:
 
 
 def test_each_worker_has_gpus_of_its_own(quiet: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("machine_resources", "local_cluster"):
+    for module in ("linux.machine_resources", "workers.driver.local_cluster"):
         monkeypatch.setattr(
-            f"polytrain.workers.{module}.visible_gpus", lambda environment: ("3", "GPU-1", "0", "5")
+            f"polytrain.{module}.visible_gpus", lambda environment: ("3", "GPU-1", "0", "5")
         )
     result = make_trainer(
         "reference",

@@ -13,7 +13,7 @@ import pytest
 
 import polytrain
 from polytrain import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
-from polytrain.workers.inline_group import InlineGroup
+from polytrain.workers.driver.inline_group import InlineGroup
 
 
 def talk() -> None:

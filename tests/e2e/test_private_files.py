@@ -12,7 +12,7 @@ import pytest
 
 import polytrain
 from polytrain import Checkpoint, RunConfig, ScalingConfig, load, make_trainer
-from polytrain.run.remote_requests import NoAnswerError, RequestKind, ask
+from polytrain.run.requests import NoAnswerError, RequestKind, ask
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
 from polytrain.view.page.ending import write_at_end

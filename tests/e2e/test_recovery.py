@@ -29,8 +29,8 @@ from polytrain import (
 from polytrain.testing import Fault
 from polytrain.testing.contract import kit_table
 from polytrain.testing.functions import STEPS, count_steps
-from polytrain.workers.agent_group import AgentGroup
-from polytrain.workers.job import LaunchOrder
+from polytrain.workers.driver.agent_group import AgentGroup
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import hookimpl
 
 

@@ -16,8 +16,7 @@ from tests.e2e.test_elastic import At, agents
 import polytrain
 from polytrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
 from polytrain.events.health import Load
-from polytrain.policy.straggler_detector import StragglerDetector
-from polytrain.policy.straggler_policy import Straggler
+from polytrain.policy.stragglers import Straggler, StragglerDetector
 from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
 from polytrain.view.page.reading import read_facts

@@ -18,8 +18,7 @@ from click.testing import CliRunner
 from tests.e2e.driver import start_driver
 from tests.offline_wandb import closed_records
 
-from polytrain.record.history import read_history
-from polytrain.record.journal import JOURNAL
+from polytrain.record.history import JOURNAL, read_history
 from polytrain.storage.location import Location
 from polytrain.trackers.tracker import flat
 from polytrain.view.cli.sync import command

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polytrain import NotInWorkerError
-from polytrain.api.problems import backend_problems
+from polytrain.api.backend_checks import backend_problems
 from polytrain_lightgbm import LightGBM, network_params
 from polytrain_lightgbm.known_parameters import KNOWN_PARAMETERS
 from polytrain_lightgbm.parameters import ALIASES, OF_FEATURES, parallel_params, without

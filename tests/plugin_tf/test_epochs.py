@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from polytrain.workers.metrics import plain_metrics
+from polytrain.workers.session.metrics import plain_metrics
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.watched_fit import fit_watched
 
@@ -20,7 +20,7 @@ class Tells(EpochCallback):
         super().__init__()
         self.calls: list[tuple[int, Mapping[str, Any], bool]] = []
 
-    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
+    def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         self.calls.append((epochs, metrics, is_last))
 
 
@@ -39,7 +39,7 @@ def test_metrics_of_several_numbers_are_lists() -> None:
 class Watches(Tells):
     """What it finds when it is told."""
 
-    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
+    def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         rate = float(self.model.optimizer.learning_rate)
         self.calls.append(
             (epochs, {"rate": rate, "weight": self.model.get_weights()[1][0]}, is_last)

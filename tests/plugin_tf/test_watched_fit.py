@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from polytrain.workers.metrics import plain_metrics
+from polytrain.workers.session.metrics import plain_metrics
 from polytrain_tf.watched_fit import _warn_of_splitting, fit_watched
 
 
@@ -71,7 +71,7 @@ def shared_model(shared: Any, optimizer: Any = "sgd") -> Any:
 
 
 def from_a_shard() -> Any:
-    return SimpleNamespace(polytrain_shard=SimpleNamespace(telling=contextlib.nullcontext))
+    return SimpleNamespace(polytrain_shard=SimpleNamespace(counted_by_fit=contextlib.nullcontext))
 
 
 def test_loss_scaling_on_several_workers_is_refused() -> None:

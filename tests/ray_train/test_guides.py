@@ -26,7 +26,7 @@ RECORDED: dict[str, Any] = json.loads((GUIDES / "recorded.json").read_text())
 )
 """The one change that the porting page names."""
 
-REPORT = "polytrain.workers.worker_api.report"
+REPORT = "polytrain.workers.session.worker_api.report"
 SCALING = "polytrain.config.configs.ScalingConfig"
 TRAINER = "polytrain.ray_names.trainers.TorchTrainer"
 PARALLEL = "polytrain.ray_names.trainers.DataParallelTrainer"

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from polytrain.prediction.predict import PredictionOutput
     from polytrain.ray_names.callbacks import TrainRunContext, UserCallback
     from polytrain.ray_names.trainers import DataParallelTrainer
-    from polytrain.workers.checkpoint_handling import CheckpointUploadMode
-    from polytrain.workers.context import Context, TrainContext
-    from polytrain.workers.reported_checkpoints import (
+    from polytrain.workers.session.checkpoint_handling import CheckpointUploadMode
+    from polytrain.workers.session.context import Context, TrainContext
+    from polytrain.workers.session.reported_checkpoints import (
         CheckpointConsistencyMode,
         ReportedCheckpoint,
         ReportedCheckpointStatus,
     )
-    from polytrain.workers.worker_api import (
+    from polytrain.workers.session.worker_api import (
         checkpoint_requested,
         get_all_reported_checkpoints,
         get_checkpoint,
@@ -151,14 +151,14 @@ _NAMES = LazyNames(
         "polytrain.api.trainer": ("Trainer", "make_trainer"),
         "polytrain.prediction.predict": ("PredictionOutput",),
         "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
-        "polytrain.workers.checkpoint_handling": ("CheckpointUploadMode",),
-        "polytrain.workers.context": ("Context", "TrainContext"),
-        "polytrain.workers.reported_checkpoints": (
+        "polytrain.workers.session.checkpoint_handling": ("CheckpointUploadMode",),
+        "polytrain.workers.session.context": ("Context", "TrainContext"),
+        "polytrain.workers.session.reported_checkpoints": (
             "CheckpointConsistencyMode",
             "ReportedCheckpoint",
             "ReportedCheckpointStatus",
         ),
-        "polytrain.workers.worker_api": (
+        "polytrain.workers.session.worker_api": (
             "checkpoint_requested",
             "get_all_reported_checkpoints",
             "get_checkpoint",

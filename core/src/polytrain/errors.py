@@ -73,6 +73,9 @@ class FailureKind(StrEnum):
     LEASE_LOST = "lease_lost"
     """Another driver has taken the run over."""
 
+    UNKNOWN = "unknown"
+    """A newer version has recorded it, which knows more kinds."""
+
     @property
     def is_loss(self) -> bool:
         """Whether a process is lost, or about to be. Its peers' exceptions follow from that."""
@@ -102,11 +105,17 @@ class Failure:
     traceback: str = ""
     """The rank's own traceback, as Python prints it; empty when there is none."""
 
+    host: str = ""
+    """Address of the rank's node; empty if that isn't known."""
+
     step: int = 0
     """The last step that the rank had reported."""
 
     output: str = ""
     """The last lines of the rank's standard error, if it couldn't report an exception."""
+
+    last_lines: tuple[str, ...] = ()
+    """The end of what the rank has printed."""
 
     stacks: Mapping[int, str] = field(default_factory=dict)
     """Rank → its stacks, for hangs."""
@@ -117,9 +126,15 @@ class Failure:
     since_s: float = 0.0
     """Detection latency in seconds; 0 if unknown."""
 
+    @property
+    def where(self) -> str:
+        """The rank and its host; empty if the failure isn't that of one rank."""
+        if self.rank is None:
+            return ""
+        return f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
+
     def __str__(self) -> str:
-        where = "" if self.rank is None else f"rank {self.rank}: "
-        return f"{where}{self.message}"
+        return f"{self.where}: {self.message}" if self.where else self.message
 
 
 _MAX_STACKS = 8

@@ -5,7 +5,7 @@ Each name is loaded when it is first used: a driver that imports a backend needs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polytrain.lazy_names import LazyNames
 
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from polytrain.data.types.columns import empty_table, to_format
     from polytrain.errors import BadDataError
     from polytrain.keras_layers import adapted_digests, nested_layers, unequal_layers
-    from polytrain.workers.call_counter import Calls
-    from polytrain.workers.context import Context
-    from polytrain.workers.worker_api import open_cursor, scratch_directory, starting_checkpoint
+    from polytrain.workers.session.call_counter import Calls
+    from polytrain.workers.session.context import Context
+    from polytrain.workers.session.worker_api import (
+        open_cursor,
+        scratch_directory,
+        starting_checkpoint,
+    )
 
 __all__ = [
     "BadDataError",
@@ -69,9 +73,9 @@ _NAMES = LazyNames(
             "check_range",
         ),
         "polytrain.errors": ("BadDataError",),
-        "polytrain.workers.call_counter": ("Calls",),
-        "polytrain.workers.context": ("Context",),
-        "polytrain.workers.worker_api": (
+        "polytrain.workers.session.call_counter": ("Calls",),
+        "polytrain.workers.session.context": ("Context",),
+        "polytrain.workers.session.worker_api": (
             "open_cursor",
             "scratch_directory",
             "starting_checkpoint",
@@ -80,9 +84,5 @@ _NAMES = LazyNames(
 )
 
 
-def __getattr__(name: str) -> Any:
-    return _NAMES.get(name)
-
-
-def __dir__() -> list[str]:
-    return _NAMES.names()
+__getattr__ = _NAMES.get
+__dir__ = _NAMES.names

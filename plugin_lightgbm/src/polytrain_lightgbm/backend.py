@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from polytrain import get_context
 from polytrain.boosting.booster import Booster
+from polytrain.boosting.option_problems import COLUMN
 from polytrain_lightgbm.names import FORBIDDEN, name_problems
 from polytrain_lightgbm.objectives import PERCENTILES, objective_of, objective_problems
 from polytrain_lightgbm.parameters import (
@@ -63,10 +64,10 @@ class LightGBM(Booster):
     constraint_params: ClassVar[tuple[str, ...]] = parameter_names("monotone_constraints")
     preload: ClassVar[tuple[str, ...]] = ("lightgbm", "polytrain_lightgbm.engine")
 
-    init_score: str | None = None
+    init_score: Annotated[str | None, COLUMN] = None
     """Column with each row's initial score."""
 
-    group: str | None = None
+    group: Annotated[str | None, COLUMN] = None
     """Column with the query of each row, for ranking. Rows of a query must be consecutive, and
     stay on one worker. All other columns are features."""
 

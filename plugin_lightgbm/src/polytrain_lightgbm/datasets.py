@@ -247,7 +247,7 @@ def _reference(
 def _with_those_of(
     model: lightgbm.Booster, categories: Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, pa.Array]:
-    """The categories, those that a model knows first: its trees tell them by their numbers."""
+    """The categories, those that a model knows first: its trees know them by their numbers."""
     if model.feature_name() != [as_lightgbm_has_it(name) for name in names]:
         raise ValueError(
             f"The model to continue has the features {', '.join(model.feature_name())}; those of "

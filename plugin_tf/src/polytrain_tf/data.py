@@ -199,8 +199,8 @@ class TensorFlowShard(ShardView):
             self._taken.used(batches)
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """For as long as a caller calls `used` for its batches."""
+    def counted_by_fit(self) -> Iterator[None]:
+        """Let `fit` count the batches in a `with` block: it calls `used`."""
         before, self._reported = self._reported, True
         try:
             yield
@@ -276,7 +276,7 @@ def _batches_like(batch: Any) -> tf.TensorSpec:
 def _with_length(
     dataset: Any, shard: TensorFlowShard, length: Callable[[], int], whole: Callable[[], int]
 ) -> Any:
-    """The data set, telling how many batches its next iteration gives.
+    """The data set, which knows how many batches its next iteration gives.
 
     After a restart the first epoch is shorter than those that follow. tf_keras asks anew for every
     epoch, Keras by the patch in `keras_fit`; both take a data set of unknown length for one that

@@ -104,11 +104,11 @@ class TensorFlowEngine(Engine[Any]):
         fitting = Fitting(self._options, shards, session.checkpoint, current_strategy())
         self._callbacks = fitting.callbacks
 
-        def tell(progress: Progress, metrics: Mapping[str, Any]) -> None:
+        def report(progress: Progress, metrics: Mapping[str, Any]) -> None:
             self._progress = progress
             session.report(step=progress.epochs, metrics=metrics, model=fitting.model)
 
-        fitting.fit(tell)
+        fitting.fit(report)
         return fitting.model
 
     def save(self, model: Any, directory: Path) -> None:

@@ -28,8 +28,8 @@ class EpochCallback(keras.callbacks.Callback, ABC):
         self._unreported: tuple[int, Mapping[str, Any]] | None = None
 
     @abstractmethod
-    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
-        """An epoch is over.
+    def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
+        """Report an epoch that is over.
 
         Args:
             epochs: number of finished epochs, including those before a restart.
@@ -54,21 +54,21 @@ class EpochCallback(keras.callbacks.Callback, ABC):
             given["epochs"] = begins
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._tell(is_last=False)
+        self._report_previous(is_last=False)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._unreported = (
             epoch + 1,
-            {name: _plain(value) for name, value in (logs or {}).items()},
+            {name: _as_number(value) for name, value in (logs or {}).items()},
         )
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._tell(is_last=True)
+        self._report_previous(is_last=True)
 
-    def _tell(self, *, is_last: bool) -> None:
+    def _report_previous(self, *, is_last: bool) -> None:
         if self._unreported is not None:
             (epochs, metrics), self._unreported = self._unreported, None
-            self.tell(epochs, metrics, is_last=is_last)
+            self.report_epoch(epochs, metrics, is_last=is_last)
 
 
 class _Begins(keras.callbacks.Callback):
@@ -82,7 +82,7 @@ class _Begins(keras.callbacks.Callback):
         self._one.on_epoch_begin(epoch, logs)
 
 
-def _plain(value: Any) -> Any:
+def _as_number(value: Any) -> Any:
     """A metric as a number, or as a list with a number for each class."""
     if np.ndim(value) == 0:
         return float(value)

@@ -17,7 +17,7 @@ from polytrain_tf.data import TensorFlowShard, matrix_like
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.saved import Progress, load_into, progress_of
 
-Tell = Callable[[Progress, Mapping[str, Any]], None]
+ReportProgress = Callable[[Progress, Mapping[str, Any]], None]
 """Called after every epoch, with its metrics."""
 
 
@@ -58,7 +58,7 @@ class Fitting:
                 _make_variables(self.model, matrix_like(shards["train"], features))
                 load_into(self.model, checkpoint)
 
-    def fit(self, tell: Tell) -> None:
+    def fit(self, report: ReportProgress) -> None:
         """Train the remaining epochs."""
         if self._progress.is_over or self._progress.epochs >= self._options.epochs:
             return
@@ -72,28 +72,30 @@ class Fitting:
             shuffle=False,
             verbose=0,
             # `fit_watched` arranges them.
-            callbacks=[*self.callbacks, _Companion(self._checkpoint, self._feature_names, tell)],
+            callbacks=[*self.callbacks, _Companion(self._checkpoint, self._feature_names, report)],
         )
 
 
 class _Companion(EpochCallback):
     """Restores the state of the other callbacks, and reports epochs."""
 
-    def __init__(self, checkpoint: Path | None, features: tuple[str, ...], tell: Tell) -> None:
+    def __init__(
+        self, checkpoint: Path | None, features: tuple[str, ...], report: ReportProgress
+    ) -> None:
         super().__init__()
         self._checkpoint = checkpoint
         self._features = features
-        self._reported = tell
+        self._report = report
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._checkpoint is not None:
             load_callbacks(self.others, self._checkpoint)
 
-    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
+    def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         progress = Progress(
             epochs=epochs, is_over=self.model.stop_training, features=self._features
         )
-        self._reported(progress, metrics)
+        self._report(progress, metrics)
 
 
 def _features(options: TensorFlow, columns: Sequence[str]) -> list[str]:

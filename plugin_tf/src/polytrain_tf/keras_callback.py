@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 import polytrain
-from polytrain_tf.saved import Progress, save
+from polytrain_tf.saved import Progress, reported, save
 
 __all__ = ["ReportCheckpointCallback"]
 
@@ -66,14 +64,8 @@ class ReportCheckpointCallback(tf.keras.callbacks.Callback):
         if not saves:
             polytrain.report(metrics)
             return
-        with tempfile.TemporaryDirectory() as directory:
-            # By every rank: a strategy sums some of a model's variables when they are read.
-            save(self.model, Path(directory), Progress(epochs=self._epoch))
-            is_kept = polytrain.get_context().get_world_rank() == 0
-            polytrain.report(
-                metrics,
-                checkpoint=polytrain.Checkpoint.from_directory(directory) if is_kept else None,
-            )
+        with reported(metrics) as directory:
+            save(self.model, directory, Progress(epochs=self._epoch))
 
     def _chosen(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         if self._metrics is None:

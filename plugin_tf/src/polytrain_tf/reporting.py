@@ -9,7 +9,6 @@ This uses only Keras, so it works with all of its backends.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from polytrain.extension import Calls
 from polytrain_tf.callback_state import load_callbacks, save_callbacks
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.first_save import FirstSave
-from polytrain_tf.saved import Progress, has_progress, load, progress_of, save
+from polytrain_tf.saved import Progress, has_progress, load, progress_of, reported, save
 
 _fits = Calls("fit()")
 _restart = FirstSave()
@@ -67,23 +66,16 @@ class ReportCallback(EpochCallback):
                 load_callbacks(self.others, checkpoint)
         super().on_epoch_begin(epoch, logs)
 
-    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
+    def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         is_due = self._frequency > 0 and epochs % self._frequency == 0
         if not (is_due or is_last):
             polytrain.report({"epoch": epochs, **metrics})
             return
-        with tempfile.TemporaryDirectory() as directory:
-            # By every rank: a strategy sums some of a model's variables when they are read.
-            is_over = self.model.stop_training
-            progress = Progress(epochs=epochs, is_over=is_over, fit=self._fit)
-            save(self.model, Path(directory), progress)
-            save_callbacks(self.others, Path(directory))
-            _restart.check(self.model, Path(directory))
-            is_kept = polytrain.get_context().get_world_rank() == 0
-            polytrain.report(
-                {"epoch": epochs, **metrics},
-                checkpoint=polytrain.Checkpoint.from_directory(directory) if is_kept else None,
-            )
+        progress = Progress(epochs=epochs, is_over=self.model.stop_training, fit=self._fit)
+        with reported({"epoch": epochs, **metrics}) as directory:
+            save(self.model, directory, progress)
+            save_callbacks(self.others, directory)
+            _restart.check(self.model, directory)
 
 
 def checkpointed_model(*, custom_objects: Mapping[str, Any] | None = None) -> Any:

@@ -10,7 +10,8 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
+import polytrain
 from polytrain import CheckpointError
 from polytrain_tf.backend import MODEL_FILE
 
@@ -63,6 +65,20 @@ def save(model: Any, directory: Path, progress: Progress) -> None:
         # Keras doesn't restore the random states of layers when it loads a model.
         np.savez(directory / _SEEDS_FILE, *map(np.asarray, _seeds(model)))
     (directory / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)))
+
+
+@contextmanager
+def reported(metrics: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield a directory for a model, and report what was written there. All ranks call this.
+
+    Every rank writes, and rank 0's files are the checkpoint: a strategy sums some of a model's
+    variables when they are read.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+        is_kept = polytrain.get_context().get_world_rank() == 0
+        checkpoint = polytrain.Checkpoint.from_directory(directory) if is_kept else None
+        polytrain.report(metrics, checkpoint=checkpoint)
 
 
 def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:

@@ -89,7 +89,7 @@ def fit_watched(
                 stops = StopsTogether(strategy, callbacks)
                 listed = [AverageStatistics(strategy), warns, *listed, stops]
             if shard is not None:
-                stack.enter_context(shard.telling())
+                stack.enter_context(shard.counted_by_fit())
                 listed = [_Used(shard), *listed]
             given["callbacks"] = listed
             return own_fit(*bound.args, **bound.kwargs)

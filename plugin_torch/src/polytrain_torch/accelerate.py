@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
@@ -30,7 +29,13 @@ from polytrain_torch.checkpoints.rank_parts import (
     refuse_other_ranks,
     write_own,
 )
-from polytrain_torch.checkpoints.read_back import Load, try_all, try_shards
+from polytrain_torch.checkpoints.read_back import (
+    Load,
+    has_loaded,
+    is_first_save,
+    try_all,
+    try_shards,
+)
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.libraries import needed
 from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
@@ -84,7 +89,7 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
     refuse_other_ranks(names, found)
     objects = _objects(accelerator)
     accelerator.load_state(checkpoint.path)
-    _tried.add(accelerator)
+    has_loaded(accelerator)
     own = own_states({"objects": {}, "progress": saved["progress"]}, found, directory)
     for name, state in own["objects"].items():
         unwrapped(objects[name]).load_state_dict(state)
@@ -110,9 +115,8 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
     with directory_of_all() as directory:
         objects = _objects(accelerator)
         accelerator.save_state(str(directory))
-        if accelerator not in _tried and accelerator.is_main_process:
+        if is_first_save(accelerator) and accelerator.is_main_process:
             _read_back(accelerator, directory)
-        _tried.add(accelerator)
         states: States = {
             "objects": {name: unwrapped(each).state_dict() for name, each in objects.items()},
             "progress": progress,
@@ -149,10 +153,6 @@ def _objects(accelerator: Accelerator) -> dict[str, Any]:
         for what, objects in numbered.items()
         for number, each in enumerate(objects)
     }
-
-
-_tried: WeakSet[Accelerator] = WeakSet()
-"""Those whose first save has been read back, or that have loaded one."""
 
 
 def _read_back(accelerator: Accelerator, directory: Path) -> None:

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -36,7 +35,7 @@ from polytrain_torch.checkpoints.rank_parts import (
     write_own,
 )
 from polytrain_torch.checkpoints.rank_states import save_rank_states
-from polytrain_torch.checkpoints.read_back import try_all
+from polytrain_torch.checkpoints.read_back import has_loaded, is_first_save, try_all
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.engine import DEEPSPEED
 from polytrain_torch.libraries import needed
@@ -101,7 +100,7 @@ def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]
     own = own_states({"buffers": {}, "progress": saved["progress"]}, found, directory)
     engine.module.load_state_dict(own["buffers"], strict=False)
     restore_random_states(directory)
-    _tried.add(engine)
+    has_loaded(engine)
     return own["progress"]
 
 
@@ -127,18 +126,13 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
         found = differences(states)
         write_own(states, found, directory)
         if dist.get_rank() == 0:
-            if engine not in _tried:
+            if is_first_save(engine):
                 _read_back(engine, directory / DEEPSPEED)
             saved = {"workers": dist.get_world_size(), "progress": progress, "found": found}
             save_safely(saved, directory / _PROGRESS_FILE)
-        _tried.add(engine)
         with part_of(directory) as part:
             save_rank_states(part)
             polytrain.report(metrics, checkpoint_of(part))
-
-
-_tried: WeakSet[Any] = WeakSet()
-"""Engines whose first save has been read back, or that have loaded one."""
 
 
 def _read_back(engine: Any, directory: Path) -> None:

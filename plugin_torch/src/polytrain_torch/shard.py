@@ -114,10 +114,10 @@ class TorchShard(ShardView):
         target = current_device() if device in (None, "auto") else torch.device(device)
         shapes = TensorShapes(self.name, _RAGGED_REMEDY)
         batch_format = format_for(collate_fn)
-        stand_in = StandIn(self._shard, batch_format)
+        padding = PaddingRow(self._shard, batch_format)
 
         def tensors(batch: Any) -> Any:
-            batch = stand_in.of(batch)
+            batch = padding.of(batch)
             if collate_fn is not None:
                 return moved(collate_fn(batch), target)
             for name, array in batch.items():
@@ -196,8 +196,8 @@ def format_for(collate_fn: Any) -> Literal["numpy", "pandas", "arrow"]:
     return "pandas" if "PandasBatchCollateFn" in bases else "numpy"
 
 
-class StandIn:
-    """What a rank gets for a batch in which it has no row."""
+class PaddingRow:
+    """A row that a rank gets for a batch in which it has none."""
 
     def __init__(self, shard: Shard, batch_format: str) -> None:
         self._shard = shard

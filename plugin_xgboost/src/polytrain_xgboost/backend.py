@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from polytrain.boosting.booster import Booster
+from polytrain.boosting.option_problems import COLUMN
 from polytrain_plugins import (
     Capabilities,
     DatasetInfo,
@@ -74,16 +75,16 @@ class XGBoost(Booster):
         "polytrain_xgboost.engine",
     )
 
-    label_lower_bound: str | None = None
+    label_lower_bound: Annotated[str | None, COLUMN] = None
     """With the objective "survival:aft", the column with the lower bound of each row's label."""
 
-    label_upper_bound: str | None = None
+    label_upper_bound: Annotated[str | None, COLUMN] = None
     """The same of its upper bound: infinite if the event hasn't been seen."""
 
-    base_margin: str | None = None
+    base_margin: Annotated[str | None, COLUMN] = None
     """Column with each row's initial score."""
 
-    qid: str | None = None
+    qid: Annotated[str | None, COLUMN] = None
     """Column with the query of each row, for ranking. Rows of a query must be consecutive, and
     stay on one worker. All other columns are features."""
 

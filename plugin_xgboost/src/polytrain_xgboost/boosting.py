@@ -13,13 +13,12 @@ import xgboost
 
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.callbacks import Callbacks, TunableBooster
-from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.collective import Outside, Ranks
 from polytrain_xgboost.evaluating import evaluated, is_exhausted
 from polytrain_xgboost.history import History
 from polytrain_xgboost.intercept import estimated_intercept
 from polytrain_xgboost.leaves import GrowingBooster, Leaves
 from polytrain_xgboost.matrices import TrainingData, training_data
-from polytrain_xgboost.outside import Outside
 from polytrain_xgboost.rounds import boost
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import xgboost
 from xgboost.callback import TrainingCallback
 
-from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.collective import Ranks
 from polytrain_xgboost.history import History, Score, add_to
 
 

@@ -19,14 +19,13 @@ from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.boosting import Boosting
-from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.collective import Ranks, outside_the_collective
 from polytrain_xgboost.continuing import check_booster, forget_best_round, trees_of
 from polytrain_xgboost.evaluating import has_stopped
 from polytrain_xgboost.external import spooled
 from polytrain_xgboost.history import History
 from polytrain_xgboost.intercept import marked_as_estimated
 from polytrain_xgboost.matrices import prediction_matrix
-from polytrain_xgboost.outside import outside_the_collective
 from polytrain_xgboost.parameters import device_for
 
 MODEL_FILE = "model.ubj"

@@ -9,11 +9,10 @@ import numpy as np
 import xgboost
 
 from polytrain_xgboost.backend import XGBoost
-from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.collective import Outside, Ranks
 from polytrain_xgboost.history import Score
 from polytrain_xgboost.intercept import OF_COLUMNS
 from polytrain_xgboost.matrices import TrainingData
-from polytrain_xgboost.outside import Outside
 
 # Prefixes of the names of metrics to maximize; all others are losses.
 _MAXIMIZED = ("auc", "aucpr", "pre", "map", "ndcg")

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import xgboost
 
-from polytrain_xgboost.collecting import Ranks
-from polytrain_xgboost.outside import Outside
+from polytrain_xgboost.collective import Outside, Ranks
 
 OF_COLUMNS = ("monotone_constraints", "interaction_constraints", "max_bin")
 """Parameters about features, which models without features don't take."""

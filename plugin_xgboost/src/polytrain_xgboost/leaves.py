@@ -22,10 +22,9 @@ from polytrain.boosting.numbers import one_after_another, rows_by_leaf
 from polytrain.boosting.row_draws import Mask
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.callbacks import TunableBooster
-from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.collective import Outside, Ranks, outside_the_collective
 from polytrain_xgboost.history import History
 from polytrain_xgboost.matrices import TrainingData
-from polytrain_xgboost.outside import Outside, outside_the_collective
 from polytrain_xgboost.rounds import boost, drawn_rows
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]

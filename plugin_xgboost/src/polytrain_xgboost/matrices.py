@@ -25,12 +25,11 @@ from polytrain.boosting.table_validation import validated
 from polytrain.boosting.text_columns import with_numbers
 from polytrain.extension import group_sizes
 from polytrain_xgboost.backend import XGBoost
-from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.collective import Outside, Ranks
 from polytrain_xgboost.continuing import trees_of, with_those_of
 from polytrain_xgboost.cuts import Ends, cuts_of, ends_of, joined_ends, splits_of, table_for
 from polytrain_xgboost.external import Pages
 from polytrain_xgboost.labels import labels, refuse_crossed
-from polytrain_xgboost.outside import Outside
 
 
 @dataclass(frozen=True, kw_only=True)

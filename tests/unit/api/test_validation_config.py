@@ -15,7 +15,7 @@ from polytrain import (
     Trainer,
     make_trainer,
 )
-from polytrain.api.cluster_validation import cluster_problems
+from polytrain.api.cluster_checks import cluster_problems
 from polytrain.config.constraints import field_problems
 
 DATA = {"x": [1.0, 2.0], "label": [1.0, 2.0]}

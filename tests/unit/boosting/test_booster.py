@@ -34,7 +34,7 @@ def fields(job: Job = JOB, **options: Any) -> list[str]:
         ({"weight": "w", "begin": "s", "search": "q", "early_stopping_rounds": 3}, []),
         ({"label": None}, ["label"]),
         ({"begin": "nope", "search": "none"}, ["begin", "search"]),
-        ({"search": ["q", "w"], "num_boost_round": 0}, ["search"]),
+        ({"search": ["q", "w"], "num_boost_round": 0}, ["num_boost_round", "search"]),
         ({"num_boost_round": 0, "bin_sample_rows": 0}, ["bin_sample_rows", "num_boost_round"]),
         ({"early_stopping_rounds": 0}, ["early_stopping_rounds"]),
         ({"categorical": "x"}, ["categorical"]),

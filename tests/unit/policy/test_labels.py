@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polytrain import ScalingConfig
-from polytrain.api.cluster_validation import cluster_problems, label_problems
+from polytrain.api.cluster_checks import cluster_problems, label_problems
 from polytrain.config.checks import config_problems
 from polytrain.config.configs import RunConfig
 from polytrain.policy.labels import NODE_ID, allowed, meets, without

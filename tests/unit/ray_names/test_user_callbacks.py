@@ -9,16 +9,26 @@ from typing import Any
 import pytest
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import Reported
 from polytrain.ray_names.callbacks import (
     TrainRunContext,
     UserCallback,
     UserCallbacks,
     callback_problems,
 )
-from polytrain_plugins import CheckpointInfo, RunInfo
+from polytrain.record.entries import (
+    AttemptEnded,
+    CheckpointCommitted,
+    Launched,
+    MetricsReported,
+    RunConcluded,
+)
+from polytrain.storage.location import Location
+from polytrain_plugins import RunInfo
+
+STORE = CheckpointStore(location=Location.of("/runs/run"))
 
 CONTEXT = TrainRunContext(
     run=RunInfo(name="run", backend="reference", num_workers=2, path="/runs/run"),
@@ -42,14 +52,17 @@ class Noted(UserCallback):
 
 
 def started(*callbacks: Any, ranks: int = 2) -> UserCallbacks:
-    made = UserCallbacks(callbacks, CONTEXT, None)
-    made.attempt_started(ranks)
+    made = UserCallbacks(callbacks, CONTEXT, STORE)
+    made.take(launched(ranks))
     return made
 
 
-def report(rank: int, step: int, *, has_checkpoint: bool = False) -> Reported:
-    return Reported(
-        attempt=0,
+def launched(ranks: int) -> Launched:
+    return Launched(attempt=0, step=0, start=None, world_size=ranks)
+
+
+def report(rank: int, step: int, *, has_checkpoint: bool = False) -> MetricsReported:
+    return MetricsReported(
         rank=rank,
         step=step,
         metrics={"rank": rank, "step": step},
@@ -57,8 +70,12 @@ def report(rank: int, step: int, *, has_checkpoint: bool = False) -> Reported:
     )
 
 
-def commit(step: int) -> CheckpointInfo:
-    return CheckpointInfo(path=f"/runs/run/{step}", step=step, metrics={})
+def commit(step: int) -> CheckpointCommitted:
+    return CheckpointCommitted(checkpoint=str(step), step=step)
+
+
+def ended(*failures: Failure) -> AttemptEnded:
+    return AttemptEnded(attempt=0, failure=failures[0], reason="", failures=failures)
 
 
 def of_both(step: int) -> list[dict[str, int]]:
@@ -69,39 +86,39 @@ def test_a_report_is_reported_once_all_ranks_have_made_it() -> None:
     noted = Noted()
     callbacks = started(noted)
     for step in (1, 2):
-        callbacks.reported(report(0, step))
+        callbacks.take(report(0, step))
     assert noted.calls == []
     for step in (1, 2):
-        callbacks.reported(report(1, step))
+        callbacks.take(report(1, step))
         assert noted.calls[-1] == (of_both(step), None)
 
 
 def test_a_report_with_a_checkpoint_is_reported_after_the_commit_and_in_order() -> None:
     noted = Noted()
     callbacks = started(noted)
-    callbacks.reported(report(1, 1))
-    callbacks.reported(report(0, 1, has_checkpoint=True))
+    callbacks.take(report(1, 1))
+    callbacks.take(report(0, 1, has_checkpoint=True))
     for rank in (0, 1):
-        callbacks.reported(report(rank, 2))
+        callbacks.take(report(rank, 2))
     assert noted.calls == []
-    callbacks.committed(commit(1))
-    assert noted.calls == [(of_both(1), "/runs/run/1"), (of_both(2), None)]
+    callbacks.take(commit(1))
+    assert noted.calls == [(of_both(1), "/runs/run/checkpoints/1"), (of_both(2), None)]
 
 
 def test_a_checkpoint_that_is_dropped_holds_up_nothing() -> None:
     noted = Noted()
     callbacks = started(noted, ranks=1)
     for step in (1, 2):
-        callbacks.reported(report(0, step, has_checkpoint=True))
-    callbacks.committed(commit(2))
-    assert [checkpoint for _, checkpoint in noted.calls] == [None, "/runs/run/2"]
+        callbacks.take(report(0, step, has_checkpoint=True))
+    callbacks.take(commit(2))
+    assert [checkpoint for _, checkpoint in noted.calls] == [None, "/runs/run/checkpoints/2"]
 
 
 def test_what_other_ranks_never_report_is_reported_at_the_end() -> None:
     noted = Noted()
     callbacks = started(noted)
-    callbacks.reported(report(0, 1))
-    callbacks.succeeded()
+    callbacks.take(report(0, 1))
+    callbacks.take(RunConcluded(succeeded=True, stopped=None, reason=""))
     assert noted.calls == [([{"rank": 0, "step": 1}, {}], None)]
 
 
@@ -109,7 +126,7 @@ def test_reports_of_one_rank_alone_do_not_fill_the_memory() -> None:
     noted = Noted()
     callbacks = started(noted)
     for step in range(1, 10_101):
-        callbacks.reported(report(0, step))
+        callbacks.take(report(0, step))
     assert len(noted.calls) == 100
     assert noted.calls[0] == ([{"rank": 0, "step": 1}, {}], None)
 
@@ -117,9 +134,9 @@ def test_reports_of_one_rank_alone_do_not_fill_the_memory() -> None:
 def test_the_next_attempt_begins_anew() -> None:
     noted = Noted()
     callbacks = started(noted, ranks=1)
-    callbacks.committed(commit(9))
-    callbacks.attempt_started(1)
-    callbacks.reported(report(0, 1, has_checkpoint=True))
+    callbacks.take(commit(9))
+    callbacks.take(launched(1))
+    callbacks.take(report(0, 1, has_checkpoint=True))
     assert noted.calls == []
 
 
@@ -127,8 +144,8 @@ def test_exceptions_of_ranks_are_reported() -> None:
     noted = Noted()
     kinds = FailureKind.USER_ERROR, FailureKind.WORKER_LOST, FailureKind.STORAGE
     user, lost, storage = kinds
-    started(noted).failed(
-        (
+    started(noted).take(
+        ended(
             Failure(kind=user, rank=1, message="bad", error=pickle.dumps(ValueError("bad"))),
             Failure(kind=lost, rank=0, message="killed by SIGKILL"),
             Failure(kind=user, rank=2, message="unknown", error=b"no pickle"),
@@ -157,7 +174,7 @@ def test_a_callback_that_raises_is_left_out_from_then_on(caplog: pytest.LogCaptu
     callbacks = started(raises, noted, ranks=1)
     with caplog.at_level(logging.ERROR):
         for step in (1, 2):
-            callbacks.reported(report(0, step))
+            callbacks.take(report(0, step))
     assert raises.calls == 1
     assert len(noted.calls) == 2
     assert "The callback 'Raises' raised in after_report and is not called again" in caplog.text
@@ -211,8 +228,8 @@ def test_exceptions_are_loaded_for_callbacks_that_take_them(
     """The next attempt waits meanwhile."""
     monkeypatch.setattr(Loaded, "times", 0)
     error = pickle.dumps(Loaded())
-    started(*callbacks).failed(
-        (Failure(kind=FailureKind.USER_ERROR, rank=1, message="bad", error=error),)
+    started(*callbacks).take(
+        ended(Failure(kind=FailureKind.USER_ERROR, rank=1, message="bad", error=error))
     )
     assert Loaded.times == times
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from polytrain.events.attempt import Reported
-from polytrain.policy.validation import Validation, ValidationStatus
-from polytrain.record.history import RunHistory, entries, read_history
-from polytrain.record.journal import JOURNAL, Journal
-from polytrain.record.ledger import Ledger
-from polytrain.run.actions import Conclude
+from polytrain.policy.validation import ValidationStatus
+from polytrain.record.entries import (
+    CheckpointCommitted,
+    Entry,
+    Launched,
+    MetricsReported,
+    Opened,
+    RunConcluded,
+    ValidationEnded,
+    ValidationRequested,
+)
+from polytrain.record.history import JOURNAL, RunHistory, entries, read_history
+from polytrain.record.journal import Journal
+from polytrain.record.news import News
 from polytrain.storage.location import Location
 
 
@@ -25,7 +33,7 @@ class JournalWriter:
         self.values = count()
         self.token = self.step = self.committed = 0
         self.asked: list[int] = []
-        self.taken: list[Mapping[str, Any]] = []
+        self.taken: list[Entry] = []
         """Entries of the current driver, as trackers are given them."""
 
         self.journal: Journal | None = None
@@ -40,19 +48,24 @@ class JournalWriter:
                 self.step += 1
                 # Repeated steps have other values: only the last ones count.
                 metrics = {"value": {"of": next(self.values)}, "step": self.step}
-                self.journal.reported(
-                    Reported(attempt=self.attempt, rank=0, step=self.step, metrics=metrics)
-                )
+                self.journal.write(MetricsReported(step=self.step, metrics=metrics))
             case "commit" if self.step > self.committed:
                 self.committed = self.step
-                self.journal._write("Committed", checkpoint=f"c{self.step}", step=self.step)
-                self.journal.validation_requested(self._validation("pending", {}))
+                self.journal.write(CheckpointCommitted(checkpoint=f"c{self.step}", step=self.step))
+                self.journal.write(
+                    ValidationRequested(checkpoint=f"c{self.step}", step=self.step, task={})
+                )
                 self.asked.append(self.step)
             case "validate" if self.asked:
                 step = self.asked.pop()
-                self.journal.validation_ended(
-                    self._validation("validated", {"accuracy": next(self.values)}, step),
-                    traceback="",
+                self.journal.write(
+                    ValidationEnded(
+                        checkpoint=f"c{step}",
+                        step=step,
+                        status=ValidationStatus.VALIDATED,
+                        metrics={"accuracy": next(self.values)},
+                        reason="",
+                    )
                 )
             case "restart":
                 self._launch()
@@ -61,7 +74,7 @@ class JournalWriter:
         if self.journal is None:
             self._open()
         assert self.journal is not None
-        self.journal.concluded(Conclude(succeeded=True, reason="all ranks are done"))
+        self.journal.write(RunConcluded(stopped=None, succeeded=True, reason="all ranks are done"))
 
     def _open(self) -> None:
         if self.journal is not None:
@@ -70,15 +83,19 @@ class JournalWriter:
         self.token += 1
         self.taken.clear()
         history = read_history(self.storage.read_log(JOURNAL))
-        self.journal = Journal(self.storage, token=self.token, ledger=Ledger(), follow=self._take)
-        self.journal.opened(
-            anew=history is None,
-            identity={"backend": "reference", "options": {"rounds": 3}},
-            world_size=1,
+        news = News()
+        news.subscribe(self._take)
+        self.journal = Journal(self.storage, token=self.token, news=news)
+        self.journal.write(
+            Opened(
+                anew=history is None,
+                identity={"backend": "reference", "options": {"rounds": 3}},
+                world_size=1,
+            )
         )
         self._launch()
 
-    def _take(self, entry: Mapping[str, Any]) -> None:
+    def _take(self, entry: Entry) -> None:
         self.taken.append(entry)
         self.follow(entry)
 
@@ -86,24 +103,12 @@ class JournalWriter:
         assert self.journal is not None
         self.attempt += 1
         self.step = self.committed
-        self.journal.launched(attempt=self.attempt, step=self.step, start=None, world_size=1)
-
-    def _validation(
-        self, status: str, metrics: Mapping[str, Any], step: int | None = None
-    ) -> Validation:
-        step = self.step if step is None else step
-        return Validation(
-            checkpoint=f"c{step}",
-            step=step,
-            task={},
-            status=ValidationStatus(status),
-            metrics=metrics,
-        )
+        self.journal.write(Launched(attempt=self.attempt, step=self.step, start=None, world_size=1))
 
     def history(self) -> RunHistory:
         history = read_history(self.storage.read_log(JOURNAL))
         assert history is not None
         return history
 
-    def entries(self) -> Iterator[dict[str, Any]]:
+    def entries(self) -> Iterator[Entry]:
         return entries(self.storage.read_log(JOURNAL))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from polytrain.linux.clock import Clock
-from polytrain.record.history import entries, read_history
-from polytrain.record.journal import JOURNAL, Journal
-from polytrain.record.ledger import Ledger
+from polytrain.record.entries import ClockChanged, Closed, Opened, ProcessesRequested
+from polytrain.record.history import JOURNAL, entries, read_history
+from polytrain.record.journal import Journal
 from polytrain.storage.location import Location
 
 
@@ -44,28 +44,28 @@ def test_it_goes_on_as_it_began(machine: Machine) -> None:
 def test_a_journal_notes_each_change_once(machine: Machine, tmp_path: Path) -> None:
     storage = Location.of(tmp_path).open()
     for token in (1, 2):
-        with Journal(storage, token=token, ledger=Ledger()) as journal:
+        with Journal(storage, token=token) as journal:
             # Between `fit()` and the first line.
             machine.wall += 100
-            journal.opened(anew=token == 1, identity={}, world_size=1)
+            journal.write(Opened(anew=token == 1, identity={}, world_size=1))
             for change in (0.0, 0.4, -30.0, 0.0):
                 machine.wall += change
                 machine.runs(1)
-                journal.started(attempt=0)
+                journal.write(ProcessesRequested(attempt=0))
             journal.closed()
     found = [
-        (entry["token"], entry["event"], entry.get("by_s"))
+        (entry.token, type(entry), entry.by_s if isinstance(entry, ClockChanged) else None)
         for entry in entries(storage.read_log(JOURNAL))
     ]
     of_one = [
-        ("Opened", None),
-        ("ClockChanged", 100.0),
-        ("Started", None),
-        ("Started", None),
-        ("ClockChanged", -29.6),
-        ("Started", None),
-        ("Started", None),
-        ("Closed", None),
+        (Opened, None),
+        (ClockChanged, 100.0),
+        (ProcessesRequested, None),
+        (ProcessesRequested, None),
+        (ClockChanged, -29.6),
+        (ProcessesRequested, None),
+        (ProcessesRequested, None),
+        (Closed, None),
     ]
     assert found == [(token, *line) for token in (1, 2) for line in of_one]
     history = read_history(storage.read_log(JOURNAL))

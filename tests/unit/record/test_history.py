@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from polytrain.errors import RunFormatError
-from polytrain.events.attempt import Reported
-from polytrain.record.history import RunHistory, read_history
-from polytrain.record.journal import JOURNAL, Journal
-from polytrain.record.ledger import Ledger
-from polytrain.run.actions import Conclude
+from polytrain.record.entries import Launched, MetricsReported, Opened, RunConcluded
+from polytrain.record.history import JOURNAL, RunHistory, read_history
+from polytrain.record.journal import Journal
 from polytrain.run.resume import previous_run
 from polytrain.storage.location import Location
 
@@ -32,8 +30,8 @@ class Written:
     def driver(self, *, anew: bool = False, world_size: int = 2, **identity: Any) -> Journal:
         """A driver that has just opened the journal."""
         self._leases += 1
-        journal = Journal(self._storage, token=self._leases, ledger=Ledger())
-        journal.opened(anew=anew, identity=identity, world_size=world_size)
+        journal = Journal(self._storage, token=self._leases)
+        journal.write(Opened(anew=anew, identity=identity, world_size=world_size))
         return journal
 
     def read(self) -> RunHistory:
@@ -50,8 +48,7 @@ def written(tmp_path: Path) -> Written:
 
 def report(journal: Journal, *steps: int, **metrics: Any) -> None:
     for step in steps:
-        reported = Reported(attempt=0, rank=0, step=step, metrics={"step": step, **metrics})
-        journal.reported(reported)
+        journal.write(MetricsReported(step=step, metrics={"step": step, **metrics}))
 
 
 def steps(run_history: RunHistory) -> list[int]:
@@ -75,10 +72,10 @@ def test_what_no_driver_has_opened_is_no_run(journal: str) -> None:
 
 def test_a_run_that_went_well(written: Written) -> None:
     journal = written.driver(anew=True, world_size=3, backend="reference")
-    journal.launched(attempt=0, step=0, start=None, world_size=2)
+    journal.write(Launched(attempt=0, step=0, start=None, world_size=2))
     report(journal, 1, 2, 3)
     assert written.read().succeeded is None
-    journal.concluded(Conclude(succeeded=True, reason="every rank finished"))
+    journal.write(RunConcluded(stopped=None, succeeded=True, reason="every rank finished"))
     found = written.read()
     assert found.identity["backend"] == "reference"
     assert (found.world_size, found.since_token, found.launches) == (3, 1, 1)
@@ -95,9 +92,9 @@ def test_metrics_are_as_they_were_reported(written: Written) -> None:
 
 def test_a_restart_undoes_what_came_after_its_checkpoint(written: Written) -> None:
     journal = written.driver(anew=True)
-    journal.launched(attempt=0, step=0, start=None, world_size=2)
+    journal.write(Launched(attempt=0, step=0, start=None, world_size=2))
     report(journal, 1, 2, 3, by="first")
-    journal.launched(attempt=1, step=2, start="/run/checkpoint", world_size=2)
+    journal.write(Launched(attempt=1, step=2, start="/run/checkpoint", world_size=2))
     assert steps(written.read()) == [1, 2]
     report(journal, 3, 4, by="second")
     assert steps(written.read()) == [1, 2, 3, 4]
@@ -107,10 +104,10 @@ def test_a_restart_undoes_what_came_after_its_checkpoint(written: Written) -> No
 
 def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> None:
     first = written.driver(anew=True, world_size=2, backend="reference")
-    first.launched(attempt=0, step=0, start=None, world_size=2)
+    first.write(Launched(attempt=0, step=0, start=None, world_size=2))
     report(first, 1, 2, 3, by="first")
     second = written.driver(world_size=4, backend="reference")
-    second.launched(attempt=0, step=1, start="/run/checkpoint", world_size=2)
+    second.write(Launched(attempt=0, step=1, start="/run/checkpoint", world_size=2))
     report(second, 2, 3, by="second")
     found = written.read()
     assert steps(found) == [1, 2, 3]
@@ -119,7 +116,9 @@ def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> 
 
 
 def test_a_failed_run_that_is_gone_on_with_has_not_failed_yet(written: Written) -> None:
-    written.driver(anew=True).concluded(Conclude(succeeded=False, reason="no restart is left"))
+    written.driver(anew=True).write(
+        RunConcluded(succeeded=False, stopped=None, reason="no restart is left")
+    )
     assert written.read().succeeded is False
     written.driver()
     assert (written.read().succeeded, written.read().reason) == (None, "")
@@ -127,9 +126,9 @@ def test_a_failed_run_that_is_gone_on_with_has_not_failed_yet(written: Written) 
 
 def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
     first = written.driver(anew=True)
-    first.launched(attempt=0, step=0, start=None, world_size=2)
+    first.write(Launched(attempt=0, step=0, start=None, world_size=2))
     report(first, 1, 2)
-    first.concluded(Conclude(succeeded=True, reason="every rank finished"))
+    first.write(RunConcluded(stopped=None, succeeded=True, reason="every rank finished"))
     written.driver(anew=True, backend="another")
     found = written.read()
     assert (found.history, found.launches, found.succeeded) == ((), 0, None)
@@ -140,15 +139,15 @@ def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
 def test_a_driver_whose_run_was_taken_says_nothing_more(written: Written) -> None:
     """It was thought dead, and doesn't know yet."""
     first = written.driver(anew=True)
-    first.launched(attempt=0, step=0, start=None, world_size=2)
+    first.write(Launched(attempt=0, step=0, start=None, world_size=2))
     report(first, 1, 2, by="first")
     second = written.driver()
     report(first, 3, by="first")
-    second.launched(attempt=0, step=2, start="/run/checkpoint", world_size=2)
+    second.write(Launched(attempt=0, step=2, start="/run/checkpoint", world_size=2))
     report(second, 3, by="second")
-    first.launched(attempt=1, step=0, start=None, world_size=2)
+    first.write(Launched(attempt=1, step=0, start=None, world_size=2))
     report(first, 1, 4, by="first")
-    first.concluded(Conclude(succeeded=False, reason="the storage has failed"))
+    first.write(RunConcluded(stopped=None, succeeded=False, reason="the storage has failed"))
     report(second, 4, by="second")
     found = written.read()
     assert steps(found) == [1, 2, 3, 4]
@@ -178,13 +177,13 @@ def test_torn_lines_are_passed_over(written: Written, torn: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        '{"time": 1.0, "claim": 1, "event": "Opened", "anew": true, "identity": {}}',
+        '{"time": 1.0, "token": 1, "event": "Opened", "anew": true, "identity": {}}',
         '{"time": 1.0, "token": 1, "event": "Opened", "anew": true, "identity": {}, "format": 99}',
     ],
     ids=["format 1", "a later one"],
 )
 def test_a_journal_of_another_format_is_refused(line: str) -> None:
-    with pytest.raises(RunFormatError, match=r"format (1|99); .* reads format 4\. .*RunConfig"):
+    with pytest.raises(RunFormatError, match=r"format (1|99); .* reads format 5\. .*RunConfig"):
         read_history([line.encode()])
 
 
@@ -306,9 +305,7 @@ def test_a_journal_is_read_again_only_if_somebody_has_written_to_it(written: Wri
 
 def report_of_rank(journal: Journal, rank: int, *steps: int) -> None:
     for step in steps:
-        journal.rank_reported(
-            Reported(attempt=0, rank=rank, step=step, metrics={"at": 10 * step + rank})
-        )
+        journal.write(MetricsReported(rank=rank, step=step, metrics={"at": 10 * step + rank}))
 
 
 def of_ranks(run_history: RunHistory) -> dict[int, list[int]]:
@@ -331,7 +328,7 @@ def test_reports_of_all_ranks_are_kept_and_undone_by_a_restart(
     assert of_ranks(written.read()) == {1: [10 * s + 1 for s in range(1, count + 1)], 2: [12]}
     first.sync()
     second = written.driver()
-    second.launched(attempt=0, step=2, start=None, world_size=2)
+    second.write(Launched(attempt=0, step=2, start=None, world_size=2))
     report_of_rank(second, 1, 3)
     second.sync()
     assert of_ranks(written.read()) == {1: [11, 21, 31], 2: [12]}
@@ -346,8 +343,7 @@ def test_what_a_driver_resumes_has_the_reports_of_all_ranks(written: Written) ->
     again = Journal(
         Location.of(written.file.parent).open(),
         token=9,
-        ledger=Ledger(),
-        of_other_ranks=known.of_other_ranks,
+        history=known,
     )
-    again.launched(attempt=0, step=5, start=None, world_size=2)
-    assert len(again.of_other_ranks[1]) == 5
+    again.write(Launched(attempt=0, step=5, start=None, world_size=2))
+    assert len(again.history.of_other_ranks[1]) == 5

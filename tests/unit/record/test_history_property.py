@@ -17,13 +17,13 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.record.lines import write_transition
 
-from polytrain.events.attempt import AgentsPlaced, Reported
+from polytrain.events.attempt import AgentsPlaced
 from polytrain.policy.failure import FailurePolicy
-from polytrain.record.history import RunHistory, read_history
-from polytrain.record.journal import JOURNAL, Journal
-from polytrain.record.ledger import Ledger
-from polytrain.run.actions import Conclude
+from polytrain.record.entries import Launched, MetricsReported, Opened, RunConcluded
+from polytrain.record.history import JOURNAL, RunHistory, read_history
+from polytrain.record.journal import Journal
 from polytrain.run.states import State, Training
 from polytrain.run.transition import Transition
 from polytrain.storage.location import Location
@@ -105,12 +105,10 @@ class Run(RuleBasedStateMachine):
     def a_driver_begins(self, anew: bool, options: int) -> None:
         self.leases += 1
         before = self.known[-1]
-        self.driver = Journal(
-            Location.of(self.directory, retry_s=0).open(), token=self.leases, ledger=Ledger()
-        )
+        self.driver = Journal(Location.of(self.directory, retry_s=0).open(), token=self.leases)
         anew = anew or before is None
         identity = {"options": {"n": options}}
-        self.driver.opened(anew=anew, identity=identity, world_size=1)
+        self.driver.write(Opened(anew=anew, identity=identity, world_size=1))
         if anew:
             known = Known(identity=identity, since_token=self.leases)
         else:
@@ -123,7 +121,7 @@ class Run(RuleBasedStateMachine):
         assert self.driver is not None
         now = self.now
         self.step = now.committed
-        self.driver.launched(attempt=now.launches, step=self.step, start=None, world_size=2)
+        self.driver.write(Launched(attempt=now.launches, step=self.step, start=None, world_size=2))
         history = tuple(each for each in now.history if each[0] <= self.step)
         self.wrote(replace(now, history=history, launches=now.launches + 1))
 
@@ -135,7 +133,7 @@ class Run(RuleBasedStateMachine):
         for _ in range(count):
             self.step += 1
             metrics = self.new_metrics(text)
-            self.driver.reported(Reported(attempt=0, rank=0, step=self.step, metrics=metrics))
+            self.driver.write(MetricsReported(step=self.step, metrics=metrics))
             self.wrote(replace(self.now, history=(*self.now.history, (self.step, metrics))))
 
     @precondition(lambda self: self.step is not None)
@@ -150,8 +148,8 @@ class Run(RuleBasedStateMachine):
     @rule()
     def the_machine_goes_on(self) -> None:
         assert self.driver is not None
-        self.driver.transition(
-            AgentsPlaced(nodes=("node",)), Transition(state=TRAINING, reason="é\n")
+        write_transition(
+            self.driver, AgentsPlaced(nodes=("node",)), Transition(state=TRAINING, reason="é\n")
         )
         self.wrote(self.now)
 
@@ -159,7 +157,7 @@ class Run(RuleBasedStateMachine):
     @rule(succeeded=st.booleans())
     def the_run_ends(self, succeeded: bool) -> None:
         assert self.driver is not None
-        self.driver.concluded(Conclude(succeeded=succeeded, reason="so it is"))
+        self.driver.write(RunConcluded(stopped=None, succeeded=succeeded, reason="so it is"))
         self.wrote(replace(self.now, succeeded=succeeded), synced=True)
         self.driver.__exit__(None, None, None)
         self.driver = self.step = None
@@ -185,12 +183,12 @@ class Run(RuleBasedStateMachine):
         journal = self.fenced_off[-1]
         match what:
             case "launched":
-                journal.launched(attempt=7, step=step, start=None, world_size=2)
+                journal.write(Launched(attempt=7, step=step, start=None, world_size=2))
             case "reported":
                 metrics = self.new_metrics("late")
-                journal.reported(Reported(attempt=0, rank=0, step=step, metrics=metrics))
+                journal.write(MetricsReported(step=step, metrics=metrics))
             case "concluded":
-                journal.concluded(Conclude(succeeded=True, reason="late"))
+                journal.write(RunConcluded(stopped=None, succeeded=True, reason="late"))
         self.wrote(self.known[-1])
 
     @precondition(lambda self: self.leases > 0)

@@ -37,15 +37,14 @@ from polytrain.functions.return_values import Returned, from_bytes, to_bytes
 from polytrain.policy.retention import ranked
 from polytrain.prediction.record import record_from_json, record_problems
 from polytrain.record.entries import FORMAT
-from polytrain.record.history import RunHistory, entries, read_as
-from polytrain.record.journal import JOURNAL
-from polytrain.record.overview import RunState, attempts
+from polytrain.record.history import JOURNAL, RunHistory, entries, read_as
 from polytrain.record.progress import Progress
-from polytrain.record.reports import Reports, encoded
+from polytrain.record.reports import Reports, encoded_numbers
+from polytrain.record.state import RunState
 from polytrain.record.tail import tail_of
 from polytrain.run.identity import content_differences, differences, options_of
 from polytrain.run.lease import holder
-from polytrain.run.remote_requests import NoAnswerError, RemoteRequests, RequestKind, ask
+from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, ask
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 from polytrain.text import strict_json
@@ -184,13 +183,13 @@ IDENTITY = {
 STOPPED = {"by": "condition", "reason": "r", "condition": "c", "metric": "m", "step": 2, "value": 1}
 
 
-def many(event: str, **more: Any) -> dict[str, Any]:
+def many(**more: Any) -> dict[str, Any]:
     reports = Reports()
     for step in range(4, 20):
         reports.add(step, {"loss": 0.5, "n": step, "text": "x"})
     written = json.loads(strict_json.dumps(reports.to_json()))
-    times = encoded(array("d", [5.0] * 16))
-    return line(5, event, n=3, times=times, stalled_s=[[3, 0.5]], **more, **written)
+    times = encoded_numbers(array("d", [5.0] * 16))
+    return line(5, "Reports", n=3, times=times, stalled_s=[[3, 0.5]], **more, **written)
 
 
 ENTRIES: tuple[dict[str, Any], ...] = (
@@ -223,7 +222,7 @@ ENTRIES: tuple[dict[str, Any], ...] = (
         node="n",
     ),
     line(2, "Reported", n=0, step=1, metrics={"loss": 0.5, "deep": {"a": 1}}, stalled_s=0.25),
-    line(2, "RankReported", rank=1, n=0, step=1, metrics={"loss": 0.5}),
+    line(2, "Reported", rank=1, n=0, step=1, metrics={"loss": 0.5}),
     line(3, "Reported", n=1, step=2, metrics={"loss": 0.25}),
     line(3, "Reported", n=2, step=3, metrics={"loss": 0.25}),
     line(3, "ValidationRequested", checkpoint="checkpoint_000000-1.0", step=3, task={}),
@@ -249,8 +248,8 @@ ENTRIES: tuple[dict[str, Any], ...] = (
     line(4, "Load", attempt=0, window=0, busy=[0.5, 1.0], memory=[5, 6]),
     line(4, "Straggler", attempt=0, rank=1, host="b", reason="slow"),
     line(4, "StacksDumped", attempt=0, reason="hangs", stacks={"0": "a", "1": "b"}),
-    many("Reports"),
-    many("RankReports", rank=1),
+    many(),
+    many(rank=1),
     line(6, "Exited", phase="Ending", attempt=0, reason="rank 1", since_s=0.5),
     line(6, "ConditionMet", attempt=0, stopped=STOPPED),
     line(6, "DrainWanted", phase="Training", attempt=0, reason="r"),
@@ -291,7 +290,7 @@ def fold(content: bytes) -> None:
         return
     source = Source(name="r", path="/r", state=RunState.FAILED, driver=None, read=0, version="")
     facts_of(record, source)
-    attempts(messages)
+    record.ranks.overviews()
     tail = tail_of(messages)
     progress = Progress(ledger=tail.ledger)
     for entry in tail.news(messages):

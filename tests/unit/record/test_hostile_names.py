@@ -19,7 +19,7 @@ from polytrain.output.echo import echo, output_line
 from polytrain.output.line_layout import printable
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.run.lease import leased
-from polytrain.run.remote_requests import RemoteRequests
+from polytrain.run.requests import RemoteRequests
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
 from polytrain.view.cli.found import _run_names

@@ -9,23 +9,29 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from tests.unit.record.lines import write_transition
 
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Joined, Offered, Reported
+from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Joined, Offered
 from polytrain.policy.failure import FailurePolicy
-from polytrain.record.journal import JOURNAL, Journal
-from polytrain.record.ledger import Ledger
-from polytrain.run.actions import Conclude
+from polytrain.record.entries import (
+    Launched,
+    MetricsReported,
+    Opened,
+    ProcessesRequested,
+    RunConcluded,
+)
+from polytrain.record.history import JOURNAL
+from polytrain.record.journal import Journal
 from polytrain.run.machine import begin, step
 from polytrain.run.states import State
 from polytrain.run.transition import Transition
 from polytrain.storage.location import Location
-from polytrain.workers.placement import NodeAddress, members
 from polytrain_plugins import Offer
 
 
 def journal_in(path: Path, *, token: int = 1) -> Journal:
-    return Journal(Location.of(path).open(), token=token, ledger=Ledger())
+    return Journal(Location.of(path).open(), token=token)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -35,10 +41,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def write_run(journal: Journal, *events: Event) -> None:
     """Let a run of one worker live through the events."""
     transition = begin(State(world_size=1, policy=FailurePolicy(max_failures=1)))
-    journal.transition(None, transition)
+    write_transition(journal, None, transition)
     for event in events:
         transition = step(transition.state, event)
-        journal.transition(event, transition)
+        write_transition(journal, event, transition)
 
 
 FAILED = Failed(
@@ -93,37 +99,35 @@ def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
 def test_a_driver_its_generations_and_reports_are_reported(tmp_path: Path) -> None:
     with journal_in(tmp_path, token=3) as journal:
         identity = {"backend": "reference"}
-        journal.opened(anew=True, identity=identity, world_size=2)
-        places = [NodeAddress(node_id=name, host=name) for name in ("a", "b")]
-        journal.launched(
-            attempt=0,
-            step=40,
-            start="/run/checkpoint",
-            world_size=2,
-            members=members(places, cpus=1, gpus=0),
+        journal.write(Opened(anew=True, identity=identity, world_size=2))
+        journal.write(
+            Launched(
+                attempt=0,
+                step=40,
+                start="/run/checkpoint",
+                world_size=2,
+                hosts=["a", "b"],
+                gpus=[0, 0],
+            )
         )
-        journal.started(attempt=0)
-        journal.reported(
-            Reported(attempt=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"})
+        journal.write(ProcessesRequested(attempt=0))
+        journal.write(
+            MetricsReported(
+                attempt=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"}
+            )
         )
-        journal.reported(Reported(attempt=0, rank=0, step=42, metrics={}, stalled_s=0.25))
-        journal.concluded(Conclude(succeeded=False, reason="no restart is left"))
+        journal.write(MetricsReported(step=42, metrics={}, stalled_s=0.25))
+        journal.write(RunConcluded(stopped=None, succeeded=False, reason="no restart is left"))
         journal.closed()
     written = lines(tmp_path)
     assert {line["token"] for line in written} == {3}
     assert [{k: v for k, v in line.items() if k not in ("token", "time")} for line in written] == [
         {
             "event": "Opened",
-            "format": 4,
+            "format": 5,
             "anew": True,
             "identity": {"backend": "reference"},
             "world_size": 2,
-            "began": journal.clock.began,
-            "ranking": [None, "max"],
-            "total_steps": None,
-            "time_budget_s": None,
-            "stop_function": None,
-            "configuration": None,
         },
         {
             "event": "Launched",
@@ -135,7 +139,7 @@ def test_a_driver_its_generations_and_reports_are_reported(tmp_path: Path) -> No
             "gpus": [0, 0],
         },
         {"event": "Started", "attempt": 0},
-        {"event": "Reported", "n": 0, "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
+        {"event": "Reported", "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
         {"event": "Reported", "n": 1, "step": 42, "metrics": {}, "stalled_s": 0.25},
         {
             "event": "Concluded",
@@ -152,7 +156,7 @@ def test_a_rank_that_joins_is_reported_with_its_place_and_rows(tmp_path: Path) -
     state = State(world_size=2, policy=FailurePolicy(), attempt=0)
     with journal_in(tmp_path) as journal:
         for event in (known, Joined(attempt=0, rank=0)):
-            journal.transition(event, Transition(state=state, reason="it joined"))
+            write_transition(journal, event, Transition(state=state, reason="it joined"))
     first, second = lines(tmp_path)
     assert (first["rank"], first["rows"], first["device"], first["node"]) == (
         1,
@@ -188,14 +192,14 @@ def test_a_line_that_a_dying_driver_has_torn_spoils_no_other(tmp_path: Path) -> 
 def test_what_is_in_memory_alone_is_bounded_by_syncs() -> None:
     """A run in object storage may make no checkpoints, and millions of reports."""
     location = Location.of("runs", MemoryFileSystem(), retry_s=0)
-    with Journal(location.open(), token=1, ledger=Ledger()) as journal:
-        journal.opened(anew=True, identity={}, world_size=1)
+    with Journal(location.open(), token=1) as journal:
+        journal.write(Opened(anew=True, identity={}, world_size=1))
         assert not journal.wants_sync
         step = 0
         while not journal.wants_sync:
             step += 1
             metrics = {"text": "x" * 1000}
-            journal.reported(Reported(attempt=0, rank=0, step=step, metrics=metrics))
+            journal.write(MetricsReported(step=step, metrics=metrics))
         assert 4_000 < step < 9_000
         journal.sync()
         assert not journal.wants_sync

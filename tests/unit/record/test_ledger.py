@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.record.lines import entry_of, write_transition
 
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Done, Exited, Failed, Offered, PlacementFailed
 from polytrain.policy.failure import FailurePolicy
-from polytrain.record.history import read_history
-from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.entries import Opened
+from polytrain.record.history import JOURNAL, RunHistory, read_history
+from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
 from polytrain.record.timeline import Timeline
 from polytrain.run.machine import begin, step
@@ -34,7 +36,7 @@ def line(time: float, event: str, phase: str | None = None, attempt: int = 0, **
 def ledger_of(*lines: Line) -> Ledger:
     ledger = Ledger()
     for message in lines:
-        ledger.take(message)
+        ledger.take(entry_of(message))
     return ledger
 
 
@@ -250,13 +252,13 @@ def test_whatever_the_lines_the_accounts_add_up_to_the_time_of_all_drivers(
         now += pause
         began = now
         now += opening
-        ledger.take(opened(now, began=began))
+        ledger.take(entry_of(opened(now, began=began)))
         for seconds, entry, more in message:
             now += seconds
-            ledger.take({"time": now, **entry, **more})
+            ledger.take(entry_of({"time": now, **entry, **more}))
             assert min(ledger.seconds.values()) >= 0
         now += 1
-        ledger.take(line(now, "Closed"))
+        ledger.take(entry_of(line(now, "Closed")))
         wall_s += now - began
     assert ledger.wall_s == wall_s
     assert 0 <= ledger.goodput <= 1
@@ -276,8 +278,8 @@ def test_the_spans_of_a_timeline_add_up_to_the_ledger(
             now += seconds
             lines.append({"time": now, **entry, **more})
         for each in lines:
-            ledger.take(each)
-            timeline.take(each)
+            ledger.take(entry_of(each))
+            timeline.take(entry_of(each))
     assert timeline.seconds == ledger.seconds
     sums = dict.fromkeys(ledger.seconds, 0.0)
     end = 0.0
@@ -298,7 +300,7 @@ def test_a_timeline_puts_what_is_known_late_where_it_happened() -> None:
         line(11, "Exited", "Gathering", 1),
         line(12, "Launched", step=0, world_size=1),
     ):
-        timeline.take(each)
+        timeline.take(entry_of(each))
     assert [(span.account, span.start, span.seconds) for span in timeline.spans] == [
         ("start", 0, 1),
         ("train", 1, 2),
@@ -336,12 +338,12 @@ def test_it_prints_as_a_table_that_adds_up() -> None:
 
 def live(journal: Journal, *events: Any) -> None:
     """Let a run of one worker live through the events."""
-    journal.opened(anew=False, identity={}, world_size=1)
+    journal.write(Opened(anew=False, identity={}, world_size=1))
     transition = begin(State(world_size=1, policy=FailurePolicy()))
-    journal.transition(None, transition)
+    write_transition(journal, None, transition)
     for event in events:
         transition = step(transition.state, event)
-        journal.transition(event, transition)
+        write_transition(journal, event, transition)
 
 
 FAILED = Failed(
@@ -366,12 +368,12 @@ def test_whoever_reads_the_journal_has_the_drivers_own_account(
 ) -> None:
     """Over two drivers, of which the second goes on with the first one's."""
     storage = Location.of(tmp_path).open()
-    ledger = Ledger()
+    history = RunHistory()
     for token in (1, 2):
-        with Journal(storage, token=token, ledger=ledger) as journal:
+        with Journal(storage, token=token, history=history) as journal:
             live(journal, *events)
         run_history = read_history(storage.read_log(JOURNAL))
         assert run_history is not None
-        assert run_history.ledger.seconds == journal.ledger.seconds
-        ledger = run_history.ledger
-    assert ledger.wall_s > 0
+        assert run_history.ledger.seconds == journal.history.ledger.seconds
+        history = run_history
+    assert history.ledger.wall_s > 0

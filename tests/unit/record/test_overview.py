@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from polytrain.record.overview import RunState, attempts, run_state
+from polytrain.errors import FailureKind
+from polytrain.record.attempts import AttemptOverview
+from polytrain.record.entries import FORMAT
+from polytrain.record.history import read_history
+from polytrain.record.state import RunState, run_state
+from polytrain.text import strict_json
 
 
 @pytest.mark.parametrize(
@@ -27,25 +33,32 @@ def test_states(succeeded: bool | None, stopped: bool, is_held: bool, state: Run
 
 
 def entry(event: str, token: int, time: float, **facts: Any) -> dict[str, Any]:
-    return {"event": event, "token": token, "time": time, **facts}
+    opening = {"format": FORMAT, "identity": {}, "world_size": 2} if event == "Opened" else {}
+    return {"event": event, "token": token, "time": time, **opening, **facts}
+
+
+def attempts(lines: Sequence[dict[str, Any]]) -> list[AttemptOverview]:
+    history = read_history([strict_json.dumps(each).encode() + b"\n" for each in lines])
+    assert history is not None
+    return list(history.attempts)
 
 
 def launched(token: int, number: int, time: float) -> dict[str, Any]:
-    return entry("Launched", token, time, attempt=number, world_size=2, step=3 * number)
+    return entry("Launched", token, time, attempt=number, world_size=2, step=3 * number, start=None)
 
 
 def test_attempts_of_several_drivers() -> None:
-    lost = {"kind": "AGENT_LOST", "rank": None, "message": "two nodes"}
+    lost = {"kind": "AGENT_LOST", "rank": None, "message": "two nodes", "step": 3}
     found = attempts(
         [
             entry("Opened", 1, 0.0, anew=True),
             launched(1, 0, 1.0),
-            entry("AttemptEnded", 1, 2.5, failure=lost, reason="failure 1 of 2"),
+            entry("AttemptEnded", 1, 2.5, attempt=0, failure=lost, reason="failure 1 of 2"),
             launched(1, 1, 3.0),
             # This driver died.
             entry("Opened", 2, 9.0, anew=False),
             launched(2, 0, 10.0),
-            entry("Concluded", 2, 12.0, succeeded=True, stopped=False, reason="done"),
+            entry("Concluded", 2, 12.0, succeeded=True, stopped=None, reason="done"),
         ]
     )
     assert [(each.driver, each.number, each.ended) for each in found] == [
@@ -53,7 +66,10 @@ def test_attempts_of_several_drivers() -> None:
         (1, 1, None),
         (2, 0, 12.0),
     ]
-    assert found[0].failure == "AGENT_LOST: two nodes"
+    assert (found[0].failure and found[0].failure.kind, str(found[0].failure)) == (
+        FailureKind.AGENT_LOST,
+        "two nodes",
+    )
     assert found[1].first_step == 3
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.unit.record.lines import entry_of
 
 from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
@@ -127,18 +128,18 @@ def test_the_time_of_many_reports_is_that_of_each(
     for _ in range(2):
         ledger = Ledger()
         training = {"event": "Joined", "phase": "Training", "attempt": 0, "time": 990.0}
-        ledger.take({"event": "Opened", "time": 980.0})
+        ledger.take(entry_of({"event": "Opened", "time": 980.0}))
         for reported in (reached, 0)[: 1 + replays]:
-            ledger.take({"event": "Launched", "time": 985.0, "step": 0, "world_size": 1})
-            ledger.take({**training, "attempt": reported})
-            ledger.take(training)
-            ledger.take({"event": "Reported", "time": 995.0, "step": reported})
+            ledger.take(entry_of({"event": "Launched", "time": 985.0, "step": 0, "world_size": 1}))
+            ledger.take(entry_of({**training, "attempt": reported}))
+            ledger.take(entry_of(training))
+            ledger.take(entry_of({"event": "Reported", "time": 995.0, "step": reported}))
         ledgers.append(ledger)
     one_by_one, at_once = ledgers
     for entry in entries:
-        one_by_one.take(entry)
+        one_by_one.take(entry_of(entry))
     for entry in entries[:start]:
-        at_once.take(entry)
+        at_once.take(entry_of(entry))
     stalls = [entry.get("stalled_s", 0.0) for entry in entries]
     changes = {
         row: stall
@@ -159,14 +160,13 @@ def test_the_time_of_many_reports_is_rounded_as_that_of_each(seed: int) -> None:
     one_by_one, at_once = Ledger(), Ledger()
     for ledger in (one_by_one, at_once):
         training = {"event": "Joined", "phase": "Training", "attempt": 0, "time": 1.8e9 - 1}
-        ledger.take({"event": "Opened", "time": 1.8e9 - 2})
-        ledger.take(
-            {**training, "event": "Launched", "phase": "Gathering", "step": 0, "world_size": 1}
-        )
-        ledger.take(training)
-        ledger.take({"event": "Reported", "time": 1.8e9, "step": 0, "stalled_s": stall_s})
+        ledger.take(entry_of({"event": "Opened", "time": 1.8e9 - 2}))
+        ledger.take(entry_of({**training, "event": "AgentsPlaced", "phase": "Gathering"}))
+        ledger.take(entry_of({"event": "Launched", "time": 1.8e9 - 1}))
+        ledger.take(entry_of(training))
+        ledger.take(entry_of({"event": "Reported", "time": 1.8e9, "step": 0, "stalled_s": stall_s}))
     for step, time in enumerate(times.tolist()):
-        one_by_one.take({"event": "Reported", "time": time, "step": step})
+        one_by_one.take(entry_of({"event": "Reported", "time": time, "step": step}))
     at_once.take_reports(times.tolist(), np.arange(1000), {})
     assert one_by_one.seconds["checkpoint_stall"] == stall_s
     assert at_once.seconds == one_by_one.seconds

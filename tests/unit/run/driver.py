@@ -23,21 +23,21 @@ from polytrain.events.health import Stacks, Started
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
+from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
-from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
-from polytrain.run.attached import Companion, RunFollower
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.publisher import Publisher
-from polytrain.run.remote_requests import RemoteRequests
+from polytrain.run.requests import RemoteRequests, StopRequests
 from polytrain.run.states import State
-from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
-from polytrain.workers.calls import (
+from polytrain.workers.agents.calls import (
     Acknowledge,
+    AgentEvent,
     Call,
     Drain,
     Kill,
@@ -47,15 +47,15 @@ from polytrain.workers.calls import (
     SendRoster,
     StoreRest,
 )
-from polytrain.workers.group import Handler, Happening
-from polytrain.workers.job import LaunchOrder
-from polytrain.workers.placement import NodeAddress, members
+from polytrain.workers.agents.placement import NodeAddress, members
+from polytrain.workers.driver.group import Handler
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
 
 BEGAN = 100.0
 """When a run begins, in seconds on its clock."""
 
-Life = Callable[[LaunchOrder], Sequence[Happening]]
+Life = Callable[[LaunchOrder], Sequence[AgentEvent]]
 """What the ranks of an attempt say, from joining to being done."""
 
 
@@ -71,7 +71,7 @@ class FakeGroup:
     now: float = BEGAN
     """Seconds on the clock of the run."""
 
-    pending: deque[Happening] = field(default_factory=deque)
+    pending: deque[AgentEvent] = field(default_factory=deque)
     alive: set[int] = field(default_factory=set)
     order: LaunchOrder | None = None
 
@@ -191,8 +191,6 @@ class Driver:
     released: threading.Event = field(default_factory=threading.Event)
     """Set when training has ended and the run waits for validations alone."""
 
-    followers: Sequence[RunFollower] = ()
-
     def companion(self, manager: CheckpointManager, journal: Journal) -> Companion:
         """What works on checkpoints beside training."""
         return Companion()
@@ -218,11 +216,11 @@ class Driver:
         for clock in ("time.monotonic", "time.time"):
             self.monkeypatch.setattr(clock, lambda: group.now)
         with (
-            Journal(location.open(), token=1, ledger=Ledger()) as journal,
+            Journal(location.open(), token=1) as journal,
             WorkerOutput(self.path / "logs", retry_s=0) as output,
             BackgroundTasks(wake=group.wake, at_once=True) as background_tasks,
         ):
-            journal.opened(anew=True, identity={}, world_size=self.world_size)
+            journal.write(Opened(anew=True, identity={}, world_size=self.world_size))
             observers = self.observers
             companion = self.companion(self.manager, journal)
             self.controller = Controller(
@@ -250,7 +248,6 @@ class Driver:
                     background_tasks=background_tasks,
                     output=output,
                 ),
-                followers=self.followers,
                 output=output,
                 health_monitor=HealthMonitor(
                     config=self.failure_config, group=group, journal=journal

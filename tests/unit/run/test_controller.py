@@ -26,8 +26,8 @@ from polytrain.events.health import Load, Started
 from polytrain.events.output import Output
 from polytrain.output.observers import Observers
 from polytrain.record.journal import Journal
-from polytrain.workers.group import Happening
-from polytrain.workers.job import LaunchOrder
+from polytrain.workers.agents.calls import AgentEvent
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Stopped
 
 
@@ -48,7 +48,7 @@ def test_a_report_counts_once_though_a_restart_repeats_it(
 ) -> None:
     run = driver(tmp_path, monkeypatch, max_failures=1)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         steps = [run.reported(rank, step) for step in (1, 2) for rank in (0, 1)]
         if order.attempt == 0:
             run.group.alive.discard(1)
@@ -59,7 +59,7 @@ def test_a_report_counts_once_though_a_restart_repeats_it(
     run.life = life
     assert run.conclude().succeeded
     assert run.group.of("launch") == [(0, 0), (1, 1)]
-    assert run.controller.journal.reports.steps().tolist() == [1, 2]
+    assert run.controller.journal.history.history.steps().tolist() == [1, 2]
     assert run.group.of("kill") == [(0,)]
 
 
@@ -111,7 +111,7 @@ def test_a_restart_waits_for_the_ranks_that_wrote_before(
 ) -> None:
     run = driver(tmp_path, monkeypatch, max_failures=1)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         if order.attempt == 0:
             run.group.alive.discard(1)
             return [
@@ -220,7 +220,7 @@ def test_a_lost_agent_keeps_no_checkpoint_from_being_committed(
 ) -> None:
     run = driver(tmp_path, monkeypatch)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         run.group.alive.discard(1)
         lost = AgentLost(rank=1, reason="its node is gone")
         return [run.staged(0, 0), run.staged(1, 0), run.stored(0, 0, model="0"), lost]
@@ -237,7 +237,7 @@ def test_a_part_that_waits_for_rank_0_ends_with_it(
     """Its agent would wait for ever otherwise."""
     run = driver(tmp_path, monkeypatch)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         run.group.alive.discard(0)
         exit_ = Exited(attempt=0, rank=0, how="killed by SIGKILL", killed=False)
         kept = [run.staged(0, 0), run.stored(0, 0, of_0="0")] if is_kept else []
@@ -249,7 +249,7 @@ def test_a_part_that_waits_for_rank_0_ends_with_it(
     assert run.group.of("store_rest") == [(1, 0, first), (1, 1, None)]
 
 
-NO_FIT: dict[str, Callable[[Driver], Sequence[Happening]]] = {
+NO_FIT: dict[str, Callable[[Driver], Sequence[AgentEvent]]] = {
     "rank 1 reported 'of_1' for checkpoint 0 only after the run had committed checkpoint 1": (
         lambda run: [run.staged(1, 0), run.stored(1, 0, of_1="1")]
     ),
@@ -336,7 +336,7 @@ def test_a_driver_without_its_lease_commits_nothing_and_ends_at_once(
 ) -> None:
     run = driver(tmp_path, monkeypatch, max_failures=-1)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         run.lease.lost = RunOwnedError("The run was taken over by process 7.")
         return [run.staged(0, 0), run.stored(0, 0, model="1")]
 
@@ -356,7 +356,9 @@ def test_a_stop_is_heard_with_the_report_in_which_it_is_asked_for(
     monkeypatch.setattr(Observers, "reported", lambda *_: run.stop_requests.request(stopped))
     reports_before: list[int] = []
     monkeypatch.setattr(
-        FakeGroup, "drain", lambda *_: reports_before.append(len(run.controller.journal.reports))
+        FakeGroup,
+        "drain",
+        lambda *_: reports_before.append(len(run.controller.journal.history.history)),
     )
     run.life = lambda order: [
         run.reported(0, 1),
@@ -373,7 +375,7 @@ def test_a_stop_waits_for_the_next_checkpoint(
     run = driver(tmp_path, monkeypatch)
     stopped = Stopped(by="observer", reason="enough")
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         run.stop_requests.request(stopped)
         part = [run.staged(0, 0, waits=True), run.stored(0, 0, model="1")]
         return [run.reported(0, 1), *part, Drained(attempt=0, rank=0)]
@@ -402,7 +404,7 @@ def test_what_raises_after_a_peer_is_lost_is_not_the_cause(
 ) -> None:
     run = driver(tmp_path, monkeypatch)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         run.group.alive.discard(1)
         noise = Failure(
             kind=FailureKind.USER_ERROR, rank=0, message="RuntimeError: Connection reset by peer"
@@ -460,7 +462,7 @@ def test_a_driver_that_was_paused_deletes_nothing_of_its_successor(
     def take_over(*_: object) -> None:
         run.lease.lost = taken
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         if moment == "while it commits":
             monkeypatch.setattr(
                 CheckpointManager, "commit", followed_by(take_over, CheckpointManager.commit, 2)
@@ -502,7 +504,7 @@ def test_a_journal_that_grows_in_memory_is_synced_in_the_background(
 ) -> None:
     run, syncs = driver(tmp_path, monkeypatch), []
     monkeypatch.setattr(Journal, "wants_sync", True)
-    monkeypatch.setattr(Journal, "sync", lambda journal: syncs.append(len(journal.reports)))
+    monkeypatch.setattr(Journal, "sync", lambda journal: syncs.append(len(journal.history.history)))
 
     run.life = lambda order: [
         *(run.reported(rank, step) for step in (1, 2) for rank in (0, 1)),
@@ -517,7 +519,7 @@ def test_the_journal_has_how_busy_all_ranks_were_and_where_one_failed(
 ) -> None:
     run = driver(tmp_path, monkeypatch, max_failures=1)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         def load(rank: int, window: int, busy: float) -> Load:
             return Load(attempt=order.attempt, rank=rank, window=window, busy=busy)
 

@@ -24,7 +24,7 @@ from polytrain.events.attempt import (
 )
 from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, Training
-from polytrain.workers.calls import Drain, Kill
+from polytrain.workers.agents.calls import Drain, Kill
 from polytrain_plugins import Stopped
 
 

@@ -35,7 +35,7 @@ from polytrain.policy.failure import FailurePolicy
 from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Concluded, State
-from polytrain.workers.calls import Drain, Kill, Leave, SendRoster
+from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
 from polytrain_plugins import Offer, Stopped
 
 STEPS = 2

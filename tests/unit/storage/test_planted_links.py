@@ -20,7 +20,7 @@ from polytrain.errors import CheckpointError
 from polytrain.output.rank_log import RankLog
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.run.lease import leased
-from polytrain.run.remote_requests import RemoteRequests, RequestKind, ask
+from polytrain.run.requests import RemoteRequests, RequestKind, ask
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location

@@ -90,7 +90,7 @@ def test_what_is_sent_live_is_what_is_sent_later(
                 token = driver.token
                 live = TrackedRows(position, can_rewind=can_rewind)
                 for entry in driver.entries():
-                    if entry["token"] < token:
+                    if entry.token < token:
                         live.take(entry)
             assert live is not None
             for taken in driver.taken:

@@ -23,8 +23,8 @@ from polytrain.record.journal import Journal
 from polytrain.run.attached import Companion
 from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
-from polytrain.workers.group import Happening
-from polytrain.workers.job import LaunchOrder
+from polytrain.workers.agents.calls import AgentEvent
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointInfo, Stopped, hookimpl
 
 
@@ -96,8 +96,8 @@ def driver(
     for name, value in options.items():
         setattr(made, name, value)
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
-        happenings: list[Happening] = []
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        happenings: list[AgentEvent] = []
         for number in range(4):
             happenings += [
                 made.reported(0, number + 1),
@@ -123,7 +123,12 @@ def test_the_score_of_a_validation_decides_what_is_kept(
     kept = [(info.step, info.metrics) for info in run.manager.best()]
     # The newest is always kept.
     assert kept == [(2, {"val": 0.0}), (4, {"val": -2.0})]
-    assert [report["val"] for report in run.controller.journal.reports] == [-1.0, 0.0, -1.0, -2.0]
+    assert [report["val"] for report in run.controller.journal.history.history] == [
+        -1.0,
+        0.0,
+        -1.0,
+        -2.0,
+    ]
     assert [entry["step"] for entry in lines(tmp_path, "ValidationEnded")] == [1, 2, 3, 4]
     # Until it is validated, no checkpoint lacks its score.
     assert "doesn't rank" not in caplog.text
@@ -187,7 +192,7 @@ def test_a_validation_that_fails_is_logged_and_the_run_succeeds(
         "validated",
         "validated",
     ]
-    assert "val" not in run.controller.journal.reports[1]
+    assert "val" not in run.controller.journal.history.history[1]
 
 
 def test_a_run_whose_every_validation_failed_says_so(
@@ -216,7 +221,7 @@ def test_a_metric_that_was_reported_is_not_replaced(
         tmp_path, monkeypatch, validation=lambda task: Validated(metrics={"loss": 5.0, "new": 1})
     )
 
-    def life(order: LaunchOrder) -> Sequence[Happening]:
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         stored = run.stored(0, 0, validation={}, model="0")
         object.__setattr__(stored, "metrics", {"loss": 1.0})
         return [run.reported(0, 1), run.staged(0, 0), stored, *run.all_done()]
@@ -224,7 +229,7 @@ def test_a_metric_that_was_reported_is_not_replaced(
     run.life = life
     assert run.conclude().succeeded
     assert "it returned 'loss', which the report of the checkpoint has already" in caplog.text
-    assert run.controller.journal.reports[0] == {"loss": 1.0}
+    assert run.controller.journal.history.history[0] == {"loss": 1.0}
 
 
 def test_a_failed_validation_ends_the_run_if_it_is_to(

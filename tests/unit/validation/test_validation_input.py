@@ -18,7 +18,7 @@ from polytrain import (
     ValidationTaskConfig,
     make_trainer,
 )
-from polytrain.api.checkpoint_validation import inline_problems, validation_problems
+from polytrain.api.validation_checks import inline_problems, validation_problems
 from polytrain.backends.reference import Reference
 from polytrain.config.configs import RunConfig
 from polytrain.config.run_spec import RunSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise, takewhile
 
-from polytrain.view.progress.heartbeats import heartbeat_pauses
+from polytrain.view.progress.display import heartbeat_pauses
 
 
 def test_two_hours_have_few_lines_and_their_first_minute_several() -> None:

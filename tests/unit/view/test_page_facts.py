@@ -8,7 +8,7 @@ import pytest
 from tests.unit.record.recorded import RUN, SETTINGS, attempt, journal, line, opened, page_of
 
 from polytrain.record.history import read_history
-from polytrain.record.overview import RunState
+from polytrain.record.state import RunState
 from polytrain.record.timeline import Span
 from polytrain.view.page.facts import Facts
 from polytrain.view.page.failures import folded, ranges
@@ -98,11 +98,11 @@ def test_settings_that_were_chosen(facts: Facts) -> None:
     }
 
 
-def test_a_journal_of_an_earlier_version() -> None:
+def test_a_journal_that_says_little_of_its_ranks() -> None:
     lines = [opened(0), *attempt(1, 0)]
     lines[0].pop("configuration")
     for each in lines:
-        for name in ("hosts", "gpus", "rank", "rows", "device", "node"):
+        for name in ("hosts", "gpus", "rows", "device", "node"):
             each.pop(name, None)
     facts = page_of(lines)
     assert [(each.host, each.node, each.device, each.gpus, each.busy) for each in facts.ranks] == [

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.record.lines import entry_of
 
 import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, make_trainer
 from polytrain.errors import TrainingFailedError
-from polytrain.record.overview import RunState
-from polytrain.record.reports import Reports, encoded
+from polytrain.record.reports import Reports, encoded_numbers
+from polytrain.record.state import RunState
 from polytrain.view.cli import main
 from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord
@@ -68,12 +69,12 @@ class Parsed(HTMLParser):
 
 def facts(fill: Callable[[RunRecord], None] = lambda record: None) -> Facts:
     record = RunRecord(since_token=1, world_size=2)
-    record.identity = {"backend": "reference", "options": {}, "datasets": {}, "content": {}}
-    record.take({"event": "Opened", "time": 0.0, "began": 0.0, "token": 1, "anew": True})
+    identity = {"backend": "reference", "options": {}, "datasets": {}, "content": {}}
+    record.take(entry_of({"event": "Opened", "time": 0.0, "began": 0.0, "identity": identity}))
     launched = {"attempt": 0, "step": 0, "start": None, "world_size": 2}
-    record.take({"event": "Launched", "time": 1.0, "token": 1, **launched})
+    record.take(entry_of({"event": "Launched", "time": 1.0, **launched}))
     fill(record)
-    record.take({"event": "Closed", "time": 9.0, "token": 1})
+    record.take(entry_of({"event": "Closed", "time": 9.0}))
     source = Source(
         name="run", path="/r", state=RunState.FINISHED, driver=None, read=0.0, version="1"
     )
@@ -193,7 +194,12 @@ def test_ten_million_points_are_decimated_and_the_page_says_so() -> None:
     values = array("d", [1.0]) * count
     # One value that nobody must miss.
     values[7_654_321] = 9.0
-    column = {"name": "loss", "kind": "float64", "runs": [[0, 0]], "values": encoded(values)}
+    column = {
+        "name": "loss",
+        "kind": "float64",
+        "runs": [[0, 0]],
+        "values": encoded_numbers(values),
+    }
     written = {"count": count, "steps": [[0, 1]], "columns": [column]}
     text = page(facts(lambda record: record.history.extend(Reports.from_json(written))))
     assert len(text.encode()) < 200_000
@@ -217,7 +223,7 @@ def test_five_hundred_restarts() -> None:
             for step in (1, 2):
                 record.history.add(step, {"loss": float(number)})
             launched = {"attempt": number, "step": 0, "start": None, "world_size": 2}
-            record.take({"event": "Launched", "time": 1.0 + number / 100, "token": 1, **launched})
+            record.take(entry_of({"event": "Launched", "time": 1.0 + number / 100, **launched}))
         record.history.add(1, {"loss": 0.0})
 
     text = page(facts(fill))

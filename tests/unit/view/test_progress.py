@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.unit.record.lines import entry_of
 
 from polytrain.output.line_layout import columns
 from polytrain.record.ledger import Ledger
@@ -53,7 +54,7 @@ class Play:
 
     def take(self, event: str, *, after_s: float = 0.0, **fields: Any) -> None:
         self.now += after_s
-        entry = {"time": self.now, "token": 1, "event": event, **fields}
+        entry = entry_of({"time": self.now, "event": event, **fields})
         # As the journal does it.
         self.progress.ledger.take(entry)
         self.progress.take(entry)
@@ -131,7 +132,7 @@ def test_while_a_run_starts_it_says_what_it_waits_for() -> None:
 
 def test_a_run_that_trains_shows_step_rate_time_left_metrics_and_what_is_saved() -> None:
     play = trained()
-    play.take("Committed", checkpoint="checkpoints/000001", step=10)
+    play.take("Committed", checkpoint="checkpoint_000001", step=10)
     first, second = play.shown()
     assert first == "higgs · step 20 of 2000 · 1 steps/s · 33 min left · loss 0.05 · saved 10"
     assert second == "2 ranks · goodput 87%"
@@ -163,7 +164,7 @@ def test_a_restart_bends_neither_the_rate_nor_the_time_left() -> None:
     play = trained()
     play.fail(noticed_after_s=600)
     play.now += 600  # until there are workers again
-    play.launch(1, step=10, start="checkpoints/000001")
+    play.launch(1, step=10, start="checkpoint_000001")
     play.join(1)
     play.report(range(11, 15))
     assert play.progress.steps_per_s == pytest.approx(1, rel=0.1)
@@ -173,7 +174,7 @@ def test_a_restart_bends_neither_the_rate_nor_the_time_left() -> None:
 def test_steps_that_are_done_once_more_are_said_to_be() -> None:
     play = trained()
     play.fail()
-    play.launch(1, step=10, start="checkpoints/000001")
+    play.launch(1, step=10, start="checkpoint_000001")
     play.join(1)
     play.report(range(11, 15))
     assert "step 14 of 2000 · repeating up to 20" in play.shown()[0]
@@ -258,9 +259,9 @@ def test_where_lines_stay_there_is_one_for_each_event() -> None:
     play.launch()
     play.join()
     play.report(range(1, 50))
-    play.take("Committed", checkpoint="checkpoints/000001", step=40)
+    play.take("Committed", checkpoint="checkpoint_000001", step=40)
     play.fail()
-    play.launch(1, step=40, start="checkpoints/000001")
+    play.launch(1, step=40, start="checkpoint_000001")
     play.join(1)
     play.take("Concluded", succeeded=True, stopped=None, reason="every rank finished")
     assert started(RUN) == "higgs: starting (2 workers here), in /runs/higgs"
@@ -268,7 +269,7 @@ def test_where_lines_stay_there_is_one_for_each_event() -> None:
         "higgs: training on 2 ranks",
         "higgs: failed: rank 1 on 10.0.0.3: killed by SIGKILL before its training was done, "
         "after step 14 (failure 1 of max_failures=3)",
-        "higgs: restart 1: resumes after step 40, from 000001",
+        "higgs: restart 1: resumes after step 40, from checkpoint_000001",
         "higgs: training on 2 ranks",
     ]
     assert ended(RUN, play.progress) == "higgs: finished, 1 restart"
@@ -292,7 +293,7 @@ def test_a_request_to_stop_is_shown_until_the_run_has_stopped() -> None:
     play.take("DrainWanted", phase="Training", attempt=0, reason=reason)
     assert "stops after its next checkpoint: stopped by a signal: SIGINT" in play.shown()[1]
     play.take("AttemptEnded", attempt=0, failure=None, reason="")
-    play.take("Concluded", succeeded=False, stopped={"by": "signal"}, reason=reason)
+    play.take("Concluded", succeeded=False, stopped={"by": "signal", "reason": ""}, reason=reason)
     assert ended(RUN, play.progress) == f"higgs: stopped: {reason}"
 
 
@@ -355,9 +356,9 @@ def test_lengths_of_time(seconds: float, text: str) -> None:
 
 def test_every_json_line_says_its_schema_run_event_and_time() -> None:
     play = trained()
-    play.take("Committed", checkpoint="checkpoints/000001", step=10)
+    play.take("Committed", checkpoint="checkpoint_000001", step=10)
     play.fail()
-    play.launch(1, step=10, start="checkpoints/000001")
+    play.launch(1, step=10, start="checkpoint_000001")
     play.take("Concluded", succeeded=True, stopped=None, reason="every rank finished")
     lines = [
         started_line(RUN, now=T0),
@@ -401,9 +402,9 @@ def test_the_lines_of_a_second_driver_begin_where_the_first_one_ended() -> None:
     first = trained()
     second = Play(progress=Progress(ledger=first.progress.ledger), now=first.now + 60)
     second.take("Opened", anew=False, world_size=2, began=second.now, total_steps=2000)
-    second.launch(0, step=10, start="checkpoints/000001")
+    second.launch(0, step=10, start="checkpoint_000001")
     second.join()
     second.report(range(11, 13))
     assert "step 12 of 2000 · repeating up to 20" in second.shown()[0]
     assert second.progress.stage is Stage.TRAINING
-    assert second.said[0] == "higgs: restart 1: resumes after step 10, from 000001"
+    assert second.said[0] == "higgs: restart 1: resumes after step 10, from checkpoint_000001"

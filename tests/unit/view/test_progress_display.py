@@ -14,11 +14,12 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.unit.record.lines import entry_of
 
+from polytrain.record.entries import AttemptEnded, Entry
 from polytrain.record.ledger import Ledger
 from polytrain.view.progress.display import shown_progress
 from polytrain_plugins import RunInfo
@@ -26,15 +27,15 @@ from polytrain_plugins import RunInfo
 RUN = RunInfo(name="größe", backend="reference", num_workers=2, path="/runs/r", cluster="here")
 
 
-def line(event: str, **fields: Any) -> Mapping[str, Any]:
-    return {"time": 100.0, "token": 1, "event": event, **fields}
+def line(event: str, **fields: Any) -> Entry:
+    return entry_of({"time": 100.0, "event": event, **fields})
 
 
 OPENED = line("Opened", anew=True, world_size=2, began=100.0)
 CONCLUDED = line("Concluded", succeeded=True, stopped=None, reason="every rank finished")
 
 
-def shown(progress: str | bool, *entries: Mapping[str, Any]) -> None:
+def shown(progress: str | bool, *entries: Entry) -> None:
     """Show a run of these lines."""
     ledger = Ledger()
     with shown_progress(RUN, progress, ledger, now=time.time) as take:
@@ -83,8 +84,10 @@ def test_a_line_that_cannot_be_shown_is_logged_once_and_ends_nothing(
     with caplog.at_level(logging.ERROR):
         shown("plain", OPENED, line("Joined", phase="Training", attempt=0), CONCLUDED)
         with shown_progress(RUN, "plain", Ledger(), now=time.time) as take:
-            take(line("Opened"))
-            take(line("Opened"))
+            no_failure: Any = "nothing"
+            broken = AttemptEnded(attempt=0, failure=no_failure, reason="")
+            take(broken)
+            take(broken)
     assert len(caplog.records) == 1
     assert "the run continues" in caplog.text
 

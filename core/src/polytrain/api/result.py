@@ -17,8 +17,7 @@ from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.policy.retention import badness, ranked
-from polytrain.record.history import RunHistory, read_history
-from polytrain.record.journal import JOURNAL
+from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.ledger import Ledger
 from polytrain.run.fit import RunOutcome
 from polytrain.run.identity import options_of

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from polytrain.api.result import Result
 from polytrain.run.interrupts import stop_requests
-from polytrain.run.stop_requests import StopRequests
+from polytrain.run.requests import StopRequests
 from polytrain_plugins import Attempt, Report, Stopped, hookimpl
 
 REPORTS_KEPT = 10_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from polytrain.config.configs import CheckpointConfig, RunConfig
 from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.policy.stop_rule import STEP, is_good_when_small, limit_of
 from polytrain.text.plain_values import is_whole
+from polytrain.text.signatures import accepts, written
 from polytrain_plugins import Problem
 
 _FIELD = "RunConfig.stop"
@@ -91,26 +91,13 @@ def _limit_problems(name: Any, limit: Any, checkpoints: Any) -> Iterator[Problem
 
 
 def _function_problems(function: Any) -> Iterator[Problem]:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables in C have no signature
-        signature = None
-    if signature is not None and not _takes_one(signature):
-        name = getattr(function, "__name__", type(function).__name__)
+    if not accepts(function, None):
         yield Problem(
             field=_FIELD,
-            what=f"{name}{signature} is called with one argument, the report",
+            what=f"{written(function)} is called with one argument, the report",
             remedy="Let it take one argument, a polytrain_plugins.Report: report.step, "
             "report.metrics",
         )
     yield from pickle_problems(
         _FIELD, function, remedy="Create such objects inside the function, or decide by the report"
     )
-
-
-def _takes_one(signature: inspect.Signature) -> bool:
-    try:
-        signature.bind(None)
-    except TypeError:
-        return False
-    return True

@@ -11,14 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from polytrain import satellites
-from polytrain.api.datasets import (
-    fingerprints,
-    identified_datasets,
-    ready_datasets,
-    start_problems,
-)
-from polytrain.api.problems import missing_options, unknown_options
-from polytrain.api.request import (
+from polytrain.api.backend_checks import missing_options, raise_if_any, unknown_options
+from polytrain.api.checks import (
     checked,
     cluster_problems_now,
     damage_problems,
@@ -27,6 +21,12 @@ from polytrain.api.request import (
     location_of,
     start_of,
     storage_problems_of,
+)
+from polytrain.api.datasets import (
+    fingerprints,
+    identified_datasets,
+    ready_datasets,
+    start_problems,
 )
 from polytrain.api.result import Result, recorded, result_of
 from polytrain.api.run_handle import RunHandle, Watcher
@@ -50,9 +50,9 @@ from polytrain.run.identity import (
 )
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.lease import Lease, leased
+from polytrain.run.requests import StopRequests
 from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
 from polytrain.run.run import Run
-from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.storage.retry import no_retries_once
 from polytrain.text.plain_values import plain, with_plain_fields
@@ -89,7 +89,7 @@ def make_trainer(
     """
     given: Any = backend
     if not isinstance(given, str):
-        _raise_if_any((_no_name(given),))
+        raise_if_any([_no_name(given)])
     cls = load_backend(backend)
     arguments: dict[str, Any] = {
         "train_loop_per_worker": train_loop_per_worker,
@@ -150,7 +150,7 @@ class Trainer:
     ) -> None:
         given: Any = backend
         if not isinstance(given, Backend):
-            _raise_if_any((_no_backend(given),))
+            raise_if_any([_no_backend(given)])
         spec = RunSpec.of(
             with_plain_fields(backend),
             train_loop_per_worker=train_loop_per_worker,
@@ -163,7 +163,7 @@ class Trainer:
             validation_config=validation_config,
         )
         self._datasets, problems = checked(spec)
-        _raise_if_any(problems)
+        raise_if_any(problems)
         self._spec = spec.with_program()
 
     @overload
@@ -204,7 +204,7 @@ class Trainer:
         """
         clock = Clock()
         location = location_of(self._spec)
-        _raise_if_any((*fit_problems(resume, wait), *storage_problems_of(self._spec, location)))
+        raise_if_any((*fit_problems(resume, wait), *storage_problems_of(self._spec, location)))
         self._datasets = identified_datasets(self._datasets)
         watcher = Watcher()
         with storage_needed(location):
@@ -277,7 +277,7 @@ class Trainer:
             history = replace(history, succeeded=None, stopped=None)
         if history.succeeded:
             return self._finished(location, history, identity)
-        _raise_if_any(
+        raise_if_any(
             tuple(
                 differences(
                     history.identity,
@@ -299,11 +299,11 @@ class Trainer:
         """The finished run, if its result is returned; None if it is trained again."""
         wanted = self._spec.run_config.if_finished
         if wanted == "error":
-            _raise_if_any((_is_finished(location),))
+            raise_if_any([_is_finished(location)])
         if wanted is None:
             # A longer run is a different run: no option may differ.
             changed = tuple(differences(history.identity, identity, mutable_on_resume=()))
-            _raise_if_any(changed or tuple(content_differences(history.identity, identity)))
+            raise_if_any(changed or tuple(content_differences(history.identity, identity)))
         return None if wanted == "new" else history
 
     def _run(
@@ -328,15 +328,15 @@ class Trainer:
             )
             start = manager.start()
         if not start.own:
-            _raise_if_any(tuple(damage_problems(start)))
+            raise_if_any(damage_problems(start))
         choice, place = None, None
         if not spec.is_inline:
             choice = choose_cluster(spec.scaling_config, available_clusters(spec))
             place = cluster.enter_context(opened_cluster(choice, spec.scaling_config))
-            _raise_if_any(tuple(cluster_problems_now(spec)))
+            raise_if_any(cluster_problems_now(spec))
         demand = spec.backend.demand(job_of(spec, self._datasets))
         datasets, problems = ready_datasets(self._datasets, demand, spec.scaling_config)
-        _raise_if_any(problems)
+        raise_if_any(problems)
         run = Run(
             spec=spec,
             datasets=datasets,
@@ -354,7 +354,7 @@ class Trainer:
             met = already_met(run.stop_rule, history, start_step=start.step)
             if met is not None:
                 run.stop_requests.request(met)
-        _raise_if_any(start_problems(run))
+        raise_if_any(start_problems(run))
         return run
 
 
@@ -408,11 +408,6 @@ def _is_finished(location: Location) -> Problem:
         what=f"it is 'error', and the run in {location.address} is finished",
         remedy="Give the run another name, or if_finished='new' to train again under this one",
     )
-
-
-def _raise_if_any(problems: tuple[Problem, ...]) -> None:
-    if problems:
-        raise InvalidJobError(problems)
 
 
 def _root_exception(error: TrainingFailedError) -> BaseException | None:

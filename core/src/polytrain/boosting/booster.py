@@ -5,18 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from polytrain.boosting.feature_problems import constraint_problems, feature_problems
 from polytrain.boosting.option_problems import (
+    COLUMN,
+    PARAMS,
     categorical_problems,
     model_problems,
-    not_a_count,
-    not_a_mapping,
-    not_column_names,
     patience_problems,
-    sample_problems,
 )
+from polytrain.config.constraints import Whole, field_problems
 from polytrain_plugins import (
     Backend,
     Demand,
@@ -27,6 +26,8 @@ from polytrain_plugins import (
     number_problems,
     options_beside_function,
 )
+
+_ROUNDS = Whole(of="rounds", least=1, remedy="Give 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +59,16 @@ class Booster(Backend):
     preload: ClassVar[tuple[str, ...]]
     """See `Demand.preload`."""
 
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Annotated[Mapping[str, Any], PARAMS] = field(default_factory=dict)
     """Parameters, as for the framework's own `train`: one that is None has its default."""
 
-    num_boost_round: int = 10
+    num_boost_round: Annotated[int, _ROUNDS] = 10
     """Boosting rounds in total, including those before a restart."""
 
-    label: str | None = None
+    label: Annotated[str | None, COLUMN] = None
     """Column to predict."""
 
-    weight: str | None = None
+    weight: Annotated[str | None, COLUMN] = None
     """Column with the weights of the rows."""
 
     categorical: Sequence[str] = ()
@@ -77,14 +78,17 @@ class Booster(Backend):
     eval_train: bool = True
     """Whether to report metrics of the training rows too."""
 
-    early_stopping_rounds: int | None = None
+    early_stopping_rounds: Annotated[int | None, _ROUNDS] = None
     """Stop when a metric of a data set besides "train" hasn't improved for this many rounds. The
     framework decides which metrics count."""
 
     callbacks: Sequence[Any] = ()
     """Callbacks, as for the framework's own `train`. Every worker calls them."""
 
-    bin_sample_rows: int = 200_000
+    bin_sample_rows: Annotated[
+        int,
+        Whole(of="rows", least=1, remedy="Give 1 or more; 200,000 is enough for 256 bins"),
+    ] = 200_000
     """Size of the sample of all workers' rows from which the bins of all workers are made. If the
     sample is the whole data set, the order of rows makes no difference."""
 
@@ -153,16 +157,15 @@ class Booster(Backend):
             self.score_option: self.score_column,
         }
         columns = {**numbers, self.query_option: self.query_column}
-        if not_names := list(not_column_names(**columns)):
-            yield from not_names
+        wrong = list(field_problems(self, ""))
+        yield from wrong
+        if any(problem.field in columns for problem in wrong):
             return
         besides = self.columns_besides_features
-        yield from not_a_mapping(params=self.params)
         if isinstance(self.params, Mapping):
             yield from self.parameter_problems(job)
             yield from constraint_problems(job, besides, self.params, *self.constraint_params)
-        yield from not_a_count(num_boost_round=self.num_boost_round)
-        yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
+        yield from patience_problems(job, self.early_stopping_rounds)
         yield from self.label_problems()
         yield from missing_columns(job, **columns)
         yield from categorical_problems(job, self.categorical, besides)
@@ -170,7 +173,6 @@ class Booster(Backend):
         yield from feature_problems(
             job, besides, categorical=self.categorical, forbidden=self.forbidden_in_names
         )
-        yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
         given_model = {self.model_option: getattr(self, self.model_option)}
         yield from model_problems(self.name, **given_model)
         yield from self.other_problems(job)

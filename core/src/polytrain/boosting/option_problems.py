@@ -1,4 +1,4 @@
-"""Checks of the options that boosters share, one function for each."""
+"""Rules of the options that boosters share."""
 
 from __future__ import annotations
 
@@ -6,66 +6,43 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from polytrain.config.constraints import Checked, Wrong
 from polytrain_plugins import Job, Problem, is_instance_of, missing_columns
 
 
-def not_column_names(**options: Any) -> Iterator[Problem]:
-    """Yield the options that don't name one column.
-
-    Args:
-        options: an option's name to what the user gave; None for none.
-    """
-    for option, value in options.items():
-        if value is None or isinstance(value, str):
-            continue
-        if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-            yield Problem(
-                field=option,
-                what=f"{value!r} names several columns, and the option takes one",
-                remedy="Name one column. For several labels train a model for each, or use a "
-                "training function",
-            )
-        else:
-            yield Problem(
-                field=option,
-                what=f"{value!r} is a {type(value).__name__}, not the name of a column",
-                remedy="Give the name of a column",
-            )
+def _one_column(given: Any) -> Iterator[Wrong]:
+    """Yield why this doesn't name one column."""
+    if isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
+        yield (
+            f"{given!r} names several columns, and the option takes one",
+            "Name one column. For several labels train a model for each, or use a "
+            "training function",
+        )
+    elif not isinstance(given, str):
+        yield (
+            f"{given!r} is a {type(given).__name__}, not the name of a column",
+            "Give the name of a column",
+        )
 
 
-def not_a_count(**options: Any) -> Iterator[Problem]:
-    """Yield the options that aren't a whole number of at least 1."""
-    for option, value in options.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            yield Problem(
-                field=option, what=f"{value!r} is not a number of rounds", remedy="Give 1 or more"
-            )
+def _a_dict(given: Any) -> Iterator[Wrong]:
+    """Yield why this can't be `params`."""
+    if not isinstance(given, Mapping):
+        yield f"{given!r} is not a dict", "Pass params={…}"
 
 
-def not_a_mapping(**options: Any) -> Iterator[Problem]:
-    """Yield the options that aren't a dict."""
-    for option, value in options.items():
-        if not isinstance(value, Mapping):
-            yield Problem(
-                field=option, what=f"{value!r} is not a dict", remedy=f"Pass {option}={{…}}"
-            )
+COLUMN = Checked(_one_column)
+PARAMS = Checked(_a_dict)
 
 
-def patience_problems(job: Job, **options: Any) -> Iterator[Problem]:
-    """Yield what is wrong with options for early stopping; None turns an option off.
-
-    Each must be a number of rounds, and there must be a data set besides "train" to evaluate.
-    """
-    for option, rounds in options.items():
-        if rounds is None:
-            continue
-        yield from not_a_count(**{option: rounds})
-        if set(job.datasets) <= {"train"}:
-            yield Problem(
-                field=option,
-                what="there is no data set to evaluate on",
-                remedy='Pass one more: datasets={"train": …, "valid": …}',
-            )
+def patience_problems(job: Job, rounds: int | None) -> Iterator[Problem]:
+    """Yield why there is nothing to evaluate for `early_stopping_rounds`; None turns it off."""
+    if rounds is not None and set(job.datasets) <= {"train"}:
+        yield Problem(
+            field="early_stopping_rounds",
+            what="there is no data set to evaluate on",
+            remedy='Pass one more: datasets={"train": …, "valid": …}',
+        )
 
 
 def categorical_problems(job: Job, categorical: Any, others: Iterable[str]) -> Iterator[Problem]:
@@ -90,17 +67,6 @@ def categorical_problems(job: Job, categorical: Any, others: Iterable[str]) -> I
                 field="categorical",
                 what=f"{column!r} isn't a feature",
                 remedy="Remove it from the list",
-            )
-
-
-def sample_problems(**options: Any) -> Iterator[Problem]:
-    """Yield the options that aren't a number of rows."""
-    for option, rows in options.items():
-        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
-            yield Problem(
-                field=option,
-                what=f"{rows!r} is not a number of rows",
-                remedy="Give 1 or more; 200,000 is enough for 256 bins",
             )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, TypeVar
 
-from polytrain.text.close_names import close_to
+from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import InvalidJobError, Problem
 
 logger = logging.getLogger(__name__)
@@ -78,9 +78,7 @@ def _problems(
 ) -> Iterator[Problem]:
     found = absent.get(name)
     if found is None:
-        near = close_to(name, sorted(known))
-        meant = f"Did you mean {near[0]!r}? " if near else ""
-        remedy = f"{meant}It has: {', '.join(sorted(known))}"
+        remedy = f"{did_you_mean(name, sorted(known))}It has: {', '.join(sorted(known))}"
         yield Problem(field=f"{cls}.{name}", what="there is no such field", remedy=remedy)
     elif value is None or value == found.default or (not value and not found.default):
         return

@@ -149,12 +149,16 @@ def field_problems(config: Any, name: str | None = None) -> Iterator[Problem]:
             yield wrong_type(path, value, _SHOWN.get(wanted[0], wanted[0]))
         elif isinstance(value, Config):
             yield from field_problems(value, None if name is None else path)
-        elif (choices := _choices(hint)) and not any(
-            type(value) is type(each) and value == each for each in choices
-        ):
+        elif (choices := _choices(hint)) and not _is_one_of(value, choices):
             given = [*choices, None] if NoneType in members else choices
             remedy = f"Give {' or '.join(map(repr, given))}"
             yield Problem(field=path, what=f"{value!r} is unknown", remedy=remedy)
+
+
+def _is_one_of(value: Any, choices: list[Any]) -> bool:
+    # 0 and 1 are truth values only where nothing else may be given.
+    types = {bool, int} if choices == [True, False] else {type(value)}
+    return any(type(each) in types and type(value) in types and value == each for each in choices)
 
 
 def typed_problems(field: str, value: Any, wanted: type) -> Iterator[Problem]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.validation_config import ValidationConfig
+from polytrain.text.signatures import accepts
 from polytrain_plugins import Backend, CheckpointKind
 
 
@@ -117,16 +117,3 @@ class RunSpec:
 def _needs_config(function: Any) -> bool:
     """Whether a training function is called with an empty config where none is given."""
     return callable(function) and not accepts(function) and accepts(function, {})
-
-
-def accepts(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether it can be called with these arguments; True if its signature is unknown."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables in C have no signature
-        return True
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True

@@ -7,7 +7,7 @@ from itertools import dropwhile
 from typing import Any
 
 from polytrain.config.constraints import wrong_type
-from polytrain.text.close_names import close_to
+from polytrain.text.close_names import did_you_mean
 from polytrain.text.secret_names import HIDDEN, is_secret
 from polytrain_plugins import Problem
 
@@ -112,12 +112,10 @@ def _problems_of_ray(runtime_env: Mapping[str, Any]) -> Iterator[Problem]:
     known = sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
     for name in runtime_env:
         if name not in known and name not in ("nsight", "rocprof-sys"):
-            near = close_to(str(name), known)
-            meant = f"Did you mean {near[0]!r}? " if near else ""
             yield Problem(
                 field=FIELD,
                 what=f"Ray has no {name!r} in a runtime environment",
-                remedy=f"{meant}It has: {', '.join(known)}",
+                remedy=f"{did_you_mean(name, known)}It has: {', '.join(known)}",
             )
     local = [
         place

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from polytrain.lazy_names import LazyNames
 
 _NAMES = LazyNames(module=__name__, homes={"polytrain.config.configs": ("DataConfig",)})
 
-
-def __getattr__(name: str) -> Any:
-    return _NAMES.get(name)
+__getattr__ = _NAMES.get

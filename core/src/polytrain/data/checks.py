@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
 from polytrain.data_errors import SourceError, too_few
+from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Demand, Problem
 
 logger = logging.getLogger(__name__)
@@ -225,8 +225,7 @@ def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Prob
     for name, config in configs.items():
         field = f"dataset_config[{name!r}]"
         if name not in datasets:
-            nearest = difflib.get_close_matches(str(name), map(str, datasets), n=1)
-            meant = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            meant = did_you_mean(name, datasets)
             yield Problem(
                 field=field,
                 what="there is no such data set",

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from polytrain.ray_names.doors import Door
+from polytrain.ray_names.doors import door
 
 if TYPE_CHECKING:
     from polytrain.ray_names.configs import LightGBMConfig as LightGBMConfig
     from polytrain.ray_names.trainers import LightGBMTrainer as LightGBMTrainer
-    from polytrain_lightgbm import LightGBM as LightGBM
-    from polytrain_lightgbm import RayTrainReportCallback as RayTrainReportCallback
-    from polytrain_lightgbm import bin_reference as bin_reference
-    from polytrain_lightgbm import get_network_params as get_network_params
-    from polytrain_lightgbm import network_params as network_params
-    from polytrain_lightgbm import normalize_pandas_for_lightgbm as normalize_pandas_for_lightgbm
+    from polytrain_lightgbm import *
 
-_DOOR = Door(
-    module=__name__,
-    homes={
-        "polytrain.ray_names.configs": ("LightGBMConfig",),
-        "polytrain.ray_names.trainers": ("LightGBMTrainer",),
-    },
-    plugin="polytrain_lightgbm",
-    backend="lightgbm",
-)
-
-
-def __getattr__(name: str) -> Any:
-    return _DOOR.get(name)
-
-
-def __dir__() -> list[str]:
-    return _DOOR.names()
+__getattr__, __dir__ = door(__name__)

@@ -19,7 +19,7 @@ SIZE = 1 << 16
 _BEATS, _STAGE = 0, 1
 
 _REPORTS = 64
-"""Offset of `workers.report_ring`'s part of the page, in bytes."""
+"""Offset of `workers.processes.report_ring`'s part of the page, in bytes."""
 
 
 class WorkerStage(IntEnum):

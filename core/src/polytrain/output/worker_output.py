@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+import tempfile
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +20,8 @@ from polytrain.output.call_queues import CallQueues
 from polytrain.output.echo import output_line, write_line
 from polytrain.output.lines import LineBuffer
 from polytrain.output.rank_log import RankLog
+from polytrain.storage.beneath import Beneath
+from polytrain.storage.location import Location
 
 _LAST_LINES = 10
 
@@ -183,3 +189,48 @@ def _name(rank: int | None) -> str:
 
 def _file_of(rank: int | None) -> str:
     return f"{_name(rank).replace(' ', '_')}.log"
+
+
+@contextlib.contextmanager
+def opened_output(
+    location: Location,
+    *,
+    token: int,
+    show: Literal["all", "rank_0", "none"],
+    queues: CallQueues,
+) -> Iterator[WorkerOutput]:
+    """Open the output of a run's workers. At the end the logs are in the run's storage.
+
+    Args:
+        location: the run's.
+        token: that of the driver's lease.
+        show: whose output is shown to the user.
+        queues: write it.
+    """
+    # Object storage can't append, so each driver has logs of its own there.
+    name = "logs" if location.is_local else f"logs/{token:06d}"
+    with contextlib.ExitStack() as stack:
+        if location.is_local:
+            logs = Path(location.address, name)
+        else:
+            prefix = "polytrain-logs-"
+            logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)), "logs")
+        address = f"{location.address}/{name}"
+        output = WorkerOutput(
+            logs, retry_s=location.retry_s, address=address, show=show, queues=queues
+        )
+        if not location.is_local:
+            stack.callback(_store_logs, logs, location, name, output)
+        yield stack.enter_context(output)
+
+
+def _store_logs(logs: Path, location: Location, directory: str, output: WorkerOutput) -> None:
+    """Store what is in a local directory. All logs together are retried as long as one file."""
+    deadline = time.monotonic() + output.retry_s
+    for name, _ in Beneath(logs).names():
+        left_s = max(0.0, deadline - time.monotonic())
+        storage = replace(location, retry_s=left_s).open()
+        try:
+            storage.put(logs / name, f"{directory}/{name}", move=False)
+        except OSError as error:
+            logger.warning("The log %s can't be stored: %s", name, error)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from polytrain.config.constraints import Wrong
 from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import SourceError
 from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.record import PredictionRecord, record_problems
-from polytrain.text.plain_values import is_whole
 from polytrain_plugins import Backend, Device, InvalidJobError, Problem, column_remedy
 
 
@@ -27,36 +27,9 @@ def described(data: Any, *, columns: Sequence[str] | None = None, transform: Any
         raise InvalidJobError((problem,)) from error
 
 
-def number_problems(**counts: int | None) -> Iterator[Problem]:
-    """Yield the arguments that aren't whole numbers in their range, or None.
-
-    Args:
-        counts: an argument's name to its value; `num_workers` may be 0.
-    """
-    for name, value in counts.items():
-        least = 0 if name == "num_workers" else 1
-        if value is None or (is_whole(value) and value >= least):
-            continue
-        zero = ", 0 to predict in this process," if least == 0 else ""
-        yield Problem(
-            field=name,
-            what=f"{value!r} is not a number of {_COUNTED[name]}",
-            remedy=f"Give 1 or more{zero} or leave it out",
-        )
-
-
-_COUNTED = {"num_workers": "workers", "batch_size": "rows", "rows_per_file": "rows"}
-
-
 def device_problems(backend: Backend, *, use_gpu: Any, num_workers: Any) -> Iterator[Problem]:
     """Yield why the workers can't have GPUs."""
-    if not isinstance(use_gpu, int) or use_gpu not in (0, 1):
-        yield Problem(
-            field="use_gpu",
-            what=f"{use_gpu!r} is neither True nor False",
-            remedy="Give one of them",
-        )
-    elif use_gpu and Device.GPU not in backend.capabilities.devices:
+    if use_gpu and Device.GPU not in backend.capabilities.devices:
         yield Problem(
             field="use_gpu",
             what=f"the {backend.name} backend uses no GPUs",
@@ -70,16 +43,22 @@ def device_problems(backend: Backend, *, use_gpu: Any, num_workers: Any) -> Iter
         )
 
 
+def truth_value(given: Any) -> Iterator[Wrong]:
+    """Yield why this is neither True nor False."""
+    if not isinstance(given, int) or given not in (0, 1):
+        yield f"{given!r} is neither True nor False", "Give one of them"
+
+
+def column_name(given: Any) -> Iterator[Wrong]:
+    """Yield why a column can't have this name."""
+    if not isinstance(given, str) or not given:
+        yield f"{given!r} is not a name", 'Give a name, such as "prediction"'
+
+
 def key_problems(
     keep: Any, columns: Sequence[str], *, prediction_column: Any, has_output: bool
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the key columns, and with the name of the predictions' column."""
-    if not isinstance(prediction_column, str) or not prediction_column:
-        yield Problem(
-            field="prediction_column",
-            what=f"{prediction_column!r} is not a name",
-            remedy='Give a name, such as "prediction"',
-        )
+    """Yield what is wrong with the key columns."""
     if isinstance(keep, str) or not all(isinstance(name, str) for name in keep):
         shown = [keep] if isinstance(keep, str) else list(columns[:1])
         yield Problem(
@@ -159,14 +138,3 @@ def output_problems(output: OutputFiles, now: PredictionRecord) -> Iterator[Prob
             what=f"{place!r} has files that aren't predictions of this version of polytrain",
             remedy="Give an empty directory, or one that doesn't exist",
         )
-
-
-def raise_if_any(problems: Iterable[Problem]) -> None:
-    """Raise all problems together, if there are any.
-
-    Raises:
-        InvalidJobError: there are.
-    """
-    found = tuple(problems)
-    if found:
-        raise InvalidJobError(found)

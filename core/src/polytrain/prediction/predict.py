@@ -7,35 +7,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 
+from polytrain.api.backend_checks import raise_if_any
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
+from polytrain.config.constraints import Checked, Whole, field_problems
 from polytrain.config.installation import installation_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
-from polytrain.data.read.describe import Source
+from polytrain.data.read.describe import Source, computed
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.types.schemas import without
 from polytrain.errors import RunOwnedError
 from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.functions.pickling import code_in, pickled_apart
+from polytrain.linux.machine_resources import machine_resources
 from polytrain.policy.cluster import choose_cluster, new_ray_problems
 from polytrain.prediction.checks import (
+    column_name,
     column_problems,
     described,
     device_problems,
     key_problems,
-    number_problems,
     option_problems,
     output_problems,
-    raise_if_any,
+    truth_value,
 )
 from polytrain.prediction.columns import joined
-from polytrain.prediction.computed import computed_in_order
 from polytrain.prediction.inline_workers import InlineWorkers
 from polytrain.prediction.local_workers import LocalWorkers
 from polytrain.prediction.model_files import ModelFiles, digest_of
@@ -49,7 +50,6 @@ from polytrain.run.lease import leased
 from polytrain.storage.checks import writing_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters
-from polytrain.workers.machine_resources import machine_resources
 from polytrain_plugins import (
     Backend,
     InvalidJobError,
@@ -58,6 +58,8 @@ from polytrain_plugins import (
     Problem,
     UnsupportedCapabilityError,
 )
+
+_ROWS = Whole(of="rows", least=1, remedy="Give 1 or more or leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +71,18 @@ class PredictionRequest:
     data: Any
     output: str | Path | None = None
     keep: Sequence[str] = ()
-    prediction_column: str = "prediction"
-    num_workers: int | None = None
-    use_gpu: bool = False
-    batch_size: int | None = None
-    rows_per_file: int | None = None
+    prediction_column: Annotated[str, Checked(column_name)] = "prediction"
+    num_workers: Annotated[
+        int | None,
+        Whole(
+            of="workers",
+            least=0,
+            remedy="Give 1 or more, 0 to predict in this process, or leave it out",
+        ),
+    ] = None
+    use_gpu: Annotated[bool, Checked(truth_value)] = False
+    batch_size: Annotated[int | None, _ROWS] = None
+    rows_per_file: Annotated[int | None, _ROWS] = None
     transform: Callable[..., Mapping[str, Any]] | None = None
     transformed: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -156,14 +165,12 @@ def _checked(request: PredictionRequest) -> Source:
 
 
 def _argument_problems(request: PredictionRequest) -> Iterator[Problem]:
-    yield from number_problems(
-        num_workers=request.num_workers,
-        batch_size=request.batch_size,
-        rows_per_file=request.rows_per_file,
-    )
-    yield from device_problems(
-        request.backend, use_gpu=request.use_gpu, num_workers=request.num_workers
-    )
+    of_fields = [*field_problems(request, "")]
+    yield from of_fields
+    if not any(problem.field == "use_gpu" for problem in of_fields):
+        yield from device_problems(
+            request.backend, use_gpu=request.use_gpu, num_workers=request.num_workers
+        )
     yield from installation_problems(request.backend)
     if request.output is None:
         if request.rows_per_file is not None:
@@ -206,7 +213,9 @@ def _task(
     names = source.schema.names
     # What was only kept beside a transform's result isn't the model's.
     keys = () if request.transform is None else request.keep
-    model_columns = tuple(without(names, keys) if needed is None else needed)
+    model_columns = tuple(
+        [name for name in names if name not in keys] if needed is None else needed
+    )
     read = {*model_columns, *request.keep}
     output = request.output
     return PredictionTask(
@@ -374,3 +383,20 @@ def _job(num_workers: int) -> Job:
         has_training_function=False,
         datasets={},
     )
+
+
+def computed_in_order(source: Source) -> Source:
+    """A data set with pieces: those that it has, or those of a pipeline that runs now.
+
+    By itself Ray gives blocks as they are done. Another run would give other rows in the same
+    place, so predictions could not be resumed.
+    """
+    if source.stream is None:
+        return source
+    # The settings of this data set alone, which is the user's.
+    options = source.stream.context.execution_options
+    before, options.preserve_order = options.preserve_order, True
+    try:
+        return computed(source)
+    finally:
+        options.preserve_order = before

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from polytrain.functions.pickler import dumps
 from polytrain.prediction.predictor import Predictor
-from polytrain.workers.messages import ConnectionClosedError, SocketChannel
+from polytrain.workers.processes.channel import ConnectionClosedError, SocketChannel
 
 
 def main(connection: socket.socket, descriptors: Sequence[int]) -> int:

@@ -11,14 +11,21 @@ from types import TracebackType
 from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.errors import Failure
-from polytrain.events.attempt import Reported
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import END_WITHIN_S
-from polytrain.run.attached import RunFollower
+from polytrain.record.entries import (
+    AttemptEnded,
+    CheckpointCommitted,
+    Entry,
+    Launched,
+    MetricsReported,
+    RunConcluded,
+)
 from polytrain.run.run import Run
-from polytrain_plugins import CheckpointInfo, Problem, RunInfo
+from polytrain_plugins import Problem, RunInfo
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +130,8 @@ def opened(run: Run, queues: CallQueues) -> UserCallbacks:
         scaling_config=run.spec.scaling_config,
         train_loop_config=run.spec.train_loop_config,
     )
-    return UserCallbacks(
-        run.spec.run_config.callbacks, context, run.location.filesystem, queues=queues
-    )
+    store = CheckpointStore(location=run.location)
+    return UserCallbacks(run.spec.run_config.callbacks, context, store, queues=queues)
 
 
 @dataclass(slots=True)
@@ -136,17 +142,18 @@ class _Step:
     """Rank → what it has reported."""
 
     has_checkpoint: bool = False
-    checkpoint: CheckpointInfo | None = None
+    checkpoint: str | None = None
+    """The directory of the one that is committed."""
 
 
-class UserCallbacks(RunFollower):
+class UserCallbacks:
     """Calls a run's callbacks: for reports in order, each once all that belongs to it is known."""
 
     def __init__(
         self,
         callbacks: Sequence[Any],
         context: TrainRunContext,
-        filesystem: Any,
+        store: CheckpointStore,
         *,
         queues: CallQueues | None = None,
     ) -> None:
@@ -154,7 +161,7 @@ class UserCallbacks(RunFollower):
         Args:
             callbacks: the user's.
             context: what they are called with.
-            filesystem: the storage's, for checkpoints.
+            store: the run's checkpoints.
             queues: call them, so that nobody waits for a callback; by default they are called at
                 once.
         """
@@ -162,7 +169,7 @@ class UserCallbacks(RunFollower):
         self._callbacks = list(callbacks)
         self._broken: set[int] = set()
         self._context = context
-        self._filesystem = filesystem
+        self._store = store
         self._ranks = 1
         self._steps: dict[int, _Step] = {}
         self._committed = 0
@@ -186,16 +193,27 @@ class UserCallbacks(RunFollower):
                 END_WITHIN_S,
             )
 
-    def attempt_started(self, ranks: int) -> None:
-        """Note that an attempt starts."""
-        self._ranks = ranks
-        self._steps.clear()
-        self._committed = 0
+    def take(self, entry: Entry) -> None:
+        """Take the next entry of the run's journal, or a report of any rank."""
+        match entry:
+            case Launched(world_size=ranks):
+                self._ranks = ranks
+                self._steps.clear()
+                self._committed = 0
+            case MetricsReported():
+                self._reported(entry)
+            case CheckpointCommitted():
+                self._take_commit(entry)
+            case AttemptEnded(failures=failures):
+                # The next one makes the reports that are left again.
+                if any(failure.rank is not None for failure in failures):
+                    # Loaded where they are used: that may import a framework.
+                    self._call("after_exception", lambda: (_exceptions(failures),))
+            case RunConcluded(succeeded=True):
+                # What some ranks have reported, and the others never will.
+                self._tell(sorted(self._steps))
 
-    def reported(self, report: Reported) -> None:
-        """Note a rank's report."""
-        if not self._callbacks:
-            return
+    def _reported(self, report: MetricsReported) -> None:
         step = self._steps.setdefault(report.step, _Step())
         step.metrics[report.rank] = report.metrics
         step.has_checkpoint |= report.has_checkpoint
@@ -203,22 +221,11 @@ class UserCallbacks(RunFollower):
         if len(self._steps) > _LONGEST_WAIT:
             self._tell([min(self._steps)])
 
-    def committed(self, checkpoint: CheckpointInfo) -> None:
-        """Note a commit."""
-        self._committed = max(self._committed, checkpoint.step)
-        if checkpoint.step in self._steps:
-            self._steps[checkpoint.step].checkpoint = checkpoint
+    def _take_commit(self, committed: CheckpointCommitted) -> None:
+        self._committed = max(self._committed, committed.step)
+        if committed.step in self._steps:
+            self._steps[committed.step].checkpoint = committed.checkpoint
         self._tell(self._complete())
-
-    def succeeded(self) -> None:
-        """Pass on what some ranks have reported, and the others never will."""
-        self._tell(sorted(self._steps))
-
-    def failed(self, failures: Sequence[Failure]) -> None:
-        """Note what has ended an attempt. The next one makes the reports that are left again."""
-        if any(failure.rank is not None for failure in failures):
-            # Loaded where they are used: that may import a framework.
-            self._call("after_exception", lambda: (_exceptions(failures),))
 
     def _complete(self) -> list[int]:
         """The steps of which all is known, up to the first one of which it isn't."""
@@ -236,8 +243,12 @@ class UserCallbacks(RunFollower):
         for number in steps:
             step = self._steps.pop(number)
             metrics = [dict(step.metrics.get(rank, {})) for rank in range(self._ranks)]
-            checkpoint = step.checkpoint and Checkpoint(step.checkpoint.path, self._filesystem)
+            checkpoint = None if step.checkpoint is None else self._checkpoint(step.checkpoint)
             self._call("after_report", partial(tuple, (metrics, checkpoint)))
+
+    def _checkpoint(self, directory: str) -> Checkpoint:
+        location = self._store.location_of(directory)
+        return Checkpoint(location.address, location.filesystem)
 
     def _call(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
         for callback in self._callbacks:

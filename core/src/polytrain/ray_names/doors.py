@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 from polytrain.lazy_names import LazyNames, missing
 from polytrain.ray_names.missing import sentence
 
+_PLUGINS = {
+    "polytrain.torch": ("torch", "polytrain_torch"),
+    "polytrain.lightning": ("torch", "polytrain_torch.lightning.parts"),
+    "polytrain.huggingface.transformers": ("torch", "polytrain_torch.transformers"),
+    "polytrain.xgboost": ("xgboost", "polytrain_xgboost"),
+    "polytrain.lightgbm": ("lightgbm", "polytrain_lightgbm"),
+    "polytrain.tensorflow": ("tensorflow", "polytrain_tf"),
+    "polytrain.tensorflow.keras": ("tensorflow", "polytrain_tf.keras_callback"),
+}
+"""Door → the backend whose plugin it leads to, and that plugin's module."""
 
-class Door(LazyNames):
-    """The names of such a module."""
+_CONFIGS, _TRAINERS = "polytrain.ray_names.configs", "polytrain.ray_names.trainers"
+_OWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "polytrain.torch": {_CONFIGS: ("TorchConfig",), _TRAINERS: ("TorchTrainer",)},
+    "polytrain.xgboost": {_CONFIGS: ("XGBoostConfig",), _TRAINERS: ("XGBoostTrainer",)},
+    "polytrain.lightgbm": {_CONFIGS: ("LightGBMConfig",), _TRAINERS: ("LightGBMTrainer",)},
+    "polytrain.tensorflow": {_CONFIGS: ("TensorflowConfig",), _TRAINERS: ("TensorflowTrainer",)},
+}
+"""Door → where its names are that aren't the plugin's."""
+
+_MODULES = {"polytrain.tensorflow": ("keras",)}
+
+
+def door(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a door.
+
+    Args:
+        module: its name.
+    """
+    backend, plugin = _PLUGINS[module]
+    names = PluginNames(
+        module=module,
+        homes=_OWN.get(module),
+        modules=_MODULES.get(module, ()),
+        plugin=plugin,
+        backend=backend,
+    )
+    return names.get, names.names
+
+
+class PluginNames(LazyNames):
+    """The names of a plugin, and some of polytrain's own."""
 
     def __init__(
         self,
         *,
         module: str,
-        homes: Mapping[str, tuple[str, ...]] | None = None,
-        modules: tuple[str, ...] = (),
+        homes: Mapping[str, tuple[str, ...]] | None,
+        modules: tuple[str, ...],
         plugin: str,
         backend: str,
     ) -> None:
         """
         Args:
-            module: its own name.
-            homes: a module → the names that it defines.
+            module: the module that has them.
+            homes: a module → the names of polytrain's that it defines.
             modules: modules below it.
-            plugin: the plugin's module, whose public names it has.
+            plugin: the plugin's module.
             backend: the backend that comes with the plugin.
         """
         super().__init__(module=module, homes=homes, modules=modules)
@@ -40,7 +79,7 @@ class Door(LazyNames):
             own = import_module(self.plugin).__all__
         except ModuleNotFoundError:
             own = ()
-        return sorted({*self.homes, *self.modules, *own})
+        return sorted({*super().names(), *own})
 
     def _other(self, name: str) -> Any:
         """Return what the plugin has under a name.

@@ -1,13 +1,20 @@
-"""What the lines of a journal hold: the type of each field, and the fields of each event. Pure."""
+"""The entries of a run's journal: a class for each event, and how a line holds them. Pure.
+
+An entry that is written gets its time and its token from the journal. Fields that aren't stored are
+for those who hear of an entry while the run lasts: what is read has their defaults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from polytrain.errors import DamagedFileError, RunFormatError
+from polytrain.errors import DamagedFileError, Failure, FailureKind, RunFormatError
 from polytrain.policy.validation import ValidationStatus
+from polytrain.record.configuration import Configuration, configuration_in
 from polytrain.storage.typed_json import (
+    UNSTORED,
     Count,
     Digits,
     Duration,
@@ -15,18 +22,15 @@ from polytrain.storage.typed_json import (
     Like,
     Ranks,
     Seconds,
+    Stored,
     Within,
     fitting,
+    is_stored,
 )
 from polytrain_plugins import Stopped
 
-FORMAT = 4
+FORMAT = 5
 """Format of the lines: a journal of another format isn't read."""
-
-_ReturnsFile = Annotated[
-    str, Like(r"return_values-[0-9]{6,18}\.msgpack", "the name of a file of return values")
-]
-_Share = Annotated[float, Within(-1000, 1000)]
 
 
 class _Content(TypedDict, total=False):
@@ -69,11 +73,20 @@ _NO_IDENTITY: _Identity = {
 """What is left out is something else than any request asks for."""
 
 
+def _whole_identity(read: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = {**_NO_CONTENT, **read.get("content", {})}
+    return {**_NO_IDENTITY, **read, "content": content}
+
+
 class _Configuration(TypedDict, total=False):
     options: dict[str, Any]
     datasets: dict[str, dict[str, Any]]
     versions: dict[str, str]
     cluster: str
+
+
+def _known_configuration(read: Mapping[str, Any] | None) -> Configuration | None:
+    return None if read is None else configuration_in(read)
 
 
 class _Failure(TypedDict):
@@ -88,99 +101,356 @@ class _Failure(TypedDict):
     stacks: NotRequired[dict[Digits, str]]
 
 
-class _Task(TypedDict):
+_FAILURE_FIELDS = tuple(_Failure.__annotations__)
+
+
+def _failure(read: Mapping[str, Any] | None) -> Failure | None:
+    if read is None:
+        return None
+    known: dict[str, Any] = {name: read[name] for name in _FAILURE_FIELDS if name in read}
+    # A newer version may know more kinds.
+    known["kind"] = FailureKind.__members__.get(read["kind"], FailureKind.UNKNOWN)
+    known["last_lines"] = tuple(read.get("last_lines", ()))
+    return Failure(**{**known, "stacks": _by_rank(read.get("stacks", {}))})
+
+
+def _by_rank(read: Mapping[str, str]) -> Mapping[int, str]:
+    return {int(rank): text for rank, text in read.items()}
+
+
+class _Task(TypedDict, total=False):
     fn_kwargs: dict[str, Any]
     timeout_s: float | None
 
 
-class _Line(TypedDict):
-    time: Seconds
-    token: Count
+def _whole_task(read: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Empty for the default.
+    return {"fn_kwargs": {}, "timeout_s": None, **read} if read else read
+
+
+_Share = Annotated[float, Within(-1000, 1000)]
+_Stacks = Annotated[Mapping[int, str], Stored(dict[Digits, str], _by_rank)]
+_ReturnsFile = Annotated[
+    str, Like(r"return_values-[0-9]{6,18}\.msgpack", "the name of a file of return values")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An entry of the journal."""
+
+    time: Seconds = 0.0
+    """When it was written, in seconds since the epoch, by the driver's clock."""
+
+    token: Count = 0
+    """Fencing token of the driver's lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened(Entry):
+    """A driver starts to work on the run."""
+
+    anew: bool
+    """Whether the run is started over."""
+
+    identity: Annotated[Mapping[str, Any], Stored(_Identity, _whole_identity)]
+    world_size: Ranks
+    began: Seconds | None = None
+    """When `fit()` was called, in seconds since the epoch."""
+
+    ranking: tuple[str | None, Literal["max", "min"]] = (None, "max")
+    """The metric that ranks checkpoints, and its order."""
+
+    total_steps: Count | None = None
+    """The most steps of the whole run; None if that is unknown."""
+
+    time_budget_s: float | None = None
+    """Seconds of training that end the run; None if none do."""
+
+    stop_function: str | None = None
+    """Fingerprint of the function in `RunConfig.stop`."""
+
+    configuration: Annotated[
+        Configuration | None, Stored(_Configuration | None, _known_configuration)
+    ] = None
+    """What people look up of it; nothing depends on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transitioned(Entry):
+    """The state machine has changed its state."""
+
+    cause: str
+    """Name of the event that it took. A line has it as its own event."""
+
+    phase: str
+    """The state machine's phase after that."""
+
+    attempt: Count
+    reason: str = ""
+    stalled_s: Duration = 0.0
+    """Seconds that rank 0's training has stood still for checkpoints in this attempt."""
+
+    since_s: Duration = 0.0
+    """Seconds from a failure until it was noticed; 0 if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJoined(Transitioned):
+    """A rank has entered the collective and begins to train."""
+
+    rank: Ranks
+    rows: Mapping[str, Count] = field(default_factory=dict)
+    """Data set → how many of its rows this rank has; without those that nobody has counted."""
+
+    device: str = ""
+    node: str = ""
+    """The name of its machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested(Transitioned):
+    """The attempt has to make a checkpoint and stop, for this reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched(Entry):
+    """An attempt starts."""
+
+    attempt: Count
+    step: Count
+    """The step that it resumes from; later steps are reported again."""
+
+    start: str | None
+    """The checkpoint that it resumes from."""
+
+    world_size: Ranks
+    hosts: Sequence[str] = ()
+    """Every rank's, in rank order."""
+
+    gpus: Sequence[Ranks] = ()
+    """How many every rank has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessesRequested(Entry):
+    """Every rank's process is requested: data and starting point are on the nodes."""
+
+    attempt: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsReported(Entry):
+    """A rank has reported metrics. Those of ranks above 0 are stored if the user wants them."""
+
+    rank: Ranks = 0
+    n: Count = 0
+    """How many reports of this rank the driver has written before: the journal counts them."""
+
+    step: Count
+    metrics: Mapping[str, Any]
+    stalled_s: Duration = 0.0
+    """Seconds that rank 0's training has stood still for checkpoints in this attempt."""
+
+    attempt: int = field(default=0, metadata=UNSTORED)
+    at: float = field(default=0.0, metadata=UNSTORED)
+    """When it was reported, in seconds since the epoch, on the rank's node."""
+
+    has_checkpoint: bool = field(default=False, metadata=UNSTORED)
+    """Whether the rank has staged its part of a checkpoint with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportBlock(Entry):
+    """Many reports of one rank that follow one another: `report_lines` reads and writes them."""
+
+    rank: Ranks = 0
+    n: Count
+    """How many reports of this rank the driver has written before."""
+
+    count: Count
+    times: Any = None
+    stalled_s: Any = None
+    steps: Any = None
+    columns: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted(Entry):
+    """A checkpoint is committed: a restart resumes from it."""
+
+    checkpoint: FileName
+    """Name of its directory."""
+
+    step: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDropped(Entry):
+    """A checkpoint is left out, because a rank's part can't be stored."""
+
+    attempt: Count
+    checkpoint: Count
+    """Its number."""
+
+    rank: Ranks
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationRequested(Entry):
+    """A checkpoint is to be validated, once it is committed."""
+
+    checkpoint: FileName
+    step: Count
+    task: Annotated[Mapping[str, Any], Stored(_Task, _whole_task)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationEnded(Entry):
+    """A checkpoint was validated, or couldn't be: its metrics are in the history from now on."""
+
+    checkpoint: FileName
+    step: Count
+    status: ValidationStatus
+    metrics: Mapping[str, Any]
+    reason: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopConditionMet(Entry):
+    """A report of rank 0 meets a condition that ends the run."""
+
+    attempt: Count = 0
+    stopped: Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded(Entry):
+    """An attempt has ended early."""
+
+    attempt: Count
+    failure: Annotated[Failure | None, Stored(_Failure | None, _failure)]
+    """Why it failed; None for a planned end."""
+
+    reason: str
+    failures: tuple[Failure, ...] = field(default=(), metadata=UNSTORED)
+    """All that went wrong, the one that counts first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksDumped(Entry):
+    """The stacks of ranks were dumped, because something hung."""
+
+    attempt: Count
+    reason: str
+    stacks: _Stacks
+    """Rank → its stacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerFound(Entry):
+    """A rank is slower than the others."""
+
+    attempt: Count
+    rank: Ranks
+    host: str = ""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadMeasured(Entry):
+    """How busy the ranks were, and the memory of their processes.
+
+    The more ranks, the more windows make one line.
+    """
+
+    attempt: Count
+    window: Count
+    """The last one's number, from 0."""
+
+    windows: Count = 1
+    busy: Sequence[_Share]
+    """Each rank's mean share, between 0 and 1."""
+
+    memory: Sequence[Count] = ()
+    """Each rank's most, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConcluded(Entry):
+    """The run has ended, or this driver has stopped working on it."""
+
+    succeeded: bool
+    stopped: Stopped | None
+    """Who stopped the run, or which condition ended it; None if its training has ended."""
+
+    reason: str
+    validation_failure: str = ""
+    """Why no checkpoint has a score, if every validation failed; else empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuesReturned(Entry):
+    """The training functions have returned something."""
+
+    file: _ReturnsFile
+    """Where that is, beside the journal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed(Entry):
+    """This driver has released all resources."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockChanged(Entry):
+    """The machine's clock was set, or the machine was suspended."""
+
+    by_s: Duration = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownEntry(Entry):
+    """An event of a newer version."""
+
     event: str
 
 
-class _Entry(_Line, total=False):
-    """A field means the same in all events that have it, but for many reports in one line."""
-
-    anew: bool
-    attempt: Count
-    began: Seconds
-    busy: list[_Share]
-    by_s: Duration
-    checkpoint: FileName | Count
-    configuration: _Configuration | None
-    device: str
-    failure: _Failure | None
-    file: _ReturnsFile
-    gpus: list[Ranks]
-    host: str
-    hosts: list[str]
-    identity: _Identity
-    memory: list[Count]
-    metrics: dict[str, Any]
-    n: Count
-    node: str
-    phase: str
-    rank: Ranks
-    ranking: tuple[str | None, Literal["max", "min"]]
-    reason: str
-    validation_failure: str
-    rows: dict[str, Count]
-    since_s: Duration
-    stacks: dict[Digits, str]
-    stalled_s: Duration
-    start: str | None
-    status: ValidationStatus
-    step: Count
-    stop_function: str | None
-    stopped: dict[str, Any] | None
-    succeeded: bool
-    task: dict[str, Any]
-    time_budget_s: float | None
-    total_steps: Count | None
-    traceback: str
-    window: Count
-    windows: Count
-    world_size: Ranks
-
-
-class _ManyReports(_Line):
-    """The reports themselves are read by `history.new_reports`."""
-
-    n: Count
-    count: Count
-    rank: NotRequired[Ranks]
-
-
-_MANY_REPORTS = ("Reports", "RankReports")
-REPORTS = frozenset({"Reported", "RankReported", *_MANY_REPORTS})
-"""The events that are reports."""
-
-_REQUIRED: Mapping[str, tuple[str, ...]] = {
-    "Opened": ("anew", "identity", "world_size"),
-    "Launched": ("attempt", "step", "start", "world_size"),
-    "Reported": ("n", "step", "metrics"),
-    "RankReported": ("rank", "n", "step", "metrics"),
-    "RankReports": ("rank",),
-    "Committed": ("checkpoint", "step"),
-    "DrainWanted": ("reason",),
-    "ValidationRequested": ("checkpoint", "step", "task"),
-    "ValidationEnded": ("checkpoint", "step", "status", "metrics", "reason"),
-    "ConditionMet": ("stopped",),
-    "AttemptEnded": ("attempt", "failure", "reason"),
-    "StacksDumped": ("attempt", "reason", "stacks"),
-    "Straggler": ("rank", "reason"),
-    "Load": ("busy",),
-    "Concluded": ("succeeded", "stopped", "reason"),
-    "Returned": ("file",),
+KINDS: Mapping[str, type[Entry]] = {
+    "Opened": Opened,
+    "Launched": Launched,
+    "Started": ProcessesRequested,
+    "Joined": RankJoined,
+    "DrainWanted": DrainRequested,
+    "Reported": MetricsReported,
+    "Reports": ReportBlock,
+    "Committed": CheckpointCommitted,
+    "PartVoid": CheckpointDropped,
+    "ValidationRequested": ValidationRequested,
+    "ValidationEnded": ValidationEnded,
+    "ConditionMet": StopConditionMet,
+    "AttemptEnded": AttemptEnded,
+    "StacksDumped": StacksDumped,
+    "Straggler": StragglerFound,
+    "Load": LoadMeasured,
+    "Concluded": RunConcluded,
+    "Returned": ValuesReturned,
+    "Closed": Closed,
+    "ClockChanged": ClockChanged,
 }
+"""The event of a line → its entry. Any other line with a phase is a `Transitioned`."""
+
+_EVENTS: Mapping[type[Entry], str] = {kind: event for event, kind in KINDS.items()}
+_HEAD = frozenset({"time", "token", "cause"})
 
 
-def checked(entry: Mapping[str, Any], *, file: str, number: int) -> dict[str, Any]:
-    """Return an entry, if each of its fields is what an entry of its event holds.
+def decoded(line: Mapping[str, Any], *, file: str, number: int) -> Entry:
+    """Return a line of the journal as an entry. Fields of a newer version are left out.
 
     Args:
-        entry: an object with the fields `time`, `token` and `event`.
+        line: an object with the fields `time`, `token` and `event`.
         file: the journal's name, for errors.
         number: the number of its line, from 1.
 
@@ -188,23 +458,52 @@ def checked(entry: Mapping[str, Any], *, file: str, number: int) -> dict[str, An
         RunFormatError: it opens a journal of another format.
         DamagedFileError: a field is missing, or is something else.
     """
-    event = entry["event"]
-    if event == "Opened" and entry.get("format") != FORMAT:
-        found = entry.get("format", 1)
-        raise RunFormatError(found if type(found) is int else "unknown", FORMAT)
+    event = line["event"]
     where = f"{file}, line {number}"
-    kind: Any = _ManyReports if event in _MANY_REPORTS else _Entry
-    read: dict[str, Any] = fitting(kind, entry, file=where)
-    required = (*_REQUIRED.get(event, ()), *(("attempt",) if "phase" in entry else ()))
-    missing = [name for name in required if name not in entry]
-    if missing:
-        raise DamagedFileError(where, missing[0], f"is missing in an entry {event!r}")
-    if event == "Opened":
-        content = {**_NO_CONTENT, **read["identity"].get("content", {})}
-        read["identity"] = {**_NO_IDENTITY, **read["identity"], "content": content}
-    if read.get("stopped") is not None or event == "ConditionMet":
-        fitting(Stopped, read["stopped"], file=f"{where}, stopped")
-    # Empty for the default.
-    if read.get("task"):
-        fitting(_Task, read["task"], file=f"{where}, task")
-    return read
+    if type(event) is not str:
+        raise DamagedFileError(where, "event", f"is {event!r}, not text"[:200])
+    if event == "Opened" and line.get("format") != FORMAT:
+        found = line.get("format", 1)
+        raise RunFormatError(found if type(found) is int else "unknown", FORMAT)
+    kind = KINDS.get(event)
+    if kind is None:
+        kind = Transitioned if "phase" in line else UnknownEntry
+    known = {name: line[name] for name in _FIELDS[kind] if name in line}
+    if issubclass(kind, Transitioned):
+        known["cause"] = event
+    return fitting(kind, known, file=where)
+
+
+def encoded(entry: Entry) -> dict[str, Any]:
+    """Return an entry as its line holds it, without what has its default."""
+    kind = type(entry)
+    event = entry.cause if isinstance(entry, Transitioned) else _EVENTS[kind]
+    line: dict[str, Any] = {"time": entry.time, "token": entry.token, "event": event}
+    if kind is Opened:
+        line["format"] = FORMAT
+    for name, default in _FIELDS[kind].items():
+        value = getattr(entry, name)
+        if name not in _HEAD and (default is MISSING or value != default):
+            line[name] = _plain(value)
+    return line
+
+
+def _stored_fields(kind: type[Entry]) -> Mapping[str, Any]:
+    return {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(kind)
+        if is_stored(each)
+    }
+
+
+_FIELDS: Mapping[type[Entry], Mapping[str, Any]] = {
+    kind: _stored_fields(kind) for kind in (*KINDS.values(), Transitioned, UnknownEntry)
+}
+"""Entry → the fields that a line has, with their defaults; MISSING where there is none."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Failure):
+        named = {name: getattr(value, name) for name in _FAILURE_FIELDS}
+        return {**named, "kind": value.kind.name}
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -1,25 +1,36 @@
-"""Reads a run's history, over all its drivers, from its journal. Pure."""
+"""A run's history, over all its drivers: the one fold of its journal. Pure."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from polytrain.config.configs import CheckpointConfig
-from polytrain.errors import RunFormatError
-from polytrain.policy.validation import Validation, Validations, ValidationStatus
-from polytrain.record.configuration import Configuration, configuration_in
-from polytrain.record.entries import FORMAT, checked
-from polytrain.record.journal import JOURNAL
+from polytrain.policy.validation import Validation, Validations
+from polytrain.record.attempts import Attempts
+from polytrain.record.configuration import Configuration
+from polytrain.record.entries import (
+    Entry,
+    Launched,
+    MetricsReported,
+    Opened,
+    ReportBlock,
+    RunConcluded,
+    StopConditionMet,
+    ValidationEnded,
+    ValidationRequested,
+    ValuesReturned,
+    decoded,
+)
 from polytrain.record.ledger import Ledger
-from polytrain.record.reports import Reports, decoded
-from polytrain.storage.typed_json import Count, Duration, Seconds, fitting
+from polytrain.record.ranks import RankRecords
+from polytrain.record.report_lines import new_reports
+from polytrain.record.reports import Reports
 from polytrain.text import strict_json
 from polytrain_plugins import Stopped
 
-logger = logging.getLogger(__name__)
+JOURNAL = "journal.jsonl"
 
 
 @dataclass(slots=True)
@@ -39,7 +50,8 @@ class RunHistory:
     ranking: CheckpointConfig = field(default_factory=CheckpointConfig)
     """How the last driver ranked checkpoints."""
 
-    launches: int = 0
+    attempts: Attempts = field(default_factory=Attempts)
+    ranks: RankRecords = field(default_factory=RankRecords)
     history: Reports = field(default_factory=Reports)
     """Every report of rank 0 that no restart has undone."""
 
@@ -72,6 +84,17 @@ class RunHistory:
 
     ledger: Ledger = field(default_factory=Ledger)
 
+    _token: int = field(default=-1, repr=False)
+    """The lease of the last driver."""
+
+    _known: dict[int, int] = field(default_factory=dict, repr=False)
+    """Rank → how many reports of the last driver are known."""
+
+    @property
+    def launches(self) -> int:
+        """Number of attempts."""
+        return len(self.attempts)
+
     @property
     def is_finished(self) -> bool:
         """Whether the run has ended, and not by a request to stop."""
@@ -87,49 +110,93 @@ class RunHistory:
         """The last reported metrics."""
         return self.history[-1] if self.history else {}
 
-    def take(self, entry: Mapping[str, Any]) -> None:
-        """Take the next entry of the journal. Reports are taken apart from this."""
-        match entry["event"]:
-            case "Returned":
-                self.returned = entry["file"]
-            case "Launched":
-                self.launches += 1
+    def take(self, entry: Entry) -> None:
+        """Take the next entry of the journal.
+
+        Leaves out what a driver wrote after another one had taken the run over, and reports that
+        come a second time.
+        """
+        if entry.token < self._token:
+            return
+        match entry:
+            case MetricsReported():
+                self._take_report(entry)
+                return
+            case ReportBlock():
+                self._take_block(entry)
+                return
+            case Opened():
+                self._opened(entry)
+            case ValuesReturned(file=file):
+                self.returned = file
+            case Launched(step=step):
                 self.returned = self.condition = None
+                # What came after the checkpoint is done, and reported, once more.
                 for kept in (self.history, *self.of_other_ranks.values()):
-                    kept.drop_after(entry["step"])
-            case "Concluded":
-                self.succeeded, self.reason = entry["succeeded"], entry["reason"]
-                self.validation_failure = entry.get("validation_failure", "")
-                self.stopped = entry["stopped"] and Stopped(**entry["stopped"])
+                    kept.drop_after(step)
+            case RunConcluded():
+                self.succeeded, self.reason = entry.succeeded, entry.reason
+                self.validation_failure = entry.validation_failure
+                self.stopped = entry.stopped
                 if self.stopped is not None and self.stopped.is_final:
                     self.condition = self.stopped
-            case "ConditionMet":
-                self.condition = Stopped(**entry["stopped"])
-            case "ValidationRequested":
+            case StopConditionMet(stopped=stopped):
+                self.condition = stopped
+            case ValidationRequested():
                 self.validations.request(
-                    Validation(
-                        checkpoint=entry["checkpoint"], step=entry["step"], task=entry["task"]
-                    )
+                    Validation(checkpoint=entry.checkpoint, step=entry.step, task=entry.task)
                 )
-            case "ValidationEnded":
+            case ValidationEnded():
                 self._take_validation(entry)
         self.ledger.take(entry)
+        self.attempts.take(entry, self.ledger.wall_s)
+        self.ranks.take(entry)
 
-    def _take_validation(self, entry: Mapping[str, Any]) -> None:
-        before = self.validations.of(entry["checkpoint"])
+    def _opened(self, opened: Opened) -> None:
+        self._token = opened.token
+        self._known.clear()
+        self.identity = opened.identity
+        self.configuration = opened.configuration or Configuration()
+        self.world_size = opened.world_size
+        attribute, order = opened.ranking
+        self.ranking = CheckpointConfig(
+            checkpoint_score_attribute=attribute, checkpoint_score_order=order
+        )
+        self.stop_function = opened.stop_function
+        self.succeeded, self.stopped, self.reason = None, None, ""
+
+    def _take_report(self, report: MetricsReported) -> None:
+        rank = report.rank
+        if report.n < self._known.get(rank, 0):
+            return
+        self._known[rank] = report.n + 1
+        self._reports_of(rank).add(report.step, report.metrics)
+        if rank == 0:
+            self.ledger.take(report)
+
+    def _take_block(self, block: ReportBlock) -> None:
+        new = new_reports(block, self._known.get(block.rank, 0))
+        if new is None:
+            return
+        self._known[block.rank] = new.behind
+        self._reports_of(block.rank).extend(new.reports, start=new.start)
+        if block.rank == 0:
+            steps = new.reports.steps()
+            self.ledger.take_reports(new.times, steps, new.stalled_s, start=new.start)
+
+    def _reports_of(self, rank: int) -> Reports:
+        return self.of_other_ranks.setdefault(rank, Reports()) if rank else self.history
+
+    def _take_validation(self, entry: ValidationEnded) -> None:
+        before = self.validations.of(entry.checkpoint)
         if before is None:
             return
-        ended = replace(
-            before,
-            status=ValidationStatus(entry["status"]),
-            metrics=entry["metrics"],
-            reason=entry["reason"],
-        )
+        ended = replace(before, status=entry.status, metrics=entry.metrics, reason=entry.reason)
         self.validations.end(ended)
         self.history.merge(ended.step, ended.metrics)
 
 
-History = TypeVar("History", bound=RunHistory)
+Kind = TypeVar("Kind", bound=RunHistory)
 
 
 def read_history(journal: Iterable[bytes]) -> RunHistory | None:
@@ -145,11 +212,8 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
     return read_as(RunHistory, journal)
 
 
-def read_as(kind: type[History], journal: Iterable[bytes]) -> History | None:
+def read_as(kind: type[Kind], journal: Iterable[bytes]) -> Kind | None:
     """Read a journal into a history of this kind; None if no driver has opened it.
-
-    Skips incomplete lines of a driver that died, lines that a driver wrote after another one had
-    taken the run over, and reports that come a second time.
 
     Args:
         kind: the kind of history.
@@ -159,139 +223,19 @@ def read_as(kind: type[History], journal: Iterable[bytes]) -> History | None:
         RunFormatError: it has another format.
         DamagedFileError: it holds what no driver writes.
     """
-    run_history: History | None = None
+    history: Kind | None = None
     token = -1
-    reports: dict[int, int] = {}
     for entry in entries(journal):
-        if entry["token"] < token:
-            continue
-        if entry["event"] == "Opened":
-            token = entry["token"]
-            reports = {}
-            if run_history is None or entry["anew"]:
-                run_history = kind(since_token=token)
-            run_history.identity = entry["identity"]
-            # Journals of earlier versions don't have it.
-            run_history.configuration = configuration_in(entry.get("configuration") or {})
-            run_history.world_size = entry["world_size"]
-            run_history.ranking = _ranking(entry)
-            run_history.stop_function = entry.get("stop_function")
-            run_history.succeeded, run_history.stopped, run_history.reason = None, None, ""
-        if run_history is None:
-            continue
-        match entry["event"]:
-            case "Reported" | "Reports":
-                reports[0] = _take_reports(run_history, entry, reports.get(0, 0))
-            case "RankReported" | "RankReports":
-                rank = entry["rank"]
-                reports[rank] = _take_rank_reports(run_history, entry, reports.get(rank, 0))
-            case _:
-                run_history.take(entry)
-    return run_history
+        if isinstance(entry, Opened) and entry.token >= token:
+            token = entry.token
+            if history is None or entry.anew:
+                history = kind(since_token=token)
+        if history is not None:
+            history.take(entry)
+    return history
 
 
-def _ranking(opened: Mapping[str, Any]) -> CheckpointConfig:
-    # Journals of earlier drivers may not have it.
-    attribute, order = opened.get("ranking", (None, "max"))
-    return CheckpointConfig(checkpoint_score_attribute=attribute, checkpoint_score_order=order)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewReports:
-    """The reports of rank 0 in one line of a journal."""
-
-    reports: Reports
-    times: Sequence[float]
-    """When each was taken, in seconds since the epoch."""
-
-    stalled_s: Mapping[int, float] = field(default_factory=dict)
-    """Position → rank 0's stall so far, where it isn't that of the report before."""
-
-    start: int
-    """The first that isn't known yet."""
-
-    behind: int
-    """How many reports of their driver are known with these."""
-
-
-def new_reports(entry: Mapping[str, Any], known: int) -> NewReports | None:
-    """Return the reports in an entry `Reported` or `Reports`; None if there are no new ones.
-
-    A driver that dies may have written them as drafts and for good.
-
-    Args:
-        entry: the journal's.
-        known: how many reports of its driver are known.
-    """
-    is_one = entry["event"] == "Reported"
-    behind = int(entry["n"] + (1 if is_one else entry["count"]))
-    if behind <= known:
-        return None
-    times: Sequence[float]
-    if is_one:
-        times, reports = (entry["time"],), Reports()
-        reports.add(entry["step"], entry["metrics"])
-        return NewReports(reports=reports, times=times, start=0, behind=behind)
-    try:
-        times = _times(entry)
-        stalled_s = dict(
-            fitting(list[tuple[Count, Duration]], entry["stalled_s"], file="stalled_s")
-        )
-        if list(stalled_s) != sorted(stalled_s) or max(stalled_s, default=0) >= len(times):
-            raise ValueError("a stall of no report")
-        reports = Reports.from_json(entry)
-    except (KeyError, ValueError) as error:
-        logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
-        return None
-    start = max(0, known - entry["n"])
-    return NewReports(reports=reports, times=times, stalled_s=stalled_s, start=start, behind=behind)
-
-
-def _times(entry: Mapping[str, Any]) -> Sequence[float]:
-    """Return when the reports in one line were made: as many as it counts, so it can't make more
-    reports than it has bytes for."""
-    times = decoded(fitting(str, entry["times"], file="times"), "d")
-    fitting(list[Seconds], times.tolist(), file="times")
-    if len(times) != entry["count"] or not len(times):
-        raise ValueError(f"{len(times)} times for {entry['count']} reports")
-    return times
-
-
-def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:
-    """Take one report, or many; return how many reports of their driver are known by now."""
-    new = new_reports(entry, known)
-    if new is None:
-        return known
-    run_history.history.extend(new.reports, start=new.start)
-    if entry["event"] == "Reported":
-        run_history.ledger.take(entry)
-    else:
-        run_history.ledger.take_reports(
-            new.times, new.reports.steps(), new.stalled_s, start=new.start
-        )
-    return new.behind
-
-
-def _take_rank_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:
-    """Take one report of a rank above 0, or many, as `_take_reports` does."""
-    is_one = entry["event"] == "RankReported"
-    behind = int(entry["n"] + (1 if is_one else entry["count"]))
-    if behind <= known:
-        return known
-    kept = run_history.of_other_ranks.setdefault(entry["rank"], Reports())
-    if is_one:
-        kept.add(entry["step"], entry["metrics"])
-        return behind
-    try:
-        _times(entry)
-        kept.extend(Reports.from_json(entry), start=max(0, known - entry["n"]))
-    except (KeyError, ValueError) as error:
-        logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
-        return known
-    return behind
-
-
-def entries(journal: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def entries(journal: Iterable[bytes]) -> Iterator[Entry]:
     """Yield a journal's entries. Incomplete lines of a driver that died are skipped.
 
     Raises:
@@ -303,10 +247,8 @@ def entries(journal: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             entry = strict_json.loads_to_show(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and entry.get("event") == "Opened" and "claim" in entry:
-            raise RunFormatError(1, FORMAT)
         if isinstance(entry, dict) and {"time", "token", "event"} <= entry.keys():
-            yield checked(entry, file=JOURNAL, number=number)
+            yield decoded(entry, file=JOURNAL, number=number)
 
 
 def _lines(journal: Iterable[bytes]) -> Iterator[bytes]:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polytrain.record.entries import (
+    Closed,
+    Entry,
+    Launched,
+    MetricsReported,
+    Opened,
+    ProcessesRequested,
+    RankJoined,
+    RunConcluded,
+    Transitioned,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,33 +148,33 @@ class Ledger:
         if now > self._now:
             self._book(now)
 
-    def take(self, entry: Mapping[str, Any]) -> None:
-        """Take the next line of the journal."""
-        if entry["event"] == "Opened":
+    def take(self, entry: Entry) -> None:
+        """Take the next entry of the journal, but no report of a rank above 0."""
+        if isinstance(entry, Opened):
             # The end of a killed driver is unknown.
-            self._begin(entry.get("began", entry["time"]))
-        self._book(entry["time"])
-        if "phase" in entry:
-            self._enter(entry["phase"], entry["attempt"])
-        match entry["event"]:
-            case "Launched":
-                self._launched(entry["step"], entry["world_size"])
-            case "Started" if self._account in ("data_load", "data_reload"):
+            self._begin(entry.time if entry.began is None else entry.began)
+        self._book(entry.time)
+        if isinstance(entry, Transitioned):
+            self._enter(entry.phase, entry.attempt)
+        match entry:
+            case MetricsReported():
+                self._reported(entry.step)
+            case Launched():
+                self._launched(entry.step, entry.world_size)
+            case ProcessesRequested() if self._account in ("data_load", "data_reload"):
                 self._account = "import"
-            case "Joined":
+            case RankJoined():
                 self._joined += 1
                 if self._joined == self._world_size and self._account == "rendezvous":
                     self._account = _WORK[self._step < self._highest_step]
-            case "Reported":
-                self._reported(entry["step"])
-            case "Concluded":
+            case RunConcluded():
                 self._account = "ending"
-            case "Closed":
+            case Closed():
                 self._account = None
-        if "stalled_s" in entry:
-            self._stalled(entry["stalled_s"])
-        if "since_s" in entry and self._failed is not None:
-            self._detected(entry["since_s"])
+        if isinstance(entry, MetricsReported | Transitioned) and entry.stalled_s:
+            self._stalled(entry.stalled_s)
+        if isinstance(entry, Transitioned) and entry.since_s and self._failed is not None:
+            self._detected(entry.since_s)
 
     def take_reports(
         self,
@@ -184,8 +196,9 @@ class Ledger:
         for row, stall in stalled_s.items():
             if row >= start:
                 self._take_alike(times[begin:row], steps[begin:row])
-                entry = {"event": "Reported", "time": times[row], "step": int(steps[row])}
-                self.take({**entry, "stalled_s": stall})
+                self._book(times[row])
+                self._reported(int(steps[row]))
+                self._stalled(stall)
                 begin = row + 1
         self._take_alike(times[begin:], steps[begin:])
 

@@ -8,6 +8,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from polytrain.record.entries import (
+    AttemptEnded,
+    CheckpointCommitted,
+    DrainRequested,
+    Entry,
+    Launched,
+    LoadMeasured,
+    MetricsReported,
+    Opened,
+    ProcessesRequested,
+    RankJoined,
+    RunConcluded,
+    Transitioned,
+    ValidationEnded,
+    ValidationRequested,
+)
 from polytrain.record.ledger import Ledger
 
 _SAMPLE_EVERY_S = 0.5
@@ -26,34 +42,6 @@ class Stage(StrEnum):
     ENDING_ATTEMPT = "ending the worker processes"
     LEAVING = "training is done, storing the rest"
     CONCLUDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastFailure:
-    """Why the last failed attempt has ended."""
-
-    kind: str
-    rank: int | None
-    host: str
-    """Empty if unknown."""
-
-    step: int
-    message: str
-    last_lines: tuple[str, ...]
-    """The end of the rank's output."""
-
-    decision: str
-    """Why there is another attempt, or not."""
-
-    @property
-    def where(self) -> str:
-        """The rank and its host; empty if the failure isn't that of one rank."""
-        if self.rank is None:
-            return ""
-        return f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.message}" if self.where else self.message
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,10 +80,10 @@ class Progress:
     """The share of the last window for which each rank worked, and didn't wait for others."""
 
     restarts: int = 0
-    failure: LastFailure | None = None
-    """Why the last failed attempt has failed, also if another has started since."""
+    failed: AttemptEnded | None = None
+    """The end of the last attempt that failed, also if another has started since."""
 
-    last_failure: LastFailure | None = None
+    last_failed: AttemptEnded | None = None
     """The same, if no other attempt follows."""
 
     is_over: bool = False
@@ -104,8 +92,8 @@ class Progress:
     stopping: str = ""
     """Why the attempt ends after its next checkpoint; empty if it doesn't."""
 
-    concluded: Mapping[str, Any] | None = None
-    """The line of the conclusion; None until there is one."""
+    concluded: RunConcluded | None = None
+    """The conclusion; None until there is one."""
 
     _reported_at: float = 0.0
     _newest: tuple[float, int] = (0.0, 0)
@@ -116,37 +104,37 @@ class Progress:
     )
     """The same at earlier reports, from the oldest one that counts."""
 
-    def take(self, entry: Mapping[str, Any]) -> None:
-        """Take the next line of the journal."""
+    def take(self, entry: Entry) -> None:
+        """Take the next entry of the journal, or a report of a rank above 0, which says nothing."""
         before = self.stage
-        match entry["event"]:
-            case "Opened":
+        match entry:
+            case Opened():
                 self._opened(entry)
-            case "Launched":
+            case Launched():
                 self._launched(entry)
-            case "Started":
+            case ProcessesRequested():
                 self.stage = Stage.STARTING
-            case "Reported":
+            case MetricsReported(rank=0):
                 self._reported(entry)
-            case "Committed":
-                self.committed = entry["step"]
-            case "DrainWanted":
-                self.stopping = entry["reason"]
-            case "Load":
-                self.busy = entry["busy"]
-            case "ValidationRequested":
+            case CheckpointCommitted(step=step):
+                self.committed = step
+            case LoadMeasured(busy=busy):
+                self.busy = busy
+            case ValidationRequested():
                 self.validations += 1
-            case "ValidationEnded":
+            case ValidationEnded():
                 self.validations = max(0, self.validations - 1)
-            case "AttemptEnded":
+            case AttemptEnded():
                 self.stopping = ""
-                self._attempt_ended(entry["failure"], entry["reason"])
-            case "Concluded":
+                if entry.failure is not None:
+                    self.failed = entry
+                    self.last_failed = entry if self.is_over else None
+            case RunConcluded():
                 self.stage, self.concluded = Stage.CONCLUDED, entry
-        if "phase" in entry:
-            self._enter(entry)
+            case Transitioned():
+                self._enter(entry)
         if self.stage is not before:
-            self.since = entry["time"]
+            self.since = entry.time
 
     @property
     def steps_per_s(self) -> float | None:
@@ -179,49 +167,38 @@ class Progress:
             known.append(self.time_budget_s - self.ledger.trained_s(now))
         return max(0.0, min(known)) if known else None
 
-    def _opened(self, entry: Mapping[str, Any]) -> None:
-        self.world_size = entry["world_size"]
-        self.total, self.time_budget_s = entry.get("total_steps"), entry.get("time_budget_s")
-        self.stage, self.since = Stage.PLACING, entry["time"]
-        self.concluded = self.last_failure = None
+    def _opened(self, opened: Opened) -> None:
+        self.world_size = opened.world_size
+        self.total, self.time_budget_s = opened.total_steps, opened.time_budget_s
+        self.stage, self.since = Stage.PLACING, opened.time
+        self.concluded = self.last_failed = None
         self.is_over = False
 
-    def _launched(self, entry: Mapping[str, Any]) -> None:
-        self.stage, self.joined, self.world_size = Stage.LOADING, 0, entry["world_size"]
-        self.step, self.has_reported, self.busy = entry["step"], False, ()
+    def _launched(self, launched: Launched) -> None:
+        self.stage, self.joined, self.world_size = Stage.LOADING, 0, launched.world_size
+        self.step, self.has_reported, self.busy = launched.step, False, ()
         self.stopping = ""
         self.restarts = self.ledger.restarts
-        if entry["start"] is not None:
-            self.committed = entry["step"]
+        if launched.start is not None:
+            self.committed = launched.step
 
-    def _reported(self, entry: Mapping[str, Any]) -> None:
-        self.step, self.metrics, self.has_reported = entry["step"], entry["metrics"], True
-        self._reported_at = entry["time"]
+    def _reported(self, report: MetricsReported) -> None:
+        self.step, self.metrics, self.has_reported = report.step, report.metrics, True
+        self._reported_at = report.time
         self._newest = self.ledger.seconds["train"], self.ledger.highest_step
         if not self._samples or self._newest[0] - self._samples[-1][0] >= _SAMPLE_EVERY_S:
             self._samples.append(self._newest)
 
-    def _attempt_ended(self, failure: Mapping[str, Any] | None, reason: str) -> None:
-        if failure is not None:
-            self.failure = LastFailure(
-                kind=failure["kind"],
-                rank=failure["rank"],
-                host=failure.get("host", ""),
-                step=failure["step"],
-                message=failure["message"],
-                last_lines=tuple(failure.get("last_lines", ())),
-                decision=reason,
-            )
-            self.last_failure = self.failure if self.is_over else None
-
-    def _enter(self, entry: Mapping[str, Any]) -> None:
-        match entry["phase"]:
+    def _enter(self, entry: Transitioned) -> None:
+        if isinstance(entry, DrainRequested):
+            self.stopping = entry.reason
+        match entry.phase:
             case "Placing":
                 self.stage = Stage.PLACING
             case "Gathering" if self.stage not in (Stage.LOADING, Stage.STARTING):
                 self.stage = Stage.LOADING
             case "Training":
-                self.joined += entry["event"] == "Joined"
+                self.joined += isinstance(entry, RankJoined)
                 is_joined = self.joined >= self.world_size
                 self.stage = Stage.TRAINING if is_joined else Stage.JOINING
             case "Ending":

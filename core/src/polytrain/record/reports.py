@@ -205,7 +205,7 @@ class Reports(Sequence[Mapping[str, Any]]):
                 "name": name,
                 "kind": kind,
                 "runs": list(zip(column.rows, column.at, strict=True)),
-                "values": column.values if kind == "json" else encoded(column.values),
+                "values": column.values if kind == "json" else encoded_numbers(column.values),
             }
             for (name, kind), column in self._columns.items()
         ]
@@ -301,7 +301,7 @@ def _read_column(written: _WrittenColumn, count: int) -> _Column:
     name, runs, values = written["name"], written["runs"], written["values"]
     code = _CODES.get(written["kind"])
     if code is not None and isinstance(values, str):
-        column = _Column(decoded(values, code))
+        column = _Column(decoded_numbers(values, code))
     elif code is None and isinstance(values, list):
         column = _Column(values)
     else:
@@ -326,13 +326,13 @@ def _kind(value: Any) -> Kind:
     return "int64" if type(value) is int and -(2**63) <= value < 2**63 else "json"
 
 
-def encoded(numbers: array[Any]) -> str:
+def encoded_numbers(numbers: array[Any]) -> str:
     """Return numbers of 8 bytes as text: little-endian, in base64."""
     return base64.b64encode(_little_endian(numbers).tobytes()).decode()
 
 
-def decoded(text: str, code: Literal["d", "q"]) -> array[Any]:
-    """Read what `encoded` has returned."""
+def decoded_numbers(text: str, code: Literal["d", "q"]) -> array[Any]:
+    """Read what `encoded_numbers` has returned."""
     return _little_endian(array(code, base64.b64decode(text)))
 
 

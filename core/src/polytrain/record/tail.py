@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from polytrain.record.history import new_reports
+from polytrain.record.entries import Entry, MetricsReported, Opened, ReportBlock
 from polytrain.record.ledger import Ledger
-
-_OF_OTHER_RANKS = ("RankReported", "RankReports")
-_REPORTS = ("Reported", "Reports")
+from polytrain.record.report_lines import new_reports
 
 
-def tail_of(entries: Iterable[Mapping[str, Any]]) -> JournalTail:
+def tail_of(entries: Iterable[Entry]) -> JournalTail:
     """Return the tail of a journal from where the run was last started over."""
     lines, skipped, token = 0, 0, -1
     for entry in entries:
-        if entry["event"] in _REPORTS or entry["event"] in _OF_OTHER_RANKS:
+        if isinstance(entry, MetricsReported | ReportBlock):
             continue
-        if entry["event"] == "Opened" and entry["anew"]:
-            skipped, token = lines, entry["token"]
+        if isinstance(entry, Opened) and entry.anew:
+            skipped, token = lines, entry.token
         lines += 1
     return JournalTail(skipped=skipped, token=token)
 
@@ -41,7 +38,7 @@ class JournalTail:
         self._reports: dict[int, int] = {}
         """Fencing token of a driver → how many of its reports are known."""
 
-    def news(self, entries: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def news(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """Yield the new lines, in order. Of many reports in one line the last is yielded.
 
         Args:
@@ -49,32 +46,33 @@ class JournalTail:
         """
         lines = 0
         for entry in entries:
-            if entry["event"] in _REPORTS:
-                yield from self._new_reports(entry)
-            elif entry["event"] not in _OF_OTHER_RANKS:
-                lines += 1
-                if lines > self._taken and entry["token"] >= self._token:
-                    self._token = entry["token"]
-                    self.ledger.take(entry)
-                    yield entry
+            if isinstance(entry, MetricsReported | ReportBlock):
+                if entry.rank == 0:
+                    yield from self._new_reports(entry)
+                continue
+            lines += 1
+            if lines > self._taken and entry.token >= self._token:
+                self._token = entry.token
+                self.ledger.take(entry)
+                yield entry
         self._taken = max(self._taken, lines)
 
-    def _new_reports(self, entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        token = entry["token"]
+    def _new_reports(self, entry: MetricsReported | ReportBlock) -> Iterator[Entry]:
+        token = entry.token
         new = new_reports(entry, self._reports.get(token, 0))
         if new is None or token < self._token:
             return
         self._reports[token] = new.behind
-        if entry["event"] == "Reported":
+        if isinstance(entry, MetricsReported):
             self.ledger.take(entry)
             yield entry
             return
         steps = new.reports.steps()
         self.ledger.take_reports(new.times, steps, new.stalled_s, start=new.start)
-        yield {
-            "time": new.times[-1],
-            "token": token,
-            "event": "Reported",
-            "step": int(steps[-1]),
-            "metrics": new.reports[-1],
-        }
+        yield MetricsReported(
+            time=new.times[-1],
+            token=token,
+            n=new.behind - 1,
+            step=int(steps[-1]),
+            metrics=new.reports[-1],
+        )

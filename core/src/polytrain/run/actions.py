@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polytrain.errors import Failure
-from polytrain.workers.calls import Drain, Kill, Leave, SendRoster
+from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
 from polytrain_plugins import Stopped
 
 

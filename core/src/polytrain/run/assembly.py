@@ -9,7 +9,7 @@ from dataclasses import replace
 from polytrain import satellites
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers
-from polytrain.output.worker_output import WorkerOutput
+from polytrain.output.worker_output import WorkerOutput, opened_output
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.journal import Journal
 from polytrain.run.attached import Companion
@@ -18,13 +18,12 @@ from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
-from polytrain.run.output import opened_output
 from polytrain.run.publisher import Publisher
-from polytrain.run.remote_requests import RemoteRequests
+from polytrain.run.requests import RemoteRequests
 from polytrain.run.run import Run
 from polytrain.run.states import State
-from polytrain.workers.agent_group import AgentGroup, AgentGroupSpec
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.driver.agent_group import AgentGroup, AgentGroupSpec
+from polytrain.workers.driver.group import WorkerGroup
 
 
 def controller_of(
@@ -48,12 +47,17 @@ def controller_of(
         stack: closes everything, in reverse order.
     """
     # The end of a run waits for them once all that it holds is released.
-    followers = (
-        [stack.enter_context(satellites.callbacks.opened(run, hooks))]
-        if run.spec.run_config.callbacks
-        else []
+    if run.spec.run_config.callbacks:
+        callbacks = stack.enter_context(satellites.callbacks.opened(run, hooks))
+        journal.news.subscribe(callbacks.take)
+    output = stack.enter_context(
+        opened_output(
+            run.location,
+            token=run.lease.token,
+            show=run.spec.run_config.show_output,
+            queues=queues,
+        )
     )
-    output = stack.enter_context(opened_output(run, queues))
     group = _group(run, observers)
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
@@ -96,7 +100,6 @@ def controller_of(
             output=output,
             keeps_all_reports=run.spec.run_config.keep_reports == "every_rank",
         ),
-        followers=followers,
         output=output,
         health_monitor=HealthMonitor(
             config=run.spec.run_config.failure_config, group=group, journal=journal
@@ -129,7 +132,7 @@ def _companion(run: Run, group: WorkerGroup, journal: Journal, output: WorkerOut
 
 def _group(run: Run, observers: Observers) -> WorkerGroup:
     if run.spec.is_inline:
-        from polytrain.workers.inline_group import InlineGroup
+        from polytrain.workers.driver.inline_group import InlineGroup
 
         return InlineGroup(
             run=run.spec,

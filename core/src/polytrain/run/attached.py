@@ -4,32 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol
 
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.errors import Failure
-from polytrain.events.attempt import Reported
 from polytrain.policy.validation import Validation
-from polytrain_plugins import CheckpointInfo
-
-
-class RunFollower(Protocol):
-    """Follows the attempts, reports and commits of a run. Its calls return at once."""
-
-    def attempt_started(self, ranks: int) -> None:
-        """Note that an attempt of this many ranks starts."""
-
-    def reported(self, report: Reported) -> None:
-        """Note a rank's report."""
-
-    def committed(self, checkpoint: CheckpointInfo) -> None:
-        """Note a commit."""
-
-    def failed(self, failures: Sequence[Failure]) -> None:
-        """Note what has ended an attempt."""
-
-    def succeeded(self) -> None:
-        """Note that the last attempt has ended well."""
 
 
 class Companion:

@@ -26,12 +26,13 @@ from polytrain.events.attempt import Failed
 from polytrain.output.observers import Observers
 from polytrain.policy.retention import missing_score
 from polytrain.policy.validation import Validation, ValidationStatus
+from polytrain.record.entries import CheckpointCommitted, CheckpointDropped
 from polytrain.record.journal import Journal
 from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.lease import Lease
-from polytrain.workers.calls import Acknowledge, StoreRest
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.agents.calls import Acknowledge, StoreRest
+from polytrain.workers.driver.group import WorkerGroup
 from polytrain_plugins import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ class CheckpointCoordinator:
         attempt = manifest.attempt_id.attempt
         is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
         info, doomed = self.manager.committed(committed)
-        self.journal.committed(manifest)
+        self.journal.write(CheckpointCommitted(checkpoint=manifest.directory, step=manifest.step))
         # Its validation may yet return the metric.
         if self.manager.validations.of(manifest.directory) is None:
             self._check_score(manifest.directory, manifest.metrics)
@@ -289,7 +290,14 @@ class CheckpointCoordinator:
         )
 
     def _void(self, part: PartVoid) -> Failed | None:
-        self.journal.void(part)
+        self.journal.write(
+            CheckpointDropped(
+                attempt=part.attempt,
+                checkpoint=part.checkpoint,
+                rank=part.rank,
+                reason=part.reason,
+            )
+        )
         logger.warning(
             "Checkpoint %d of this run is left out: in rank %d's part, %s.",
             part.checkpoint,

@@ -11,7 +11,7 @@ from polytrain.policy.named_metrics import named_metric
 from polytrain.policy.stop_rule import STEP, StopRule
 from polytrain.record.history import RunHistory
 from polytrain.record.reports import Reports
-from polytrain.text.close_names import close_to
+from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Report, Stopped
 
 
@@ -58,11 +58,10 @@ def unreported(rule: StopRule, reports: Reports) -> Iterator[str]:
         name = limit.metric
         if name == STEP or any(_is_number(metrics, name) for metrics in _with(reports, name)):
             continue
-        near = close_to(name, known)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
+        names = ", ".join(map(repr, known)) or "none"
         yield (
             f"RunConfig.stop[{name!r}] was never met: no report of rank 0 had a number of this "
-            f"name. The reported metrics are {', '.join(map(repr, known)) or 'none'}.{meant}"
+            f"name. The reported metrics are {names}. {did_you_mean(name, known)}".strip()
         )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
-from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked, Committed
+from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.errors import FailureKind
+from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
     Done,
@@ -27,9 +27,10 @@ from polytrain.events.output import Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule
+from polytrain.record.entries import AttemptEnded, Launched, RunConcluded
 from polytrain.record.journal import Journal
 from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
-from polytrain.run.attached import Companion, RunFollower
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.health_monitor import HealthMonitor
@@ -37,14 +38,20 @@ from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
 from polytrain.run.publisher import Publisher
-from polytrain.run.remote_requests import RemoteRequests
-from polytrain.run.stacks_requests import StacksRequests
+from polytrain.run.requests import RemoteRequests, StacksRequests, StopRequests
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
-from polytrain.run.stop_requests import StopRequests
-from polytrain.run.transition import Transition
-from polytrain.workers.calls import Drain, Kill, Leave, ReadStacks, SendCheckpoints, SendRoster
-from polytrain.workers.group import Happening, WorkerGroup
-from polytrain.workers.job import LaunchOrder
+from polytrain.run.transition import Transition, entries_of
+from polytrain.workers.agents.calls import (
+    AgentEvent,
+    Drain,
+    Kill,
+    Leave,
+    ReadStacks,
+    SendCheckpoints,
+    SendRoster,
+)
+from polytrain.workers.driver.group import WorkerGroup
+from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import Attempt
 
 logger = logging.getLogger(__name__)
@@ -66,7 +73,6 @@ class Controller:
     stop_requests: StopRequests
     remote_requests: RemoteRequests
     companion: Companion = field(default_factory=Companion)
-    followers: Sequence[RunFollower] = ()
     stop_rule: StopRule = field(default_factory=StopRule)
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
@@ -104,7 +110,14 @@ class Controller:
         self._finish_tasks()
         if conclusion.succeeded and conclusion.stopped is None:
             self.journal.returned(self.returned)
-        self.journal.concluded(conclusion)
+        self.journal.write(
+            RunConcluded(
+                succeeded=conclusion.succeeded,
+                stopped=conclusion.stopped,
+                reason=conclusion.reason,
+                validation_failure=conclusion.validation_failure,
+            )
+        )
         return conclusion
 
     def _validated(self, conclusion: Conclude) -> Conclude:
@@ -179,11 +192,11 @@ class Controller:
         with self.interrupts.allowed():
             self.background_tasks.finish()
 
-    def _take(self, happening: Happening) -> None:
+    def _take(self, happening: AgentEvent) -> None:
         with self.interrupts.deferred():
             self._handle(happening)
 
-    def _handle(self, happening: Happening) -> None:
+    def _handle(self, happening: AgentEvent) -> None:
         if isinstance(happening, Output):
             self.output.write(happening)
             return
@@ -262,7 +275,7 @@ class Controller:
         if self.stop_rule.time_budget_s is None or not isinstance(self.state.phase, Training):
             return
         if self.state.drain is None or self.state.drain.stopped is None:
-            trained_s = self.journal.ledger.trained_s(self.journal.clock.now())
+            trained_s = self.journal.history.ledger.trained_s(self.journal.clock.now())
             stopped = self.stop_rule.budget_met_by(trained_s, step=self.state.steps.get(0, 0))
             if stopped is not None:
                 self._happen(stop_wanted(stopped))
@@ -270,7 +283,7 @@ class Controller:
     @property
     def _budget_deadline(self) -> float | None:
         """The time, on the monotonic clock, at which the time budget may be spent."""
-        budget_s, ledger = self.stop_rule.time_budget_s, self.journal.ledger
+        budget_s, ledger = self.stop_rule.time_budget_s, self.journal.history.ledger
         if budget_s is None or not isinstance(self.state.phase, Training) or self.state.drain:
             return None
         return time.monotonic() + budget_s - ledger.trained_s(self.journal.clock.now())
@@ -280,17 +293,13 @@ class Controller:
         if noted is not None:
             self.state = noted
             self._fail_if(self.checkpoints.take(event))
-            if isinstance(event, Committed):
-                info = self.checkpoints.manager.info_of(event.manifest.directory)
-                if info is not None:
-                    for follower in self.followers:
-                        follower.committed(info)
 
     def _happen(self, event: Event) -> None:
         self._follow(event, step(self.state, event, now=time.monotonic()))
 
     def _follow(self, event: Event | None, transition: Transition) -> None:
-        self.journal.transition(event, transition)
+        for entry in entries_of(event, transition):
+            self.journal.write(entry)
         # Before the actions: in an inline run an action may cause the next event at once.
         self.state = transition.state
         for action in transition.actions:
@@ -314,34 +323,41 @@ class Controller:
                 self.output.muted = True
                 self.group.call(action)
             case EndAttempt(root=root, reason=reason):
-                rank = None if root is None else root.rank
-                self.journal.attempt_ended(
-                    action, host=self.host_of(rank), last_lines=self.output.last_lines(rank)
+                self.journal.write(
+                    AttemptEnded(
+                        attempt=action.attempt,
+                        failure=root and self._located(root),
+                        reason=reason,
+                        failures=action.failures,
+                    )
                 )
-                for follower in self.followers:
-                    follower.failed(action.failures)
                 self._distrust_after_storage_failure()
                 why = reason if root is None else f"{root} ({reason})"
                 self.publisher.attempt_ended(
                     succeeded=False,
                     planned=root is None,
                     reason=why,
-                    restarts=self.journal.ledger.restarts,
+                    restarts=self.journal.history.ledger.restarts,
                     failures=action.failures,
                 )
             case Conclude():
-                for follower in self.followers if action.succeeded else ():
-                    follower.succeeded()
                 if action.succeeded and action.stopped is None:
                     self.publisher.attempt_ended(
                         succeeded=True,
                         planned=True,
                         reason=action.reason,
-                        restarts=self.journal.ledger.restarts,
+                        restarts=self.journal.history.ledger.restarts,
                     )
                 self._conclusion = action
             case _:
                 assert_never(action)
+
+    def _located(self, failure: Failure) -> Failure:
+        """Return a failure with its rank's host, and the end of that rank's output."""
+        rank = failure.rank
+        return replace(
+            failure, host=self.host_of(rank), last_lines=tuple(self.output.last_lines(rank))
+        )
 
     def _launch(self, attempt: int) -> None:
         world_size = self.state.world_size
@@ -351,12 +367,16 @@ class Controller:
         self._finish_tasks()
         self._take_results()
         start = self.checkpoints.next_start(attempt)
-        self.journal.launched(
-            attempt=attempt,
-            step=start.step,
-            start=start.path,
-            world_size=world_size,
-            members=self.group.members,
+        members = self.group.members
+        self.journal.write(
+            Launched(
+                attempt=attempt,
+                step=start.step,
+                start=start.path,
+                world_size=world_size,
+                hosts=[member.host for member in members],
+                gpus=[member.gpus for member in members],
+            )
         )
         self.checkpoints.launched(attempt, world_size)
         self.health_monitor.launched(attempt, world_size=self.state.world_size)
@@ -369,8 +389,6 @@ class Controller:
                 first_step=start.step + 1,
             )
         )
-        for follower in self.followers:
-            follower.attempt_started(world_size)
         self.group.launch(
             LaunchOrder(
                 attempt_id=AttemptId(token=self.lease.token, attempt=attempt),
@@ -394,8 +412,6 @@ class Controller:
         noted = note(self.state, report)
         if noted is not None:
             self.state = noted
-            for follower in self.followers:
-                follower.reported(report)
             self.publisher.reported(report)
 
     def _distrust_after_storage_failure(self) -> None:

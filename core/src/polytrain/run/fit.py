@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +15,14 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.observer_checks import follow_record, is_called
-from polytrain.output.observers import Observers, installed_observers
+from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
 from polytrain.record.configuration import Configuration, datasets_of, options_of
+from polytrain.record.entries import Opened
 from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
+from polytrain.record.news import News
 from polytrain.record.reports import Reports
 from polytrain.run.actions import Conclude
 from polytrain.run.assembly import controller_of
@@ -35,9 +36,6 @@ from polytrain.storage.location import Location
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)
-
-Follower = Callable[[Mapping[str, Any]], None]
-"""Takes each entry of the journal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +89,12 @@ def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> 
         held: resources to release last.
         interrupts: takes signals from before the run starts until it has ended.
     """
-    past = RunHistory() if run.past is None else run.past
+    past = RunHistory(since_token=run.lease.token) if run.past is None else run.past
     with (
         CallQueues(is_urgent=lambda: interrupts.are_urgent) as queues,
         queued_records(queues),
-        _followers(run, past.ledger, queues, interrupts) as followers,
-        _journal(run, past, followers) as journal,
+        _followers(run, past.ledger, queues, interrupts) as news,
+        _journal(run, past, news) as journal,
     ):
         try:
             return _run_to_end(run, journal, queues, interrupts)
@@ -120,7 +118,7 @@ def _run_to_end(
             outcome = Outcome(
                 succeeded=conclusion.succeeded,
                 reason=conclusion.reason,
-                restarts=controller.journal.ledger.restarts,
+                restarts=controller.journal.history.ledger.restarts,
                 planned=conclusion.succeeded or conclusion.stopped is not None,
                 failures=controller.publisher.failure_infos(conclusion.failures),
                 stopped=conclusion.stopped,
@@ -180,48 +178,45 @@ def _tidy(run: Run) -> None:
 @contextlib.contextmanager
 def _followers(
     run: Run, ledger: Ledger, queues: CallQueues, interrupts: Interrupts
-) -> Iterator[list[Follower]]:
+) -> Iterator[News]:
     """Attach those who follow the record: trackers, and what shows the progress."""
     config = run.spec.run_config
-    followers: list[Follower] = []
+    news = News()
     with contextlib.ExitStack() as stack:
         if follow_record(config.track, config.observers):
             tracking = satellites.trackers.followed(run, ledger, lambda: interrupts.are_urgent)
-            followers.append(stack.enter_context(tracking))
+            news.subscribe(stack.enter_context(tracking))
         if config.progress not in (False, "none") and satellites.has("progress"):
             shown = satellites.progress.shown_progress(
                 run.info, config.progress, ledger, now=run.lease.clock.now, queues=queues
             )
-            followers.append(stack.enter_context(shown))
-        yield followers
+            news.subscribe(stack.enter_context(shown))
+        yield news
 
 
 @contextlib.contextmanager
-def _journal(run: Run, past: RunHistory, followers: Sequence[Follower]) -> Iterator[Journal]:
-    def follow(entry: Mapping[str, Any]) -> None:
-        for each in followers:
-            each(entry)
-
+def _journal(run: Run, past: RunHistory, news: News) -> Iterator[Journal]:
     ranking = run.spec.run_config.checkpoint_config
     with Journal(
         run.location.open(),
         token=run.lease.token,
-        ledger=past.ledger,
-        reports=past.history,
-        of_other_ranks=past.of_other_ranks,
-        follow=follow,
+        history=past,
+        news=news,
         clock=run.lease.clock,
     ) as journal:
         with storage_needed(run.location):
-            journal.opened(
-                anew=run.past is None,
-                identity=run.identity,
-                world_size=run.spec.world_size,
-                ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
-                total_steps=run.total_steps,
-                time_budget_s=run.spec.run_config.time_budget_s,
-                stop_function=function_fingerprint(run.stop_rule.function),
-                configuration=_configuration(run),
+            journal.write(
+                Opened(
+                    anew=run.past is None,
+                    identity=run.identity,
+                    world_size=run.spec.world_size,
+                    began=journal.clock.began,
+                    ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
+                    total_steps=run.total_steps,
+                    time_budget_s=run.spec.run_config.time_budget_s,
+                    stop_function=function_fingerprint(run.stop_rule.function),
+                    configuration=_configuration(run),
+                )
             )
         yield journal
 
@@ -249,7 +244,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         logger.warning(
             "The run is finished, and no checkpoint has a score: %s.", conclusion.validation_failure
         )
-    for sentence in unreported(run.stop_rule, controller.journal.reports):
+    for sentence in unreported(run.stop_rule, controller.journal.history.history):
         logger.warning("%s", sentence)
     error = None
     if not (conclusion.succeeded or conclusion.stopped):
@@ -274,13 +269,13 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
             raise
         logger.warning("The run's checkpoints can't be read now: %s", unreadable.failures[0])
     return RunOutcome(
-        history=controller.journal.reports,
-        of_other_ranks=dict(sorted(controller.journal.of_other_ranks.items())),
+        history=controller.journal.history.history,
+        of_other_ranks=dict(sorted(controller.journal.history.of_other_ranks.items())),
         newest=newest,
         best=tuple(manager.best()),
         returned=controller.returned if conclusion.succeeded and not conclusion.stopped else (),
-        restarts=controller.journal.ledger.restarts,
-        ledger=controller.journal.ledger,
+        restarts=controller.journal.history.ledger.restarts,
+        ledger=controller.journal.history.ledger,
         stopped=conclusion.stopped,
         error=error,
         validation_failure=conclusion.validation_failure,

@@ -12,12 +12,17 @@ from polytrain.errors import Failure, stacks_text
 from polytrain.events.attempt import DrainWanted, Event, Exited, Failed, Joined, Purpose
 from polytrain.events.health import HealthEvent, LeaveTimedOut, Load, Unkillable
 from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
-from polytrain.policy.straggler_detector import StragglerDetector
-from polytrain.policy.straggler_policy import Straggler
+from polytrain.policy.stragglers import Straggler, StragglerDetector
+from polytrain.record.entries import (
+    LoadMeasured,
+    ProcessesRequested,
+    StacksDumped,
+    StragglerFound,
+)
 from polytrain.record.journal import Journal
 from polytrain.run.states import State
-from polytrain.workers.calls import ReadStacks
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.agents.calls import ReadStacks
+from polytrain.workers.driver.group import WorkerGroup
 
 _HINT = (
     "polytrain.heartbeat() shows that a rank makes progress. FailureConfig(hang_timeout_s=…, "
@@ -85,7 +90,7 @@ class HealthMonitor:
             before = hang_detector.has_started
             hang_detector.take(event, now=time.monotonic())
             if hang_detector.has_started and not before:
-                self.journal.started(attempt=hang_detector.attempt)
+                self.journal.write(ProcessesRequested(attempt=hang_detector.attempt))
         if isinstance(event, LeaveTimedOut):
             self._warn(
                 event.attempt,
@@ -120,9 +125,7 @@ class HealthMonitor:
             case WarnUser(reason=reason, stacks=stacks):
                 self._warn(state.attempt, reason, stacks, hint=_HINT)
             case FailAttempt(failure=failure):
-                self.journal.stacks_dumped(
-                    attempt=state.attempt, reason=str(failure), stacks=failure.stacks
-                )
+                self._note_stacks(state.attempt, str(failure), failure.stacks)
                 return failure
         return None
 
@@ -134,11 +137,13 @@ class HealthMonitor:
         found = detector.take(load)
         shares = detector.shares(load.window)
         if shares is not None:
-            self.journal.load(
-                attempt=load.attempt,
-                window=load.window,
-                busy=shares,
-                memory=[self._memory.get(rank, 0) for rank in range(len(shares))],
+            self.journal.write(
+                LoadMeasured(
+                    attempt=load.attempt,
+                    window=load.window,
+                    busy=shares,
+                    memory=[self._memory.get(rank, 0) for rank in range(len(shares))],
+                )
             )
         reasons = {its.rank: self._report_straggler(its, load.attempt) for its in found}
         if self.config.stragglers != "replace" or not reasons.keys() - self._moved:
@@ -152,7 +157,9 @@ class HealthMonitor:
         """Report a straggler to observers and the log; return the reason."""
         host = self.group.members[straggler.rank].host
         reason = straggler.reason(host=host, window_s=self.config.straggler_window_s)
-        self.journal.straggler(attempt=attempt, rank=straggler.rank, host=host, reason=reason)
+        self.journal.write(
+            StragglerFound(attempt=attempt, rank=straggler.rank, host=host, reason=reason)
+        )
         if self.config.stragglers == "report":
             hint = "FailureConfig(stragglers='replace') replaces it by a standby."
         elif straggler.rank in self._moved:
@@ -165,9 +172,12 @@ class HealthMonitor:
     def _warn(
         self, attempt: int, reason: str, stacks: Mapping[int, str], *, hint: str = ""
     ) -> None:
-        self.journal.stacks_dumped(attempt=attempt, reason=reason, stacks=stacks)
+        self._note_stacks(attempt, reason, stacks)
         text = stacks_text(stacks)
         logger.warning("%s Stacks:\n%s", _sentences(reason, hint), text)
+
+    def _note_stacks(self, attempt: int, reason: str, stacks: Mapping[int, str]) -> None:
+        self.journal.write(StacksDumped(attempt=attempt, reason=reason, stacks=stacks))
 
 
 def _sentences(reason: str, hint: str) -> str:

@@ -45,7 +45,7 @@ from polytrain.policy.health import Loss, avoided
 from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
 from polytrain.run.transition import Transition
-from polytrain.workers.calls import Drain, Kill, Leave, SendRoster
+from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
 
 # After the last rank is done, only failures that could lose the final checkpoint count.
 _LOSES_A_CHECKPOINT = (

@@ -8,6 +8,7 @@ from polytrain.errors import Failure
 from polytrain.events.attempt import Reported
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
+from polytrain.record.entries import MetricsReported
 from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
@@ -49,12 +50,19 @@ class Publisher:
             time=report.at,
         )
         self.observers.rank_reported(self.run, public)
-        if report.rank == 0:
-            self.journal.reported(report)
-        elif self.keeps_all_reports:
-            self.journal.rank_reported(report)
-        else:
+        entry = MetricsReported(
+            rank=report.rank,
+            step=report.step,
+            metrics=report.metrics,
+            stalled_s=0.0 if report.rank else round(report.stalled_s, 6),
+            attempt=report.attempt,
+            at=report.at,
+            has_checkpoint=report.has_checkpoint,
+        )
+        if report.rank and not self.keeps_all_reports:
+            self.journal.pass_on(entry)
             return
+        self.journal.write(entry)
         if self.journal.wants_sync and not self._is_syncing:
             self._is_syncing = True
             self.background_tasks.give(self._sync, attempt=report.attempt)

@@ -12,8 +12,7 @@ from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.run_spec import RunSpec
-from polytrain.record.history import RunHistory, read_history
-from polytrain.record.journal import JOURNAL
+from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.run.lease import Lease
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage

@@ -15,9 +15,9 @@ from polytrain.policy.cluster import ClusterChoice
 from polytrain.policy.stop_rule import StopRule, stop_rule
 from polytrain.record.history import RunHistory
 from polytrain.run.lease import Lease
-from polytrain.run.stop_requests import StopRequests
+from polytrain.run.requests import StopRequests
 from polytrain.storage.location import Location
-from polytrain.workers.agent_group import AgentCluster
+from polytrain.workers.driver.agent_group import AgentCluster
 from polytrain_plugins import Demand, RunInfo
 
 if TYPE_CHECKING:

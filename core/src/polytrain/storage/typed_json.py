@@ -53,6 +53,18 @@ class Like:
     """What such a text is, for the error."""
 
 
+UNSTORED: Mapping[str, Any] = {"stored": False}
+"""Metadata of a dataclass's field that JSON hasn't: what is read has its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How JSON holds a value: as another type, of which it is made."""
+
+    hint: Any
+    made: Callable[[Any], Any]
+
+
 Count = Annotated[int, Within(0, 2**62)]
 """Steps, rows, bytes: a sum of two fits in 64 bits."""
 
@@ -159,7 +171,10 @@ def _expecting(is_fitting: Callable[[Any], bool], wanted: str) -> _Reader:
     return read
 
 
-def _annotated(hint: Any, rule: Within | Like) -> _Reader:
+def _annotated(hint: Any, rule: Within | Like | Stored) -> _Reader:
+    if isinstance(rule, Stored):
+        read_stored, made = _reader(rule.hint), rule.made
+        return lambda value, field: made(read_stored(value, field))
     read = _reader(hint)
     if isinstance(rule, Within):
         low, high = rule.low, rule.high
@@ -248,7 +263,9 @@ def _object(kind: Any) -> _Reader:
         optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
         required, others = kind.__required_keys__ - optional, True
     else:
-        hints = {each.name: hints[each.name] for each in fields(kind) if each.init}
+        hints = {
+            each.name: hints[each.name] for each in fields(kind) if each.init and is_stored(each)
+        }
         required, others = {e.name for e in fields(kind) if _is_required(e)}, False
     readers = {name: _reader(hint) for name, hint in hints.items()}
 
@@ -270,6 +287,11 @@ def _object(kind: Any) -> _Reader:
         return found if others else kind(**found)
 
     return read
+
+
+def is_stored(field: Any) -> bool:
+    """Return whether JSON has a field of a dataclass."""
+    return bool(field.metadata.get("stored", True))
 
 
 def _is_required(field: Any) -> bool:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 from polytrain import FailureKind
+from polytrain.errors import Failure
 from polytrain.testing.fault_actions import Kind
 from polytrain.testing.faults import Fault, Point, kill
 
@@ -60,12 +61,12 @@ class ExpectedEnd:
     rank: int | None
     """None if it is random which rank's loss is detected first."""
 
-    def is_reported(self, failure: Mapping[str, Any]) -> bool:
+    def is_reported(self, failure: Failure) -> bool:
         """Whether the journal says so."""
         return (
-            failure["kind"] in [kind.name for kind in self.kinds]
-            and (self.rank is None or failure["rank"] == self.rank)
-            and re.search(self.message, failure["message"]) is not None
+            failure.kind in self.kinds
+            and (self.rank is None or failure.rank == self.rank)
+            and re.search(self.message, failure.message) is not None
         )
 
 

@@ -13,20 +13,25 @@ import argparse
 import contextlib
 import importlib
 import inspect
+import logging
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import count, product
 from pathlib import Path
+from statistics import median
+
+import ray
 
 from polytrain.testing.chaos import ChaosTier
 from polytrain.testing.chaos_cases import CASES, UNTOUCHED, Case, at_random
 from polytrain.testing.chaos_runner import CaseResult, ChaosRun, Subject, Work, judged
-from polytrain.testing.chaos_table import print_table
-from polytrain.testing.local_ray import LocalRay
+from polytrain.testing.leftovers import mark_processes
 
 _WORKS: tuple[Work, ...] = ("model", "rows")
 
@@ -139,3 +144,91 @@ def _arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+_CPUS = 4
+
+
+class LocalRay:
+    """A Ray with several nodes on this machine, for the duration of a block."""
+
+    def __enter__(self) -> LocalRay:
+        from ray.cluster_utils import Cluster
+
+        mark_processes()
+        head = {"num_cpus": _CPUS, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def second_node(self) -> Iterator[None]:
+        """Add a second node, which may be lost."""
+        node = self._cluster.add_node(num_cpus=1)
+        self._cluster.wait_for_nodes()
+        try:
+            yield
+        finally:
+            self._cluster.remove_node(node, allow_graceful=False)
+
+
+_COLUMNS = ("tried", "survived", "median s", "worst s", "wrong")
+_BY_CHANCE = "by chance"
+
+
+@dataclass(slots=True)
+class _Row:
+    tried: int = 0
+    """Number of faults that have struck."""
+
+    survived: int = 0
+    """Number of these after which the run ended as it should."""
+
+    wrong: int = 0
+    recoveries_s: list[float] = field(default_factory=list)
+    notes: set[str] = field(default_factory=set)
+
+    def add(self, outcome: CaseResult) -> None:
+        self.tried += outcome.struck
+        self.wrong += bool(outcome.wrong)
+        if not outcome.wrong:
+            self.survived += outcome.struck
+        self.recoveries_s += outcome.recoveries_s
+        self.notes |= {outcome.note} - {""}
+
+    @property
+    def figures(self) -> str:
+        known = self.recoveries_s
+        times = (f"{median(known):.2f}", f"{max(known):.2f}") if known else ("", "")
+        columns = (self.tried, self.survived, *times, self.wrong)
+        return "".join(f"{figure!s:>10}" for figure in columns)
+
+
+def print_table(results: Iterable[CaseResult]) -> None:
+    """Print the results of each case with each backend, and of each backend in total.
+
+    "tried" is the number of faults that have struck, "survived" the number of these in runs that
+    ended as they should, "median" and "worst" are the seconds from a fault to the next report,
+    "wrong" is the number of runs with any problem.
+    """
+    results = [outcome for outcome in results if outcome.run.case.faults]
+    cases: defaultdict[tuple[str, str], _Row] = defaultdict(_Row)
+    backends: defaultdict[str, _Row] = defaultdict(_Row)
+    for outcome in results:
+        case = outcome.run.case.name
+        name = _BY_CHANCE if case.startswith("seed ") else case
+        cases[outcome.run.subject.name, name].add(outcome)
+        backends[outcome.run.subject.name].add(outcome)
+    width = max((len(name) for _, name in cases), default=0) + 2
+    head = "".join(f"{column:>10}" for column in _COLUMNS)
+    for backend, row in backends.items():
+        print(f"\n{backend:<{width}}{head}")
+        for (of, name), figures in cases.items():
+            if of == backend:
+                notes = "; ".join(sorted(figures.notes))
+                print(f"{name:<{width}}{figures.figures}  {notes}".rstrip())
+        print(f"{'in all':<{width}}{row.figures}")

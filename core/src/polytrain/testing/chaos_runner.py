@@ -26,8 +26,10 @@ from polytrain import (
     TrainingFailedError,
 )
 from polytrain.checkpoint.manifest import MANIFEST_NAME
+from polytrain.errors import Failure
 from polytrain.functions.pickling import code_of_job, pickled_with
-from polytrain.record.journal import JOURNAL
+from polytrain.record.entries import AttemptEnded
+from polytrain.record.history import JOURNAL, entries
 from polytrain.testing.chaos_cases import Case
 from polytrain.testing.injection import FaultClock, FaultPlan, InjectedFault, WithFaults
 from polytrain.testing.leftovers import leftovers
@@ -234,18 +236,17 @@ def _wrong_end(run: ChaosRun, result: Result) -> Iterator[str]:
 
 
 def _wrong_reasons(run: ChaosRun) -> Iterator[str]:
-    failures: dict[int, Mapping[str, Any]] = {}
-    for line in (run.directory / "run" / JOURNAL).read_text().splitlines():
-        entry = json.loads(line)
-        if entry["event"] == "AttemptEnded" and entry["failure"] is not None:
-            failures[entry["attempt"]] = entry["failure"]
+    failures: dict[int, Failure] = {}
+    for entry in entries([(run.directory / "run" / JOURNAL).read_bytes()]):
+        if isinstance(entry, AttemptEnded) and entry.failure is not None:
+            failures[entry.attempt] = entry.failure
     for attempt in sorted({fault.attempt for fault in run.plan.injected}):
         expected_ends = run.case.expected_ends(attempt)
         failure = failures.get(attempt)
         if expected_ends and failure is None:
             yield f"the journal doesn't say why attempt {attempt} ended"
-        elif expected_ends and not any(each.is_reported(failure or {}) for each in expected_ends):
-            what = {key: failure[key] for key in ("kind", "rank", "message")} if failure else {}
+        elif failure and expected_ends and not any(e.is_reported(failure) for e in expected_ends):
+            what = f"{failure.kind.name}: {failure}"
             yield f"attempt {attempt} ended for {what}, instead of any of {expected_ends}"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.api.problems import backend_problems, function_problems
+from polytrain.api.backend_checks import backend_problems, function_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.testing.fault_actions import Kind
 from polytrain.testing.faults import Fault

@@ -15,9 +15,9 @@ from unittest import mock
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.testing.fault_actions import DRIVER, count_services
 from polytrain.testing.faults import Fault, Point
-from polytrain.workers.checkpoint_files import CheckpointFiles
-from polytrain.workers.checkpoint_uploader import CheckpointUploader
-from polytrain.workers.messages import Message, SocketChannel
+from polytrain.workers.processes.channel import Message, SocketChannel
+from polytrain.workers.session.checkpoint_files import CheckpointFiles
+from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
 from polytrain_plugins import (
     Backend,
     Demand,

@@ -13,8 +13,8 @@ import psutil
 
 from polytrain.data.shards.opening import open_shards
 from polytrain.testing.processes import eventually
-from polytrain.workers.messages import SocketChannel
-from polytrain.workers.worker_process import run_worker
+from polytrain.workers.processes.channel import SocketChannel
+from polytrain.workers.session.worker_process import run_worker
 
 
 def main(connection: socket.socket, descriptors: Sequence[int]) -> int:

@@ -24,10 +24,11 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.events.attempt import Done, Failed, Offered, Reported
 from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.storage.location import Location
-from polytrain.workers.job import LaunchOrder, WorkerJob
-from polytrain.workers.messages import Message, leave_message, roster_message, to_event
-from polytrain.workers.placement import NodeAddress, members
+from polytrain.workers.agents.placement import NodeAddress, members
+from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
+from polytrain.workers.session.job import LaunchOrder, WorkerJob
+from polytrain.workers.session.messages import leave_message, roster_message, to_event
 from polytrain_plugins import Backend, Job
 
 _HOST = "127.0.0.1"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+
+
+def did_you_mean(name: object, names: Iterable[object]) -> str:
+    """Return a question with the likeliest known name, and a space; empty if none is like it."""
+    near = close_to(str(name), [str(each) for each in names])
+    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 def close_to(name: str, names: Sequence[str]) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from polytrain.record.entries import Entry
 from polytrain.record.ledger import Ledger
+from polytrain.record.news import Take
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain.trackers.delivery import TrackedFacts
@@ -31,9 +33,7 @@ def place_problems(track: Any, observers: Any, location: Location) -> Iterator[P
 
 
 @contextlib.contextmanager
-def followed(
-    run: Run, ledger: Ledger, is_urgent: Callable[[], bool]
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def followed(run: Run, ledger: Ledger, is_urgent: Callable[[], bool]) -> Iterator[Take]:
     """Send a run to its trackers, and expose it; yield what takes each entry of its journal.
 
     Args:
@@ -57,7 +57,7 @@ def followed(
         is_urgent=is_urgent,
     ) as tracking:
 
-        def take(entry: Mapping[str, Any]) -> None:
+        def take(entry: Entry) -> None:
             tracking.follow(entry)
             expose(entry)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from polytrain.record.history import RunHistory, entries, read_history
-from polytrain.record.journal import JOURNAL
+from polytrain.record.entries import CheckpointCommitted, Entry, RunConcluded
+from polytrain.record.history import JOURNAL, RunHistory, entries, read_history
 from polytrain.run.identity import options_of
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
@@ -102,15 +102,15 @@ class TrackerDelivery:
         self._open_again()
         self._take_from(self.missing.position)
 
-    def take(self, entry: Mapping[str, Any]) -> None:
+    def take(self, entry: Entry) -> None:
         """Take the journal's next entry, of a driver since the run was last started over."""
         self.missing.take(entry)
-        match entry["event"]:
-            case "Committed":
+        match entry:
+            case CheckpointCommitted(checkpoint=directory):
                 checkpoints = self._facts.location.below("checkpoints")
-                self._checkpoint = checkpoints.below(entry["checkpoint"]).address
-            case "Concluded":
-                self._token = entry["token"]
+                self._checkpoint = checkpoints.below(directory).address
+            case RunConcluded(token=token):
+                self._token = token
 
     def send(self, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Send what is ready.
@@ -264,7 +264,7 @@ def send_missing(
 
 
 def _is_complete(
-    tracker: Tracker, facts: TrackedFacts, journal: Iterable[Mapping[str, Any]], *, all_rows: bool
+    tracker: Tracker, facts: TrackedFacts, journal: Iterable[Entry], *, all_rows: bool
 ) -> bool:
     state = kept_state(facts.location.open(), tracker)
     if state.position.since != facts.since:
@@ -273,12 +273,12 @@ def _is_complete(
     token = -1
     for entry in journal:
         rows.take(entry)
-        token = entry["token"] if entry["event"] == "Concluded" else token
+        token = entry.token if isinstance(entry, RunConcluded) else token
     return rows.next().is_empty and state.concluded == token
 
 
-def _since(storage: Storage, token: int) -> Iterator[Mapping[str, Any]]:
-    return (entry for entry in entries(storage.read_log(JOURNAL)) if entry["token"] >= token)
+def _since(storage: Storage, token: int) -> Iterator[Entry]:
+    return (entry for entry in entries(storage.read_log(JOURNAL)) if entry.token >= token)
 
 
 def _summary(history: RunHistory, facts: TrackedFacts, checkpoint: str) -> Mapping[str, Any]:

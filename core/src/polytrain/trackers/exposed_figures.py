@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from polytrain.linux.clock import Clock
+from polytrain.record.entries import Entry
 from polytrain.record.ledger import Ledger
+from polytrain.record.news import Take
 from polytrain.record.progress import Progress
 from polytrain.trackers.prometheus import Figures, Prometheus
 from polytrain_plugins import RunInfo
 
 
-def exposed_figures(
-    observers: Iterable[Any], run: RunInfo, ledger: Ledger, clock: Clock
-) -> Callable[[Mapping[str, Any]], None]:
+def exposed_figures(observers: Iterable[Any], run: RunInfo, ledger: Ledger, clock: Clock) -> Take:
     """Expose a run to the monitoring systems among its observers; return what takes each entry.
 
     Args:
@@ -30,7 +30,7 @@ def exposed_figures(
     lock = threading.Lock()
     progress = Progress(ledger=ledger, since=clock.now(), world_size=max(1, run.num_workers))
 
-    def follow(entry: Mapping[str, Any]) -> None:
+    def follow(entry: Entry) -> None:
         with lock:
             progress.take(entry)
 

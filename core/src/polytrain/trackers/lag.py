@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from polytrain.record.entries import Entry
 from polytrain.storage.protocol import Storage
 from polytrain.trackers.rows import TrackedRows
 from polytrain.trackers.state import kept_states
@@ -24,9 +24,7 @@ class TrackerLag:
     or the run is finished."""
 
 
-def lags(
-    storage: Storage, journal: Iterable[Mapping[str, Any]], *, since: int
-) -> tuple[TrackerLag, ...]:
+def lags(storage: Storage, journal: Iterable[Entry], *, since: int) -> tuple[TrackerLag, ...]:
     """Read how far each tracker is.
 
     Args:
@@ -46,7 +44,7 @@ def lags(
     if not found:
         return ()
     for entry in journal:
-        if entry["token"] >= since:
+        if entry.token >= since:
             for rows in found.values():
                 rows.take(entry)
     return tuple(

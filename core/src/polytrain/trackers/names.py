@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import polytrain.trackers
-from polytrain.text.close_names import close_to
+from polytrain.text.close_names import did_you_mean
 from polytrain.trackers import NAMES
 from polytrain.trackers.tracker import Tracker
 from polytrain_plugins import Problem
@@ -50,8 +50,7 @@ def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
         return
     unknown = [name for name in names or () if name not in NAMES]
     for name in unknown:
-        near = close_to(name, list(NAMES)) if isinstance(name, str) else ()
-        meant = f"Did you mean {near[0]!r}? " if near else ""
+        meant = did_you_mean(name, NAMES) if isinstance(name, str) else ""
         yield Problem(
             field="RunConfig.track",
             what=f"{name!r} is not a tracker",

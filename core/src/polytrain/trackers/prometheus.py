@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from polytrain.output.observer_checks import RecordFollower
+from polytrain.output.observers import RecordFollower
 from polytrain.trackers.tracker import flat, numbers
 from polytrain_plugins import Outcome, RunInfo, hookimpl
 from polytrain_plugins.installation import install_command

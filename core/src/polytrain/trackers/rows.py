@@ -5,12 +5,21 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Annotated, Any
+from typing import Annotated
 
-from polytrain.record.history import new_reports
+from polytrain.record.entries import (
+    CheckpointCommitted,
+    Entry,
+    Launched,
+    MetricsReported,
+    Opened,
+    ReportBlock,
+    RunConcluded,
+    ValidationEnded,
+)
+from polytrain.record.report_lines import new_reports
 from polytrain.record.reports import Reports
 from polytrain.storage.typed_json import Count, Within
 from polytrain.trackers.tracker import Row, flat
@@ -90,23 +99,23 @@ class TrackedRows:
 
         self._clear()
 
-    def take(self, entry: Mapping[str, Any]) -> None:
+    def take(self, entry: Entry) -> None:
         """Take the journal's next entry."""
-        if entry["token"] < max(self._token, self.position.since):
+        if entry.token < max(self._token, self.position.since):
             # Of before the run was started over, or its driver had lost the run.
             return
-        match entry["event"]:
-            case "Opened":
-                self._token, self._known = entry["token"], 0
-            case "Reported" | "Reports":
+        match entry:
+            case Opened(token=token):
+                self._token, self._known = token, 0
+            case MetricsReported(rank=0) | ReportBlock(rank=0):
                 self._reported(entry)
-            case "Launched":
-                self._launched(entry["step"])
-            case "Committed":
-                self._settled = max(self._settled, entry["step"])
-            case "ValidationEnded":
+            case Launched(step=step):
+                self._launched(step)
+            case CheckpointCommitted(step=step):
+                self._settled = max(self._settled, step)
+            case ValidationEnded():
                 self._validated(entry)
-            case "Concluded" if entry["succeeded"]:
+            case RunConcluded(succeeded=True):
                 self._settled = _ALL
 
     @property
@@ -156,7 +165,7 @@ class TrackedRows:
     def _clear(self) -> None:
         self._reports, self._times, self._start = Reports(), array("d"), 0
 
-    def _reported(self, entry: Mapping[str, Any]) -> None:
+    def _reported(self, entry: MetricsReported | ReportBlock) -> None:
         new = new_reports(entry, self._known)
         if new is None:
             return
@@ -177,10 +186,10 @@ class TrackedRows:
         if self._can_rewind and self._launches > self.position.launches:
             self._rewind = min(step, self.sent)
 
-    def _validated(self, entry: Mapping[str, Any]) -> None:
+    def _validated(self, entry: ValidationEnded) -> None:
         self._validations += 1
-        if entry["metrics"] and self._validations > self.position.amendments:
-            row = Row(step=entry["step"], time=entry["time"], metrics=flat(entry["metrics"]))
+        if entry.metrics and self._validations > self.position.amendments:
+            row = Row(step=entry.step, time=entry.time, metrics=flat(entry.metrics))
             self._amendments.append((self._validations, row))
 
     def _ready(self) -> tuple[Row, ...]:

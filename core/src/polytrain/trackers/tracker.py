@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from polytrain.checkpoint.manifest import Manifest
-from polytrain.output.observer_checks import RecordFollower
+from polytrain.output.observers import RecordFollower
 from polytrain_plugins import Problem
 from polytrain_plugins.installation import install_command
 

@@ -7,14 +7,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
 
 from polytrain.errors import RunOwnedError
-from polytrain.record.entries import REPORTS
-from polytrain.record.history import entries, read_history
-from polytrain.record.journal import JOURNAL
+from polytrain.record.entries import Entry, MetricsReported, ReportBlock
+from polytrain.record.history import JOURNAL, entries, read_history
 from polytrain.trackers.delivery import (
     StoreBehindError,
     TrackedFacts,
@@ -62,8 +60,10 @@ class Tracking:
         self._is_urgent = is_urgent
         self._couriers = tuple(_Courier(each, facts, own_token, check_lease) for each in trackers)
 
-    def follow(self, entry: Mapping[str, Any]) -> None:
+    def follow(self, entry: Entry) -> None:
         """Take an entry of the journal. It is sent on another thread."""
+        if isinstance(entry, MetricsReported) and entry.rank:
+            return
         for courier in self._couriers:
             courier.take(entry)
 
@@ -107,13 +107,13 @@ class _Courier:
         self._tracker = tracker
         self._facts = facts
         self._own_token = own_token
-        self._queue: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_QUEUED)
+        self._queue: deque[tuple[int, Entry]] = deque(maxlen=_QUEUED)
         """Entries with the number of those before that are no reports, which have a number."""
 
         self._taken = 0
         """Entries that were put into the queue and are no reports."""
 
-        self._next: tuple[int, Mapping[str, Any]] | None = None
+        self._next: tuple[int, Entry] | None = None
         """Taken from the queue, but an entry before it is missing."""
 
         self._known = 0
@@ -129,9 +129,9 @@ class _Courier:
             target=self._work, name=f"polytrain-{tracker.name}", daemon=True
         )
 
-    def take(self, entry: Mapping[str, Any]) -> None:
+    def take(self, entry: Entry) -> None:
         self._queue.append((self._taken, entry))
-        self._taken += entry["event"] != "Reported"
+        self._taken += not isinstance(entry, MetricsReported)
 
     def start(self) -> None:
         self._thread.start()
@@ -227,9 +227,9 @@ class _Courier:
             if self._next is None:
                 return True
             number, entry = self._next
-            is_report = entry["event"] == "Reported"
-            if is_report:
-                number, known = entry["n"], delivery.missing.known
+            is_report = isinstance(entry, MetricsReported)
+            if isinstance(entry, MetricsReported):
+                number, known = entry.n, delivery.missing.known
             else:
                 known = self._known
             # Reports are counted from this driver's first entry on.
@@ -246,10 +246,10 @@ class _Courier:
         delivery.begin_again()
         self._known = 0
         for entry in entries(self._facts.location.open().read_log(JOURNAL)):
-            if entry["token"] >= self._facts.since:
+            if entry.token >= self._facts.since:
                 delivery.take(entry)
-                is_own = entry["token"] == self._own_token
-                self._known += is_own and entry["event"] not in REPORTS
+                is_own = entry.token == self._own_token
+                self._known += is_own and not isinstance(entry, MetricsReported | ReportBlock)
         self._needs_journal = False
 
     def _release(self) -> None:

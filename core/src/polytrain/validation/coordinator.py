@@ -15,6 +15,7 @@ from polytrain.config.validation_config import ValidationConfig, task_of
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.output import Output
 from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
+from polytrain.record.entries import ValidationEnded, ValidationRequested
 from polytrain.record.journal import Journal
 from polytrain.run.attached import Companion
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
@@ -97,7 +98,11 @@ class ValidationCoordinator(Companion):
             return
         validation = Validation(checkpoint=manifest.directory, step=manifest.step, task=task)
         if self._validations.request(validation):
-            self._journal.validation_requested(validation)
+            self._journal.write(
+                ValidationRequested(
+                    checkpoint=validation.checkpoint, step=validation.step, task=validation.task
+                )
+            )
 
     def nudge(self) -> None:
         """Make `take` return that waits. Any thread, or a signal handler, may call this."""
@@ -193,7 +198,16 @@ class ValidationCoordinator(Companion):
         ended = _with_outcome(validation, outcome)
         traceback = "" if isinstance(outcome, Validated) else outcome.traceback or outcome.output
         self._validations.end(ended)
-        self._journal.validation_ended(ended, traceback=traceback)
+        self._journal.write(
+            ValidationEnded(
+                checkpoint=ended.checkpoint,
+                step=ended.step,
+                status=ended.status,
+                metrics=ended.metrics,
+                reason=ended.reason,
+                traceback=traceback,
+            )
+        )
         if isinstance(outcome, Validated):
             logger.info("The checkpoint %s is validated: %s", ended.checkpoint, ended.metrics)
         elif manifest is not None:

@@ -12,7 +12,7 @@ from polytrain.events.output import Output
 from polytrain.linux.processes import describe_exit
 from polytrain.validation.process import bounded_threads, task_message
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
-from polytrain.workers.messages import Message
+from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, Wrote
 

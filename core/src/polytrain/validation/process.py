@@ -11,7 +11,8 @@ from typing import Any
 from polytrain.events.output import flush_output
 from polytrain.functions.pickling import pickled_error
 from polytrain.validation.validator import ValidationTask, call
-from polytrain.workers.messages import Message, SocketChannel, raised_message
+from polytrain.workers.processes.channel import Message, SocketChannel
+from polytrain.workers.session.messages import raised_message
 
 _OPENMP = "OMP_NUM_THREADS"
 

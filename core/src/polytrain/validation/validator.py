@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.functions.pickling import unpickled
-from polytrain.workers.metrics import plain_metrics
+from polytrain.workers.session.metrics import plain_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from polytrain.record.history import History, read_as
-from polytrain.record.journal import JOURNAL
+from polytrain.record.history import JOURNAL, Kind, read_as
 from polytrain.run.lease import Holder, holder
 from polytrain.storage.protocol import Storage
 
 
-def read_present(kind: type[History], storage: Storage) -> tuple[History, Holder | None] | None:
+def read_present(kind: type[Kind], storage: Storage) -> tuple[Kind, Holder | None] | None:
     """Read a run that may be active; None if no driver has opened it.
 
     A journal says nothing while a run stalls. So the time of a run whose driver lives is counted

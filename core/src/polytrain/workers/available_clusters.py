@@ -12,11 +12,11 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray
 from polytrain.config.validation_config import options_of_ray
+from polytrain.linux.machine_resources import has_gpu_device, machine_resources
 from polytrain.policy.cluster import AvailableClusters, ClusterChoice
 from polytrain.ray_api.dataset import is_ray_dataset
-from polytrain.workers.agent_group import AgentCluster
-from polytrain.workers.local_cluster import LocalCluster
-from polytrain.workers.machine_resources import has_gpu_device, machine_resources
+from polytrain.workers.driver.agent_group import AgentCluster
+from polytrain.workers.driver.local_cluster import LocalCluster
 from polytrain.workers.ray.address import cluster_address
 
 

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from polytrain.ray_names.doors import Door
+from polytrain.ray_names.doors import door
 
 if TYPE_CHECKING:
     from polytrain.ray_names.configs import XGBoostConfig as XGBoostConfig
     from polytrain.ray_names.trainers import XGBoostTrainer as XGBoostTrainer
-    from polytrain_xgboost import RayTrainReportCallback as RayTrainReportCallback
-    from polytrain_xgboost import XGBoost as XGBoost
-    from polytrain_xgboost import bin_reference as bin_reference
+    from polytrain_xgboost import *
 
-_DOOR = Door(
-    module=__name__,
-    homes={
-        "polytrain.ray_names.configs": ("XGBoostConfig",),
-        "polytrain.ray_names.trainers": ("XGBoostTrainer",),
-    },
-    plugin="polytrain_xgboost",
-    backend="xgboost",
-)
-
-
-def __getattr__(name: str) -> Any:
-    return _DOOR.get(name)
-
-
-def __dir__() -> list[str]:
-    return _DOOR.names()
+__getattr__, __dir__ = door(__name__)

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.distributed.checkpoint.state_dict import (
@@ -26,6 +27,25 @@ from torch.overrides import TorchFunctionMode
 
 from polytrain import CheckpointError
 from polytrain_torch.private import PARAMETER_CLONE, fsdp_state
+
+_loaded_back: WeakSet[Any] = WeakSet()
+"""Whoever has saved in this process, or has loaded what was saved before."""
+
+
+def is_first_save(owner: Any) -> bool:
+    """Whether a save is the first one of its owner, which is to be tried; from then on it isn't.
+
+    Args:
+        owner: saves, and may be any object: a trainer, an engine, a training state.
+    """
+    is_first = owner not in _loaded_back
+    _loaded_back.add(owner)
+    return is_first
+
+
+def has_loaded(owner: Any) -> None:
+    """Note that an owner has loaded a checkpoint: what it saves needs no try."""
+    _loaded_back.add(owner)
 
 
 def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:

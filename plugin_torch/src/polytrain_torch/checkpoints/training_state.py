@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -19,14 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.tensor import DTensor
 
 from polytrain import Checkpoint, get_checkpoint, get_context, report
 from polytrain.extension import scratch_directory
@@ -43,12 +34,22 @@ from polytrain_torch.checkpoints.rank_parts import (
 from polytrain_torch.checkpoints.rank_states import save_rank_states
 from polytrain_torch.checkpoints.read_back import (
     copy_without_values,
+    has_loaded,
+    is_first_save,
     state_without_values,
     try_loading,
     whole_copies_without_values,
 )
 from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe, save_safely
-from polytrain_torch.checkpoints.sharded import SafeReader, load_sharded
+from polytrain_torch.checkpoints.sharded import SafeReader
+from polytrain_torch.checkpoints.sharded_parts import (
+    IN_FULL,
+    ShardedParts,
+    State,
+    beside_shards,
+    is_sharded,
+    names_parameters,
+)
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.engine import MODEL_FILE
 from polytrain_torch.models.parallel import unwrapped
@@ -59,9 +60,6 @@ logger = logging.getLogger(__name__)
 _STATE_FILE = "state.pt"
 _MERGES = "load_state_dicts"
 _KINDS = ("parts", "beside", "progress")
-_IN_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-State = dict[str, Any]
 
 
 class TrainingState:
@@ -102,11 +100,11 @@ class TrainingState:
                     f"plain data to report instead: state.report(…, {name}=…)."
                 )
         self._parts = parts
-        self._is_read_back = False
-        self._raise_if_optimizer_is_stale()
-        for name, part in parts.items():
-            if isinstance(part, torch.optim.Optimizer) and _is_sharded(part):
-                self._trained_by(name)
+        self._sharded.check_optimizers()
+
+    @property
+    def _sharded(self) -> ShardedParts:
+        return ShardedParts(self._parts)
 
     @property
     def progress(self) -> State:
@@ -144,12 +142,14 @@ class TrainingState:
             return {}
         directory = Path(checkpoint.path)
         saved = self._read(directory)
-        self._is_read_back = True
+        has_loaded(self)
         for name, state in saved["parts"].items():
             if name in self._parts:
                 self._expect_groups(name, state, saved["progress"])
                 self._load(name, state)
-        self._load_sharded([name for name in saved["sharded"] if name in self._parts], directory)
+        self._sharded.load_all(
+            [name for name in saved["sharded"] if name in self._parts], directory
+        )
         for name, state in saved["beside"].items():
             if name in self._parts:
                 unwrapped(self._parts[name]).load_state_dict(state, strict=False)
@@ -202,14 +202,16 @@ class TrainingState:
             SafeReader(directory).read_metadata()
         parts = {name: unwrapped(part) for name, part in self._parts.items()}
         of_shards = whole_copies_without_values(
-            {name: part for name, part in parts.items() if _is_sharded(part)}
+            {name: part for name, part in parts.items() if is_sharded(part)}
         )
         trial = copy(self)
         for name, state in {**saved["parts"], **sharded}.items():
             others = [part for other, part in parts.items() if other != name]
-            if _is_sharded(parts[name]):
+            if is_sharded(parts[name]):
                 copies = of_shards
-                load = partial(trial._load_by_names, name, state_without_values(state))
+                load = partial(
+                    ShardedParts({**parts, **copies}).load, name, state_without_values(state)
+                )
             else:
                 copied = copy_without_values(parts[name], keeping=others)
                 copies = {} if copied is None else {name: copied}
@@ -233,9 +235,9 @@ class TrainingState:
         agree_on_call("TrainingState.save")
         directory = Path(directory)
         by_all = get_context().every_rank_writes()
-        sharded = {name for name, part in self._parts.items() if by_all and _is_sharded(part)}
+        sharded = {name for name, part in self._parts.items() if by_all and is_sharded(part)}
         whole = {name: self._state(name) for name in self._parts if name not in sharded}
-        states = {name: self._state_by_names(name) for name in sharded}
+        states = {name: self._sharded.state(name) for name in sharded}
         if sharded:
             refuse_unsafe(states)
             dcp.save(states, checkpoint_id=directory)
@@ -246,9 +248,9 @@ class TrainingState:
                 if not self._is_gathered(name)
             },
             "beside": {
-                name: _beside_shards(part)
+                name: beside_shards(part)
                 for name, part in self._parts.items()
-                if isinstance(part, torch.nn.Module) and _is_sharded(part)
+                if isinstance(part, torch.nn.Module) and is_sharded(part)
             },
             "progress": progress,
         }
@@ -272,8 +274,7 @@ class TrainingState:
             },
             directory / _STATE_FILE,
         )
-        if not self._is_read_back:
-            self._is_read_back = True
+        if is_first_save(self):
             self._read_back(directory, states)
 
     def report(self, metrics: Mapping[str, Any], **progress: Any) -> None:
@@ -292,12 +293,12 @@ class TrainingState:
     def _is_gathered(self, name: str) -> bool:
         """Whether a part's whole state is on rank 0 alone."""
         part = self._parts[name]
-        return _is_sharded(part) or hasattr(part, "consolidate_state_dict")
+        return is_sharded(part) or hasattr(part, "consolidate_state_dict")
 
     def _state(self, name: str) -> State:
         part = self._parts[name]
-        if _is_sharded(part):
-            return self._state_by_names(name, _IN_FULL)
+        if is_sharded(part):
+            return self._sharded.state(name, IN_FULL)
         if hasattr(part, "consolidate_state_dict"):
             # torch's ZeroRedundancyOptimizer, which has a state only where it was gathered.
             part.consolidate_state_dict(to=0)
@@ -308,122 +309,12 @@ class TrainingState:
 
     def _load(self, name: str, state: State) -> None:
         part = self._parts[name]
-        if _is_sharded(part) and "param_groups" in state and not _names_parameters(state):
-            state = self._by_name(name, state)
-        if _is_sharded(part) or _names_parameters(state):
-            self._load_by_names(name, state, _IN_FULL)
+        if is_sharded(part) and "param_groups" in state and not names_parameters(state):
+            state = self._sharded.by_name(name, state)
+        if is_sharded(part) or names_parameters(state):
+            self._sharded.load(name, state, IN_FULL)
         else:
             unwrapped(part).load_state_dict(state)
-
-    def _load_sharded(self, names: list[str], directory: Path) -> None:
-        if not names:
-            return
-        saved = SafeReader(directory).read_metadata().state_dict_metadata
-        states = {
-            name: self._state_by_names(
-                name, has_state=any(key.startswith(f"{name}.state.") for key in saved)
-            )
-            for name in names
-        }
-        load_sharded(states, directory)
-        for name, state in states.items():
-            self._load_by_names(name, state)
-
-    def _state_by_names(
-        self,
-        name: str,
-        options: StateDictOptions | None = None,
-        *,
-        has_state: bool | None = None,
-    ) -> State:
-        """A part's state, by the names of the model's parameters.
-
-        Args:
-            name: the part's.
-            options: torch's.
-            has_state: whether an optimizer has state for parameters; by default whether it has now.
-        """
-        part = self._parts[name]
-        state: State
-        if isinstance(part, torch.nn.Module):
-            state = get_model_state_dict(part, options=options)
-        elif not (bool(part.state) if has_state is None else has_state):
-            # To get its state, torch would take a step, which counts.
-            state = self._by_name(name, {**part.state_dict(), "state": {}})
-        else:
-            state = get_optimizer_state_dict(self._trained_by(name), part, options=options)
-        return state
-
-    def _load_by_names(
-        self, name: str, state: State, options: StateDictOptions | None = None
-    ) -> None:
-        part = self._parts[name]
-        if isinstance(part, torch.nn.Module):
-            set_model_state_dict(part, state, options=options)
-        else:
-            set_optimizer_state_dict(self._trained_by(name), part, state, options=options)
-            if not state["state"]:
-                # torch has taken a step, as above.
-                part.state.clear()
-
-    def _by_name(self, optimizer: str, state: State) -> State:
-        """An optimizer's state with the parameters' names in the model instead of their numbers."""
-        model = unwrapped(self._trained_by(optimizer))
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        groups: list[Any] = []
-        by_name: dict[str, Any] = {}
-        for group, mine in zip(
-            state["param_groups"], self._parts[optimizer].param_groups, strict=True
-        ):
-            numbered = dict(zip(group["params"], mine["params"], strict=True))
-            named = {number: names[id(parameter)] for number, parameter in numbered.items()}
-            groups.append({**group, "params": list(named.values())})
-            by_name |= {
-                named[number]: state["state"][number]
-                for number in named
-                if number in state["state"]
-            }
-        return {"state": by_name, "param_groups": groups}
-
-    def _trained_by(self, optimizer: str) -> torch.nn.Module:
-        """The model whose parameters an optimizer trains; shards are identified by these names."""
-        mine = {id(parameter) for parameter in _parameters(self._parts[optimizer])}
-        trained = {
-            name: part
-            for name, part in self._parts.items()
-            if isinstance(part, torch.nn.Module) and not mine.isdisjoint(map(id, part.parameters()))
-        }
-        for part in trained.values():
-            if mine <= {id(parameter) for parameter in part.parameters()}:
-                return part
-        if not trained:
-            raise ValueError(
-                f"{optimizer}: it trains sharded parameters of a model that isn't a part. Pass the "
-                "model too: TrainingState(model=model, …)."
-            )
-        raise ValueError(
-            f"{optimizer}: it trains sharded parameters that aren't all in one part, only some in "
-            f"{' and '.join(map(repr, trained))}. Make one optimizer for each model, or pass one "
-            "module that holds all of them."
-        )
-
-    def _raise_if_optimizer_is_stale(self) -> None:
-        """Sharding replaces parameters: an optimizer of the old ones silently trains nothing."""
-        models = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
-        replaced = [shapes for model in models if _is_sharded(model) for shapes in _shapes(model)]
-        there = {id(parameter) for model in models for parameter in model.parameters()}
-        for name, part in self._parts.items():
-            # It may also train a model that isn't a part, beside a sharded one.
-            if (
-                isinstance(part, torch.optim.Optimizer)
-                and not _is_sharded(part)
-                and there.isdisjoint(map(id, _parameters(part)))
-                and Counter(each.shape for each in _parameters(part)) in replaced
-            ):
-                raise ValueError(
-                    f"{name}: it trains no parameter of the model, because sharding has replaced "
-                    "the parameters that it was made with. Make it after prepare_model."
-                )
 
     def _expect_groups(self, name: str, state: State, progress: State) -> None:
         """Raise an error if an optimizer has other parameter groups than the saved one.
@@ -475,37 +366,6 @@ def _of_progress(found: Differences) -> list[str]:
     return [f"progress {name!r}" for name in found["names"].get("progress", ())]
 
 
-def _beside_shards(model: torch.nn.Module) -> State:
-    """What a rank has of a sharded model that isn't sharded, such as BatchNorm's statistics."""
-    state = unwrapped(model).state_dict()
-    return {name: each for name, each in state.items() if not isinstance(each, DTensor)}
-
-
 def _groups(sizes: list[int]) -> str:
     number = "1 parameter group" if len(sizes) == 1 else f"{len(sizes)} parameter groups"
     return f"{number} (parameters: {', '.join(map(str, sizes))})"
-
-
-def _is_sharded(part: Any) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in _parameters(part))
-
-
-def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
-    """Shapes of the parameters that an optimizer may have: all, or only the trained ones."""
-    parameters = list(model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return [Counter(each.shape for each in some) for some in (parameters, trained)]
-
-
-def _parameters(part: Any) -> Iterator[Any]:
-    if isinstance(part, torch.nn.Module):
-        yield from part.parameters()
-    elif isinstance(part, torch.optim.Optimizer):
-        for group in part.param_groups:
-            yield from group["params"]
-
-
-def _names_parameters(state: State) -> bool:
-    """Whether an optimizer's state names its parameters, as full states do, or numbers them."""
-    groups: Any = state.get("param_groups")
-    return bool(groups) and any(isinstance(each, str) for each in groups[0].get("params", ()))

@@ -1,4 +1,4 @@
-"""Checks what Lightning saves first, so that what no restart could load is told at once."""
+"""Checks what Lightning saves first, so that what no restart could load is an error at once."""
 
 from __future__ import annotations
 

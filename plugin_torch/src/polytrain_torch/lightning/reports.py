@@ -13,6 +13,7 @@ from polytrain import get_checkpoint, report
 from polytrain.extension import Calls
 from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
 from polytrain_torch.checkpoints.rank_states import save_rank_states
+from polytrain_torch.checkpoints.read_back import is_first_save
 from polytrain_torch.lightning.epochs import prepare_callbacks, save_trained
 from polytrain_torch.lightning.finders import save_found, take_over_found
 from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
@@ -35,7 +36,6 @@ class Reports(Callback):
 
     def __init__(self) -> None:
         self._saved_step = self._reported_step = -1
-        self._is_checked = False
         self.is_training = False
         self.fit = 0
         """Number of the call of `fit` in the training function."""
@@ -92,12 +92,10 @@ class Reports(Callback):
         if self._saved_step == trainer.global_step:
             return
         self._saved_step = self._reported_step = trainer.global_step
-        if not self._is_checked and not self.loads_anything:
-            # Rank 0 has written these files. Others don't wait for a thread of rank 0 that saves.
-            if dist.get_rank() == 0:
-                refuse_unsafe(saved)
-                read_back(saved, trainer)
-            self._is_checked = True
+        # Rank 0 has written these files. Others don't wait for a thread of rank 0 that saves.
+        if not self.loads_anything and is_first_save(self) and dist.get_rank() == 0:
+            refuse_unsafe(saved)
+            read_back(saved, trainer)
         with part_of(saved, name=CHECKPOINT_FILE) as part:
             save_rank_states(part)
             save_rank_parts(trainer, part)

@@ -98,10 +98,10 @@ class _Results(LoggedValues):
                 if meta.on_epoch:
                     raise
         size: int = super()._extract_batch_size(value, batch_size, meta)
-        return 0 if self._is_stand_in() else size
+        return 0 if self._is_padding() else size
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
-        if self[key].is_tensor and self[key].meta.is_sum_reduction and self._is_stand_in():
+        if self[key].is_tensor and self[key].meta.is_sum_reduction and self._is_padding():
             value = value * 0
         # Only a step's value is reduced in here; an epoch's is when it is computed.
         self._reduce.rows = batch_size
@@ -110,6 +110,6 @@ class _Results(LoggedValues):
         finally:
             self._reduce.rows = None
 
-    def _is_stand_in(self) -> bool:
+    def _is_padding(self) -> bool:
         """Whether this rank has no row in the batch, and trains on one that counts nothing."""
         return self.batch is not None and weight_of(self.batch) == 0

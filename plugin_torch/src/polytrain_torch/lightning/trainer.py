@@ -85,7 +85,7 @@ class Trainer(lightning.Trainer):
                     "out, and use ScalingConfig(num_workers=…)."
                 )
         workers, device = dist.get_world_size(), current_device()
-        callbacks = _listed(options.pop("callbacks", None))
+        callbacks = _as_list(options.pop("callbacks", None))
         defaults = {
             "accelerator": "gpu" if device.type == "cuda" else "cpu",
             # The run has its own progress line, and workers' output is shown line by line.
@@ -102,7 +102,7 @@ class Trainer(lightning.Trainer):
             "devices": [device.index] if device.type == "cuda" else 1,
             "num_nodes": workers,
             "use_distributed_sampler": False,
-            "plugins": [*_listed(options.pop("plugins", None)), WorkerEnvironment()],
+            "plugins": [*_as_list(options.pop("plugins", None)), WorkerEnvironment()],
             "callbacks": [self._reports, StepWeights(), *callbacks],
         }
         super().__init__(**{**defaults, **options, **own})
@@ -322,7 +322,7 @@ def _wait_for_files(checkpoint_io: Any) -> None:
 
 def _refuse_other_package(*given: Any) -> None:
     """Raise an error for objects of the package `pytorch_lightning`, which has its own classes."""
-    for each in itertools.chain.from_iterable(map(_listed, given)):
+    for each in itertools.chain.from_iterable(map(_as_list, given)):
         inside = original_module(each)
         each = each if inside is None else inside
         modules = {base.__module__.partition(".")[0] for base in type(each).__mro__}
@@ -334,7 +334,7 @@ def _refuse_other_package(*given: Any) -> None:
             )
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return [*given] if isinstance(given, list | tuple) else [given]

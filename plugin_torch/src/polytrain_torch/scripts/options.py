@@ -74,7 +74,7 @@ def script_problems(options: Torch, job: Job) -> Iterator[Problem]:
     if job.datasets:
         yield Problem(
             field="datasets",
-            what=f"{_listed(job)}: a script reads its own data",
+            what=f"{_names_of(job)}: a script reads its own data",
             remedy=f"Leave datasets out, or use a training function in place of {given}",
         )
     if options.process_group is not None:
@@ -180,5 +180,5 @@ def _argument_problems(args: Any) -> Iterator[Problem]:
             )
 
 
-def _listed(job: Job) -> str:
+def _names_of(job: Job) -> str:
     return ", ".join(map(repr, job.datasets))

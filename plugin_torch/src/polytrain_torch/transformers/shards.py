@@ -42,7 +42,7 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
     own_train, own_eval = trainer.get_train_dataloader, trainer.get_eval_dataloader
     own_test = trainer.get_test_dataloader
     own_step, own_prediction = trainer.training_step, trainer.prediction_step
-    is_stand_in = False
+    is_padding = False
 
     def train_loader() -> Any:
         batches = trainer.train_dataset
@@ -66,7 +66,7 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
         return DataLoaderShard(_Items(batches, trainer), batch_size=1, collate_fn=_as_it_is)
 
     def gathered(values: Any) -> Any:
-        return _gathered(trainer.accelerator, values, is_stand_in=is_stand_in)
+        return _gathered(trainer.accelerator, values, is_padding=is_padding)
 
     def step(model: Any, inputs: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
         weight = weight_of(inputs)
@@ -77,8 +77,8 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
             return own_step(model, inputs, num_items_in_batch, **options)
 
     def predict(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        nonlocal is_stand_in
-        is_stand_in = not weight_of(inputs)
+        nonlocal is_padding
+        is_padding = not weight_of(inputs)
         return own_prediction(model, inputs, *args, **options)
 
     trainer.get_train_dataloader = train_loader
@@ -186,17 +186,17 @@ class _TrainingLoader(DataLoader[Any]):
         return self._num_batches
 
 
-def _gathered(accelerator: Accelerator, values: Any, *, is_stand_in: bool) -> Any:
+def _gathered(accelerator: Accelerator, values: Any, *, is_padding: bool) -> Any:
     """The rows of all ranks, which may have different numbers of them.
 
     Args:
         accelerator: the trainer's.
         values: tensors of shape `(rows, …)`, also in lists, tuples and dicts.
-        is_stand_in: whether the rank's row is another's, since it has none.
+        is_padding: whether the rank's row is padding, since it has none of its own.
     """
 
     def gathered(tensor: torch.Tensor) -> Any:
-        own = 0 if is_stand_in else len(tensor)
+        own = 0 if is_padding else len(tensor)
         counts = accelerator.gather(torch.tensor([own], device=tensor.device)).tolist()
         rows = accelerator.gather(accelerator.pad_across_processes(tensor, dim=0))
         parts = zip(rows.chunk(len(counts)), counts, strict=True)

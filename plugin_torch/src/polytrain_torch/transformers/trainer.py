@@ -22,7 +22,7 @@ from polytrain_torch.checkpoints.rank_parts import (
     refuse_other_ranks,
     save_beside,
 )
-from polytrain_torch.checkpoints.read_back import Load, try_all
+from polytrain_torch.checkpoints.read_back import Load, is_first_save, try_all
 from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe_file
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.stopping import any_rank_stops
@@ -151,7 +151,6 @@ class ReportCallback(TrainerCallback):
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
         self._logged_step = -1
-        self._is_checked = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Load this rank's own states, when the trainer has loaded those of rank 0."""
@@ -171,12 +170,10 @@ class ReportCallback(TrainerCallback):
             # If the trainer keeps the best checkpoints, it decides after on_log has reported.
             self._held = self._logged
         directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        if not self._is_checked:
-            # Rank 0 has written these files, and other ranks may be here before it.
-            if dist.get_rank() == 0:
-                _refuse_unsafe(directory)
-                _read_back(directory, **objects)
-            self._is_checked = True
+        # Rank 0 has written these files, and other ranks may be here before it.
+        if is_first_save(self) and dist.get_rank() == 0:
+            _refuse_unsafe(directory)
+            _read_back(directory, **objects)
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
                 made_by = {

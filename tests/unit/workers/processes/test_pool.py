@@ -21,7 +21,7 @@ CODE = """
 import os
 import signal
 
-from polytrain.workers.messages import SocketChannel
+from polytrain.workers.processes.channel import SocketChannel
 
 
 def main(connection, descriptors):

@@ -26,14 +26,14 @@ from polytrain import InvalidJobError, ScalingConfig, make_trainer
 from polytrain.linux.processes import describe_exit
 from polytrain.linux.progress_page import Page
 from polytrain.testing.processes import eventually
-from polytrain.workers.messages import SocketChannel, pack
 from polytrain.workers.processes import zygote
+from polytrain.workers.processes.channel import SocketChannel, pack
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.processes.forked import ForkRequest
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.processes.zygotes import Listener, Zygotes
 
-WORKER = "polytrain.workers.worker_process"
+WORKER = "polytrain.workers.session.worker_process"
 
 
 @contextmanager

@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from polytrain.linux.processes import peer_of
-from polytrain.workers.messages import SocketChannel, pack
 from polytrain.workers.processes import client, zygote
+from polytrain.workers.processes.channel import SocketChannel, pack
 from polytrain.workers.processes.client import (
     ZygoteConnection,
     ZygoteSpec,

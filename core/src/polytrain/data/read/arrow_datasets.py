@@ -13,16 +13,11 @@ import pyarrow.fs as pafs
 from polytrain.data.read import parquet_files
 from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Pieces
+from polytrain.data.read.selection import columns_to_read, subschema
 from polytrain.data.read.tables import from_table
 from polytrain.data.types.missing import Missing, noted
 from polytrain.data.types.plain import plain_schema
-from polytrain.data.types.schemas import (
-    chosen,
-    index_columns,
-    subschema,
-    unified_type,
-    without,
-)
+from polytrain.data.types.schemas import unified_type
 from polytrain.data_errors import SourceError, one_line
 
 
@@ -39,9 +34,7 @@ def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     Raises:
         SourceError: it can't be read.
     """
-    index = index_columns(dataset.schema) if columns is None else ()
-    everything = dataset.schema.names
-    names = without(everything, index) if columns is None else chosen(columns, everything)
+    names, index = columns_to_read(dataset.schema, columns)
     try:
         pieces = _row_groups(dataset, plain_schema(subschema(dataset.schema, names)))
         if pieces is None:

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from polytrain.data.read.expansion import format_of
 from polytrain.data.read.file_pieces import DescribedFile, current_file, describing, unreadable
-from polytrain.data.read.text_files import ColumnFacts, TextPiece, open_decompressed, rounded
-from polytrain.data.types.schemas import columns_to_count, refuse_repeated
+from polytrain.data.read.formats import format_of, open_decompressed
+from polytrain.data.read.selection import columns_to_count, refuse_repeated
+from polytrain.data.read.text_files import ColumnFacts, TextPiece, rounded
 from polytrain.data_errors import SourceError
 from polytrain.storage.filesystems import ResolvedPath, find
 

@@ -23,10 +23,10 @@ from polytrain.data.read.random_transforms import (
     wants_generator,
 )
 from polytrain.data.read.ray_data import from_ray_data, is_computed
+from polytrain.data.read.selection import columns_to_read, subschema
 from polytrain.data.read.tables import from_memory, from_table, is_place
 from polytrain.data.read.transforms import transformed
 from polytrain.data.types.plain import refuse_unreadable
-from polytrain.data.types.schemas import chosen, index_columns, subschema, without
 from polytrain.data_errors import SourceError
 from polytrain.ray_api.dataset import is_ray_dataset
 from polytrain_plugins import DatasetInfo
@@ -91,20 +91,18 @@ def describe(
     num_rows = sum(piece.rows for piece in found.pieces)
     if num_rows == 0:
         raise SourceError("it has no rows", "Pass a data set with rows")
+    drawn = None
     if transform is not None and wants_generator(transform):
         drawn = random_transform(name, found, transform)
-        info = _info(name, drawn.schema, num_rows)
-        return Source(
-            info=info,
-            schema=found.schema,
-            pieces=found.pieces,
-            transform=drawn,
-            index=found.index,
-        )
-    if transform is not None:
+    elif transform is not None:
         found = transformed(name, found, transform)
-    info = _info(name, found.schema, num_rows)
-    return Source(info=info, schema=found.schema, pieces=found.pieces, index=found.index)
+    return Source(
+        info=_info(name, found.schema if drawn is None else drawn.schema, num_rows),
+        schema=found.schema,
+        pieces=found.pieces,
+        transform=drawn,
+        index=found.index,
+    )
 
 
 def _as_list(columns: Any) -> Any:
@@ -134,8 +132,7 @@ def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform
             "Put it into the pipeline: dataset.map_batches(transform)",
         )
     schema = stream_schema(dataset)
-    index = index_columns(schema) if columns is None else ()
-    names = without(schema.names, index) if columns is None else chosen(columns, schema.names)
+    names, index = columns_to_read(schema, columns)
     schema = subschema(schema, names)
     refuse_unreadable(schema)
     info = _info(name, schema, None)

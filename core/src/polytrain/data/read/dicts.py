@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from polytrain.data.types.arrays import column_of, is_masked_number
 from polytrain.data.types.python_values import check_unchanged
-from polytrain.data.types.schemas import conformed, merged_type
+from polytrain.data.types.schemas import conformed, merged_schema
 from polytrain.data.types.times import in_unit_of_arrow, is_time
 from polytrain.data_errors import ReadError, SourceError, one_line
 
@@ -54,7 +54,8 @@ def table_of_dicts(rows: Iterable[Any]) -> pa.Table:
     tables = []
     while some := list(islice(numbered, _AT_ONCE)):
         tables.append(_table(some))
-    schema = _schema(tables)
+    places = (f"items {_AT_ONCE * number} to {_AT_ONCE * (number + 1) - 1}" for number in count())
+    schema = merged_schema(zip(places, (table.schema for table in tables), strict=False), _REMEDY)
     if not tables:
         return schema.empty_table()
     try:
@@ -94,17 +95,6 @@ def _scalar(name: str, value: Any) -> Any:
     if is_time(value):
         return in_unit_of_arrow(name, value[()])
     return value.item() if hasattr(value, "shape") and not isinstance(value, np.generic) else value
-
-
-def _schema(tables: Sequence[pa.Table]) -> pa.Schema:
-    types: dict[str, pa.DataType] = {}
-    for table in tables:
-        for field in table.schema:
-            before = types.get(field.name, pa.null())
-            types[field.name] = merged_type(
-                field.name, before, field.type, ("some dicts", "others"), _REMEDY
-            )
-    return pa.schema(types.items())
 
 
 def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:

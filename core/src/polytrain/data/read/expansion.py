@@ -16,52 +16,18 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from polytrain.data.read.text_files import without_compression
+from polytrain.data.read.formats import (
+    ending_of,
+    format_inside,
+    format_of,
+    way_to_pass,
+    without_compression,
+)
 from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import OPTIONS, ResolvedPath, find
 
 _MAGIC = re.compile(r"[*?[]")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_FORMATS = {
-    ".parquet": "parquet",
-    ".parq": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".arrow": "ipc",
-    ".feather": "ipc",
-    ".ipc": "ipc",
-}
-
-_MAGIC_NUMBERS = {b"PAR1": "parquet", b"ARROW1": "ipc"}
-"""The first bytes of a file, by format."""
-
-_WAYS = {
-    "": "A file whose name has no ending is read if it is a Parquet or Arrow file. If it is a CSV "
-    "file with a header line, add .csv to its name; if it has an object in each line, .jsonl",
-    ".orc": "Pass pyarrow.dataset.dataset(path, format='orc')",
-    ".json": "If it has an object in each line, rename it to .jsonl. If it is a list of objects, "
-    "pass json.load(file)",
-    ".arrows": "Pass pyarrow.ipc.open_stream(path)",
-    ".tfrecord": "Pass ray.data.read_tfrecords(path)",
-    ".txt": "Pass ray.data.read_text(path)",
-    ".npy": 'Pass {"x": np.load(path)}',
-    ".npz": "Pass dict(np.load(path))",
-    ".xlsx": "Pass pandas.read_excel(path)",
-    **dict.fromkeys(
-        (".tar", ".tgz"),
-        "Pass ray.data.read_webdataset(path), or a map-style data set over extracted files",
-    ),
-    **dict.fromkeys(
-        (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-        "Pass a map-style data set, such as torchvision.datasets.ImageFolder(directory, "
-        "transform=…), or ray.data.read_images(path)",
-    ),
-}
-"""Remedies for files of other formats."""
-
 _JOURNAL = "journal.jsonl"
 """A file that only the directory of a run has."""
 
@@ -87,7 +53,7 @@ class FoundFile:
         if found is None:
             raise SourceError(
                 f"{self.place!r} is neither .parquet nor .csv nor .tsv nor .jsonl nor .arrow",
-                _way(self.place, "Convert it to one of them"),
+                way_to_pass(self.place, "Convert it to one of them"),
             )
         return found
 
@@ -95,24 +61,6 @@ class FoundFile:
     def known_format(self) -> str | None:
         """The format; None if it is another than those."""
         return format_of(self.place) or self.content
-
-
-def format_of(place: str) -> str | None:
-    """The format by the ending of a file's name; compressed files have two endings."""
-    return _FORMATS.get(_ending(place))
-
-
-def _ending(place: str) -> str:
-    name = OPTIONS.sub("", place) if "://" in place else place
-    name = without_compression(name.lower())
-    # Within the file, so that it isn't a compressed file.
-    if (stem := name.removesuffix(".snappy")).endswith((".parquet", ".parq", ".pq")):
-        name = stem
-    return os.path.splitext(name)[1]
-
-
-def _way(place: str, otherwise: str) -> str:
-    return _WAYS.get(_ending(place), otherwise)
 
 
 def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
@@ -216,22 +164,8 @@ def _found(where: ResolvedPath, path: str, above: str) -> FoundFile:
             "Rename it: without a question mark",
         )
     place = where.address(path)
-    content = None if _ending(place) else _format_inside(where, path)
+    content = None if ending_of(place) else format_inside(where, path)
     return FoundFile(place, _partition(path.removeprefix(above)), content)
-
-
-def _format_inside(where: ResolvedPath, path: str) -> str | None:
-    """The format by a file's first bytes; None if it isn't known or can't be read."""
-    # Not of a pipe, for which one would wait.
-    if where.filesystem.get_file_info(path).type != pafs.FileType.File:
-        return None
-    try:
-        with where.filesystem.open_input_stream(path, compression=None) as file:
-            start = file.read(max(map(len, _MAGIC_NUMBERS)))
-    except OSError:
-        return None
-    formats = (kind for magic, kind in _MAGIC_NUMBERS.items() if start.startswith(magic))
-    return next(formats, None)
 
 
 def _partition(relative: str) -> dict[str, str | None]:
@@ -248,7 +182,7 @@ def _nothing_found(place: str, others: list[FoundFile], kind: Any) -> tuple[str,
         return (
             f"none of the {len(others)} files that {place!r} stands for is .parquet, .csv, .tsv, "
             f".jsonl or .arrow, such as {others[0].place!r}",
-            _way(others[0].place, "Convert them to one of these"),
+            way_to_pass(others[0].place, "Convert them to one of these"),
         )
     if kind == pafs.FileType.Directory:
         return f"the directory {place!r} has no data files", "Check the path"

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from polytrain.data.read.pieces import Piece
+from polytrain.data.read.selection import subschema
 from polytrain.data.types.missing import Missing
-from polytrain.data.types.schemas import conformed, subschema
+from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.storage.filesystems import ResolvedPath, find
 
@@ -103,9 +104,6 @@ class FilePiece(Piece):
         tables = [*self._tables(range(start, stop), columns, at_once=True)]
         # Tables without columns lose their number of rows when they are put together.
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-
-    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        yield from self._tables(range(self.rows), columns, at_once=False)
 
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None = None

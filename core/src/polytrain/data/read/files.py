@@ -11,14 +11,9 @@ from polytrain.data.read import csv_files, ipc_files, json_files, parquet_files
 from polytrain.data.read.expansion import FoundFile, expand, partition_types
 from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.read.selection import chosen, index_columns, without
 from polytrain.data.types.missing import noted
-from polytrain.data.types.schemas import (
-    chosen,
-    index_columns,
-    merged_type,
-    subschema,
-    without,
-)
+from polytrain.data.types.schemas import merged_schema
 from polytrain.data_errors import SourceError
 
 _AT_ONCE = 8
@@ -76,7 +71,12 @@ def together(
     index = {name: None for file in filled for name in file.index} if columns is None else {}
     names = without(_agreed_names(filled, columns, index), index)
     missing = {name for file in filled for name in file.missing}
-    schema = noted(_unified(filled, names), missing)
+    schema = merged_schema(
+        [(file.where, file.schema) for file in filled],
+        "Give the columns of all files of a data set the same types",
+        names,
+    )
+    schema = noted(schema, missing)
     return Pieces(
         schema=schema,
         pieces=tuple(piece for file in filled for piece in file.pieces(schema)),
@@ -137,23 +137,3 @@ def _agreed_names(
                     "those that all of them have",
                 )
     return list(first.schema.names)
-
-
-def _unified(files: Sequence[_Whole], names: Sequence[str]) -> pa.Schema:
-    """The schema that holds the rows of all files."""
-    first, *rest = files
-    types = {name: first.schema.field(name).type for name in names}
-    # The file that each type is from, for messages.
-    origins = dict.fromkeys(names, first.where)
-    for file in rest:
-        for name, kind in types.items():
-            both = merged_type(
-                name,
-                kind,
-                file.schema.field(name).type,
-                (origins[name], file.where),
-                "Give the columns of all files of a data set the same types",
-            )
-            if both != kind:
-                types[name], origins[name] = both, file.where
-    return subschema(pa.schema(types.items()), names)

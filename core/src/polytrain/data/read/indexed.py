@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.read.selection import columns_to_read, subschema
 from polytrain.data.types.arrays import check_exact, column_of
 from polytrain.data.types.nested import tensors_of
-from polytrain.data.types.schemas import chosen, index_columns, subschema, without
 from polytrain.data_errors import ReadError, SourceError, one_line, raised_at
 
 _NOT_ITEMS = {
@@ -56,10 +56,9 @@ class IndexedPiece(Piece):
         names = self.schema.names if columns is None else columns
         schema = subschema(self.schema, list(names))
         values = self._values(rows, schema.names)
-        kinds = [_Kind.of(field.type) for field in schema]
-        arrays = self._stacked(rows, values, kinds)
-        columns = [_column(array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
-        return pa.table(columns, schema=schema)
+        return pa.table(
+            [self._column(rows, field, values[field.name]) for field in schema], schema=schema
+        )
 
     def seekable(self, *, scattered: bool) -> bool:
         return True
@@ -101,27 +100,26 @@ class IndexedPiece(Piece):
             )
         return found
 
-    def _stacked(
-        self, rows: Sequence[int], values: Mapping[str, list[Any]], kinds: Sequence[_Kind]
-    ) -> list[Any]:
-        """Join the items' values to what Arrow makes columns of."""
-        arrays = [kind.stacked(column) for kind, column in zip(kinds, values.values(), strict=True)]
-        if all(array is not None for array in arrays):
-            return arrays
-        self._check(rows, values, kinds)
-        return [kind.joined(column) for kind, column in zip(kinds, values.values(), strict=True)]
+    def _column(self, rows: Sequence[int], field: pa.Field, values: list[Any]) -> pa.Array:
+        kind = _Kind.of(field.type)
+        joined: Any = kind.stacked(values)
+        if joined is None:
+            joined = kind.joined(
+                [
+                    self._checked(kind, field.name, index, value)
+                    for index, value in zip(rows, values, strict=True)
+                ]
+            )
+        is_tensor = isinstance(field.type, pa.FixedShapeTensorType)
+        return tensors_of(joined) if is_tensor else pa.array(joined, field.type)
 
-    def _check(
-        self, rows: Sequence[int], values: Mapping[str, list[Any]], kinds: Sequence[_Kind]
-    ) -> None:
-        """Replace each value by the array that it is, if it is like the first item's."""
-        for place, index in enumerate(rows):
-            for kind, (name, column) in zip(kinds, values.items(), strict=True):
-                try:
-                    column[place] = kind.checked(column[place])
-                except ReadError as error:
-                    where = f"{self._item_at(index)}, {name!r}"
-                    raise ReadError(f"{where}: {error}") from error.__cause__
+    def _checked(self, kind: _Kind, name: str, index: int, value: Any) -> Any:
+        """The value of an item as an array, if it is like the first item's."""
+        try:
+            return kind.checked(value)
+        except ReadError as error:
+            where = f"{self._item_at(index)}, {name!r}"
+            raise ReadError(f"{where}: {error}") from error.__cause__
 
     def _item_at(self, index: int) -> str:
         return f"item {index} of {self.where}"
@@ -155,10 +153,8 @@ def from_items(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     first = _by_column(item)
     if not first:
         raise SourceError(f"item 0 of {kind} is empty", "Give each item a value")
-    index = index_columns(pa.schema([(name, pa.null()) for name in first]))
-    names = without([*first], index)
-    if columns is not None:
-        names, index = chosen(columns, list(first), of="item 0"), ()
+    everything = pa.schema([(name, pa.null()) for name in first])
+    names, index = columns_to_read(everything, columns, of="item 0")
     schema = pa.schema([pa.field(name, _type_of(name, first[name])) for name in names])
     piece = IndexedPiece(dataset, rows, schema, frozenset(first))
     return Pieces(schema=schema, pieces=(piece,), index=index)
@@ -314,8 +310,3 @@ def _stacked(kind: type, values: list[Any]) -> np.ndarray[Any, Any] | None:
     if kind in _TYPES or issubclass(kind, np.number | np.bool_):
         return np.array(values, dtype=_TYPES.get(kind, kind))
     return None
-
-
-def _column(values: Any, kind: pa.DataType) -> pa.Array:
-    is_tensor = isinstance(kind, pa.FixedShapeTensorType)
-    return tensors_of(values) if is_tensor else pa.array(values, kind)

@@ -18,9 +18,9 @@ from polytrain.data.read.file_pieces import (
     unreadable,
 )
 from polytrain.data.read.pieces import in_steps
+from polytrain.data.read.selection import columns_to_count, refuse_repeated, subschema
 from polytrain.data.types.missing import Missing, found_missing
 from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
-from polytrain.data.types.schemas import columns_to_count, refuse_repeated, subschema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from polytrain.data.read.file_pieces import DescribedFile, current_file, describing, unreadable
-from polytrain.data.read.text_files import ColumnFacts, TextPiece, open_decompressed, rounded
+from polytrain.data.read.formats import open_decompressed
+from polytrain.data.read.selection import columns_to_count
+from polytrain.data.read.text_files import ColumnFacts, TextPiece, rounded
 from polytrain.data.types.nested import with_parts
-from polytrain.data.types.schemas import columns_to_count, merged_type, two_types
+from polytrain.data.types.schemas import merged_type, two_types
 from polytrain.data_errors import one_line
 from polytrain.storage.filesystems import ResolvedPath, find
 

@@ -20,9 +20,10 @@ from polytrain.data.read.file_pieces import (
     describing,
 )
 from polytrain.data.read.pieces import rows_of_scan
-from polytrain.data.types.missing import InLists, Missing, decides_type, is_list
+from polytrain.data.read.selection import index_columns, refuse_repeated, subschema, without
+from polytrain.data.types.missing import InLists, Missing, decides_type
+from polytrain.data.types.nested import is_list
 from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
-from polytrain.data.types.schemas import index_columns, refuse_repeated, subschema, without
 
 _BUFFER_BYTES = 1 << 20
 

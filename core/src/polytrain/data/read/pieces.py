@@ -42,14 +42,6 @@ class Piece(ABC):
             TransformError: the user's function failed on them.
         """
 
-    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all rows in order, a part at a time if the piece can be read in parts.
-
-        Args:
-            columns: as in `read`.
-        """
-        yield self.read(0, self.rows, columns)
-
     def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         """Read rows from anywhere in the piece, in this order.
 

@@ -9,16 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces, selected
+from polytrain.data.read.selection import chosen, columns_to_read, subschema
 from polytrain.data.types.missing import Missing, found_missing, noted
 from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
-from polytrain.data.types.schemas import (
-    chosen,
-    conformed,
-    index_columns,
-    merged_type,
-    subschema,
-    without,
-)
+from polytrain.data.types.schemas import conformed, merged_schema
 from polytrain.data_errors import SourceError
 
 
@@ -63,10 +57,9 @@ def from_ray_data(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     counted = ray.get([count.remote(reference) for reference in references])
     filled = [found for rows, found, _ in counted if rows]
     missing = {name for rows, _, names in counted if rows for name in names}
-    index = index_columns(filled[0]) if filled and columns is None else ()
+    names, index = columns_to_read(filled[0], columns) if filled else ([], ())
     schema = unified(filled, columns) if filled else pa.schema([])
-    schema = subschema(schema, without(schema.names, index))
-    schema = noted(schema, missing)
+    schema = noted(subschema(schema, names), missing)
     pieces = tuple(
         ObjectPiece(reference, rows, schema)
         for reference, (rows, *_) in zip(references, counted, strict=True)
@@ -85,25 +78,20 @@ def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.S
     names = first.names if columns is None else chosen(columns, first.names)
     for schema in schemas:
         refuse_unreadable(subschema(schema, [name for name in names if name in schema.names]))
-    types = {name: first.field(name).type for name in names}
     for schema in rest:
-        lacking = types.keys() - schema.names
+        lacking = {*names} - {*schema.names}
         if columns is None:
-            lacking |= set(schema.names) - types.keys()
+            lacking |= {*schema.names} - {*names}
         if lacking:
             raise SourceError(
                 f"some blocks have no column {', '.join(map(repr, sorted(lacking)))}",
                 "Give all rows the same columns, or pass columns=[…] with those that all have",
             )
-        for name, kind in types.items():
-            types[name] = merged_type(
-                name,
-                kind,
-                schema.field(name).type,
-                ("one block", "another"),
-                "Give the columns of all rows the same types",
-            )
-    return pa.schema(types.items())
+    return merged_schema(
+        [(f"block {number}", schema) for number, schema in enumerate(schemas)],
+        "Give the columns of all rows the same types",
+        names,
+    )
 
 
 def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[Missing]]:

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Pieces, TablePiece
+from polytrain.data.read.selection import chosen, columns_to_read, refuse_repeated
 from polytrain.data.types.arrays import refuse_objects, table_of
 from polytrain.data.types.lists import lists_to_numpy
 from polytrain.data.types.missing import found_missing, noted
 from polytrain.data.types.nested import tensors_of
 from polytrain.data.types.plain import plain_columns, refuse_unreadable
 from polytrain.data.types.python_values import check_unchanged
-from polytrain.data.types.schemas import chosen, index_columns, refuse_repeated, without
 from polytrain.data.types.wide_types import widened
 from polytrain.data_errors import SourceError, one_line
 
@@ -37,11 +37,9 @@ def from_memory(data: Any, columns: Sequence[str] | None) -> Pieces | None:
 def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
     """A table as a data set of one piece."""
     refuse_repeated(table.column_names, "the table")
-    index = index_columns(table.schema) if columns is None else ()
-    names = table.column_names
-    table = table.select(without(names, index) if columns is None else chosen(columns, names))
+    names, index = columns_to_read(table.schema, columns)
     # By pandas' notes of an index, Arrow would take its column out of a frame again.
-    table = table.replace_schema_metadata(None)
+    table = table.select(names).replace_schema_metadata(None)
     refuse_unreadable(table.schema)
     table = widened(plain_columns(table))
     missing = found_missing(table)

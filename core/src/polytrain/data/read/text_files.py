@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -14,31 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polytrain.data.read.file_pieces import CurrentFile, FilePiece
+from polytrain.data.read.selection import subschema
 from polytrain.data.types.missing import Missing, found_missing
-from polytrain.data.types.schemas import subschema
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.storage.filesystems import ResolvedPath
 
 _EXACT = 2**53
 """A 64-bit float holds every whole number up to here."""
-
-_CODECS = {
-    **{".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"},
-    **{".lz4": "lz4", ".br": "brotli", ".brotli": "brotli"},
-}
-
-
-def without_compression(name: str) -> str:
-    """A file's name without the ending of a compression, if it has one."""
-    stem, ending = os.path.splitext(name)
-    return stem if ending.lower() in _CODECS else name
-
-
-def open_decompressed(place: ResolvedPath) -> Any:
-    """A stream of a file's content; the name says whether the file is compressed."""
-    ending = os.path.splitext(place.path)[1].lower()
-    # Arrow itself doesn't know all of these endings.
-    return place.filesystem.open_input_stream(place.path, compression=_CODECS.get(ending))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

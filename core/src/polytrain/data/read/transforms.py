@@ -13,12 +13,8 @@ import pyarrow as pa
 from polytrain.data.read.pieces import Piece, Pieces, selected
 from polytrain.data.types.arrays import table_of
 from polytrain.data.types.columns import column_to_numpy, empty_table, lists_of_numbers
-from polytrain.data.types.missing import (
-    decides_type,
-    found_missing,
-    is_list_of_numbers,
-    noted,
-)
+from polytrain.data.types.missing import decides_type, found_missing, noted
+from polytrain.data.types.nested import is_list_of_numbers
 from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data.types.schemas import exactly
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
@@ -59,22 +55,14 @@ class TransformedPiece(Piece):
             return selected(empty_table(self.schema), columns)
         return selected(self._of(self.piece.read(start, stop), self._rows(start, stop)), columns)
 
-    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        start = 0
-        for part in self.piece.parts():
-            stop = start + part.num_rows
-            yield selected(self._of(part, self._rows(start, stop)), columns)
-            start = stop
-
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None = None
     ) -> Iterator[pa.Table]:
-        first = self.first_row + start
         for table in self.piece.scan(start, stop):
             if table.num_rows:
-                where = f"rows {first} to {first + table.num_rows - 1}"
-                yield selected(self._of(table, where), columns)
-                first += table.num_rows
+                rows = self._rows(start, start + table.num_rows)
+                yield selected(self._of(table, rows), columns)
+                start += table.num_rows
 
     def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         shown = ", ".join(str(self.first_row + row) for row in rows[:_SHOWN_ROWS])

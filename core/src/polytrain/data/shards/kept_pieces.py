@@ -84,7 +84,7 @@ class KeptPieces:
         why = "less than a quarter of it would stay free"
         if disk.free - size >= disk.total // _SPARE_DISK:
             try:
-                self._spilled[number] = _SpilledPiece(piece.parts(self._columns))
+                self._spilled[number] = _SpilledPiece(piece.scan(0, piece.rows, self._columns))
             except OSError as error:
                 why = str(error)
             else:

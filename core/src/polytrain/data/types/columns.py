@@ -18,20 +18,22 @@ from polytrain.data.types.lists import (
     lists_by_type,
     lists_to_numpy,
     objects,
-    with_numbers,
     with_objects,
 )
 from polytrain.data.types.missing import (
     decides_type,
     decides_type_in_lists,
-    has_fixed_shape,
     has_missing,
-    innermost,
-    is_list_of_numbers,
     lacks_numbers,
     may_be_missing,
     may_lack_numbers,
+)
+from polytrain.data.types.nested import (
+    has_fixed_shape,
+    innermost,
+    is_list_of_numbers,
     numbers_in,
+    with_numbers,
 )
 from polytrain.data.types.wide_types import without_missing_categories
 from polytrain.data_errors import ReadError

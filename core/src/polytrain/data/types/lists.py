@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.types.missing import has_fixed_shape, is_list
+from polytrain.data.types.nested import has_fixed_shape, is_list
 from polytrain.data_errors import ReadError
 
 Array = np.ndarray[Any, Any]
@@ -33,15 +33,6 @@ def lists_by_type(column: pa.ChunkedArray) -> Array:
 def lists_by_row(column: pa.ChunkedArray) -> Array:
     """Convert a column of lists to `(rows,)` objects: an array per list, None if it is missing."""
     return objects([row for chunk in column.chunks for row in _rows(chunk)])
-
-
-def with_numbers(kind: pa.DataType, numbers: pa.DataType) -> pa.DataType:
-    """Return the type of the same lists, of other numbers."""
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(with_numbers(kind.value_type, numbers), kind.list_size)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(with_numbers(kind.value_type, numbers))
-    return pa.list_(with_numbers(kind.value_type, numbers)) if is_list(kind) else numbers
 
 
 def with_objects(array: Array) -> Array:

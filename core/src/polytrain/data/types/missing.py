@@ -8,16 +8,21 @@ that type in all batches. Numbers that lists lack are noted too.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from polytrain.data.types.nested import (
+    has_fixed_shape,
+    innermost,
+    is_list,
+    is_list_of_numbers,
+    numbers_in,
+)
+
 _ROWS = b"polytrain.missing"
 _NUMBERS = b"polytrain.missing_in_lists"
 _TRUE = b"true"
-
-_LISTS = {kind(pa.null()).id for kind in (pa.list_, pa.large_list, partial(pa.list_, list_size=1))}
 
 
 class InLists(NamedTuple):
@@ -69,29 +74,6 @@ def decides_type_in_lists(kind: pa.DataType) -> bool:
     return is_list(kind) and _is_whole_or_truth(innermost(kind))
 
 
-def is_list_of_numbers(kind: pa.DataType) -> bool:
-    """Whether values of a type are lists, nested to any depth, of numbers or booleans."""
-    numbers = innermost(kind)
-    return is_list(kind) and bool(_is_whole_or_truth(numbers) or pa.types.is_floating(numbers))
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether values of a type are lists."""
-    return kind.id in _LISTS
-
-
-def has_fixed_shape(kind: pa.DataType) -> bool:
-    """Whether the type alone says that all lists have one shape."""
-    return not is_list(kind) or (
-        pa.types.is_fixed_size_list(kind) and has_fixed_shape(kind.value_type)
-    )
-
-
-def innermost(kind: pa.DataType) -> pa.DataType:
-    """The type of what is in lists, nested to any depth."""
-    return innermost(kind.value_type) if is_list(kind) else kind
-
-
 def found_missing(table: pa.Table) -> set[Missing]:
     """Find the columns of a table in which values are missing, where that decides a type."""
     found: set[Missing] = set()
@@ -115,11 +97,6 @@ def has_missing(column: pa.ChunkedArray) -> bool:
 def lacks_numbers(column: pa.ChunkedArray) -> bool:
     """Whether lists, nested to any depth, lack a number."""
     return any(numbers_in(chunk).null_count for chunk in column.chunks)
-
-
-def numbers_in(array: pa.Array) -> pa.Array:
-    """The numbers of lists, nested to any depth, without what missing lists may hold."""
-    return numbers_in(array.flatten()) if is_list(array.type) else array
 
 
 def _is_whole_or_truth(kind: pa.DataType) -> bool:

@@ -1,13 +1,16 @@
-"""Types that are made of others, and columns of tensors and of nested lists."""
+"""Types that are made of others (lists, structs, maps, categories), and columns of nested lists."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+_LISTS = {kind(pa.null()).id for kind in (pa.list_, pa.large_list, partial(pa.list_, list_size=1))}
 
 
 def with_parts(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
@@ -31,6 +34,42 @@ def with_parts(kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType])
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, changed(kind.value_type), ordered=kind.ordered)
     return kind
+
+
+def is_list_of_numbers(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists, nested to any depth, of numbers or booleans."""
+    numbers = innermost(kind)
+    is_number = pa.types.is_integer(numbers) or pa.types.is_floating(numbers)
+    return is_list(kind) and bool(is_number or pa.types.is_boolean(numbers))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists."""
+    return kind.id in _LISTS
+
+
+def has_fixed_shape(kind: pa.DataType) -> bool:
+    """Whether the type alone says that all lists have one shape."""
+    return not is_list(kind) or (
+        pa.types.is_fixed_size_list(kind) and has_fixed_shape(kind.value_type)
+    )
+
+
+def innermost(kind: pa.DataType) -> pa.DataType:
+    """The type of what is in lists, nested to any depth."""
+    return innermost(kind.value_type) if is_list(kind) else kind
+
+
+def with_numbers(kind: pa.DataType, numbers: pa.DataType) -> pa.DataType:
+    """The type of the same lists with other numbers."""
+    if not is_list(kind):
+        return numbers
+    return with_parts(kind, lambda part: with_numbers(part, numbers))
+
+
+def numbers_in(array: pa.Array) -> pa.Array:
+    """The numbers of lists, nested to any depth, without what missing lists may hold."""
+    return numbers_in(array.flatten()) if is_list(array.type) else array
 
 
 def nested_list_type(dimensions: int, values: pa.DataType) -> pa.DataType:

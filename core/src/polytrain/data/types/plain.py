@@ -17,12 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.types.lists import with_numbers
-from polytrain.data.types.missing import decides_type, innermost, is_list, is_list_of_numbers
+from polytrain.data.types.missing import decides_type
 from polytrain.data.types.nested import (
     dimensions_of,
+    innermost,
+    is_list,
+    is_list_of_numbers,
     nested_list_type,
     nested_lists,
+    with_numbers,
     with_parts,
 )
 from polytrain.data.types.wide_types import with_wide_categories

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from polytrain.ray_names.doors import Door
+from polytrain.ray_names.doors import door
 
 if TYPE_CHECKING:
-    from polytrain_tf.keras_callback import ReportCheckpointCallback as ReportCheckpointCallback
+    from polytrain_tf.keras_callback import *
 
-_DOOR = Door(
-    module=__name__,
-    plugin="polytrain_tf.keras_callback",
-    backend="tensorflow",
-)
-
-
-def __getattr__(name: str) -> Any:
-    return _DOOR.get(name)
-
-
-def __dir__() -> list[str]:
-    return _DOOR.names()
+__getattr__, __dir__ = door(__name__)

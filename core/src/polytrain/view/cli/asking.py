@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from polytrain.errors import DamagedFileError
-from polytrain.record.overview import RunState
-from polytrain.run.remote_requests import NoAnswerError, RequestKind, ask
+from polytrain.record.state import RunState
+from polytrain.run.requests import NoAnswerError, RequestKind, ask
 from polytrain.view.cli.found import FoundRun
 
 _TIMEOUT_S = 60.0

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import click
 
+from polytrain.errors import Failure
 from polytrain.output.echo import echo, echo_lines
-from polytrain.record.journal import JOURNAL
+from polytrain.record.entries import AttemptEnded, Closed, Entry, Launched, RunConcluded
+from polytrain.record.history import JOURNAL
 from polytrain.record.tail import tail_of
 from polytrain.run.lease import holder
 from polytrain.text.next_command import next_command
 from polytrain.view.cli.found import FoundRun
 from polytrain.view.progress.display import shown_progress
-from polytrain_plugins import RunInfo
+from polytrain_plugins import RunInfo, Stopped
 
 _LOOK_EVERY_S = 1.0
 
@@ -43,27 +44,26 @@ def followed(run: FoundRun, *, as_json: bool) -> None:
     )
     tail = tail_of(run.entries())
     mode = "json" if as_json else "auto"
-    failure: Mapping[str, Any] | None = None
+    failure: Failure | None = None
     is_closed = False
     driver = _Driver(run)
     with shown_progress(info, mode, tail.ledger, sys.stdout, now=driver.now) as show:
         for entries in _readings(run, driver):
             for entry in tail.news(entries):
                 show(entry)
-                is_closed = entry["event"] == "Closed"
+                is_closed = isinstance(entry, Closed)
                 match entry:
-                    case {"event": "AttemptEnded"}:
-                        failure = entry["failure"]
-                    case {"event": "Launched"} | {"event": "Concluded", "stopped": Mapping()}:
+                    case AttemptEnded():
+                        failure = entry.failure
+                    case Launched() | RunConcluded(stopped=Stopped()):
                         failure = None
             if is_closed:
                 break
     if failure is not None and not as_json:
         # Here nobody raises what ended the run.
-        where = "" if failure["rank"] is None else f"rank {failure['rank']}: "
-        echo_lines(f"{where}{failure['message']}")
-        has_output = bool(failure.get("last_lines"))
-        command = next_command(info.path, failure["rank"], has_output=has_output)
+        where = "" if failure.rank is None else f"rank {failure.rank}: "
+        echo_lines(f"{where}{failure.message}")
+        command = next_command(info.path, failure.rank, has_output=bool(failure.last_lines))
         echo(f"To see more: {command}")
 
 
@@ -83,7 +83,7 @@ class _Driver:
         return self._lease is not None and self._lease.is_held is not False
 
 
-def _readings(run: FoundRun, driver: _Driver) -> Iterator[Iterator[Mapping[str, Any]]]:
+def _readings(run: FoundRun, driver: _Driver) -> Iterator[Iterator[Entry]]:
     """Yield the journal's lines whenever there are new ones, until the run has ended."""
     written: Mapping[str, int] | None = None
     storage = run.location.open()

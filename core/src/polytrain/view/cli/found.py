@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo_lines
-from polytrain.record.overview import RunState, state_of
+from polytrain.record.state import RunState, state_of
 
 if TYPE_CHECKING:
+    from polytrain.record.entries import Entry
     from polytrain.record.history import RunHistory
     from polytrain.run.lease import Holder
     from polytrain.storage.location import Location
@@ -49,7 +50,7 @@ def runs_in(directory: Path) -> list[str]:
     Raises:
         OSError: the directory can't be read.
     """
-    from polytrain.record.journal import JOURNAL
+    from polytrain.record.history import JOURNAL
 
     try:
         names = os.listdir(directory)
@@ -88,10 +89,9 @@ class FoundRun:
             return CAN_RESUME
         return FAILED if self.state is RunState.FAILED else 0
 
-    def entries(self) -> Iterator[Mapping[str, Any]]:
+    def entries(self) -> Iterator[Entry]:
         """Yield what its journal holds."""
-        from polytrain.record.history import entries
-        from polytrain.record.journal import JOURNAL
+        from polytrain.record.history import JOURNAL, entries
 
         return entries(self.location.open().read_log(JOURNAL))
 
@@ -117,7 +117,7 @@ def named_run(name: str) -> FoundRun:
         RunNotFound: there is none.
         click.ClickException: it can't be read.
     """
-    from polytrain.record.journal import JOURNAL
+    from polytrain.record.history import JOURNAL
     from polytrain.storage.location import Location, is_address
 
     places = [name]

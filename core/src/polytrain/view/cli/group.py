@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import click
 
 from polytrain.output.echo import echo
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-PLUGINS = "polytrain.commands"
-"""Entry-point group of commands that other distributions add: each is a `click.Command`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +41,14 @@ class LazyGroup(click.Group):
     """Lists commands by what is known of them, and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *sorted(_plugins().keys() - COMMANDS.keys())]
+        return [*COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        known = COMMANDS.get(cmd_name)
-        if known is not None:
-            command: click.Command = import_module(f"{__package__}.{known.module}").command
-            return command
-        plugin = _plugins().get(cmd_name)
-        return None if plugin is None else _loaded(plugin)
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"{__package__}.{COMMANDS[cmd_name].module}")
+        command: click.Command = module.command
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -71,29 +63,8 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"{error.message}{hint}", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, known.help) for name, known in COMMANDS.items()]
-        for name, plugin in sorted(_plugins().items()):
-            owner = plugin.dist.name if plugin.dist is not None else plugin.value
-            rows.append((name, f"Of {owner}."))
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    # Commands of our own are found without it.
-    from importlib.metadata import entry_points
-
-    return {found.name: found for found in entry_points(group=PLUGINS)}
-
-
-def _loaded(plugin: EntryPoint) -> click.Command:
-    command = plugin.load()
-    if isinstance(command, click.Command):
-        return command
-    raise click.ClickException(
-        f"The command {plugin.name!r} ({plugin.value}) is a {type(command).__name__}. Let the "
-        f"entry point of the group {PLUGINS} name a click.Command."
-    )
+            formatter.write_dl([(name, known.help) for name, known in COMMANDS.items()])
 
 
 def _print_version(context: click.Context, option: click.Parameter, asked: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 
 from polytrain.output.echo import echo, output_line, write_line
-from polytrain.record.overview import RunState
+from polytrain.record.state import RunState
 from polytrain.view.cli.found import FoundRun, named_run, run_argument
 
 LOGS = "logs"

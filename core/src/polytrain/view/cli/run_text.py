@@ -8,10 +8,11 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from polytrain.record.attempts import AttemptOverview
 from polytrain.record.configuration import chosen
-from polytrain.record.overview import AttemptOverview, RunState, attempts
-from polytrain.record.rank_overview import RankOverview, ranks_of
+from polytrain.record.ranks import RankOverview
 from polytrain.record.secrecy import shown
+from polytrain.record.state import RunState
 from polytrain.run.lease import Holder
 from polytrain.text.next_command import next_command
 from polytrain.view.cli.found import FoundRun
@@ -23,12 +24,11 @@ _RANKS = 16
 """Ranks that have a line; the page and the JSON have all."""
 
 _LONGEST = 100
-_REPORTS = frozenset({"Reported", "Reports", "RankReported", "RankReports"})
 
 
 def facts(run: FoundRun) -> dict[str, Any]:
     """Return what is known of a run."""
-    history, happenings = run.history, _happenings(run)
+    history = run.history
     return {
         "name": run.location.name,
         "path": run.location.address,
@@ -48,12 +48,12 @@ def facts(run: FoundRun) -> dict[str, Any]:
                 "first_step": each.first_step,
                 "launched": each.launched,
                 "ended": each.ended,
-                "failure": each.failure,
+                "failure": _failure(each),
                 "reason": each.reason,
             }
-            for each in attempts(happenings)
+            for each in history.attempts
         ],
-        "ranks": [asdict(each) for each in ranks_of(happenings)],
+        "ranks": [asdict(each) for each in history.ranks.overviews()],
         "trackers": [asdict(each) for each in run.trackers()],
         "options": shown(history.identity["options"]),
         "settings": shown(history.configuration.options),
@@ -68,7 +68,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
 
 def run_lines(run: FoundRun) -> Iterator[str]:
     """Yield what is known of a run, line by line."""
-    history, happenings = run.history, _happenings(run)
+    history = run.history
     configuration = history.configuration
     where = f" {configuration.cluster}" if configuration.cluster else ""
     yield f"{run.location.name}: {_verdict(run)}"
@@ -91,27 +91,35 @@ def run_lines(run: FoundRun) -> Iterator[str]:
         yield from _settings(shown(chosen(configuration.options)))
         yield ""
     yield "attempts"
-    for each in attempts(happenings):
+    for each in history.attempts:
         yield f"  {_attempt(each)}"
         if each.failure is not None:
-            message, *more = f"{each.failure} ({each.reason})".split("\n")
+            message, *more = f"{_failure(each)} ({each.reason})".split("\n")
             yield f"      {message}"
             yield from (f"        {line}" for line in more)
-    yield from _next_command(run, happenings)
+    yield from _next_command(run)
     yield ""
-    ranks = ranks_of(happenings)
+    ranks = history.ranks.overviews()
     if ranks:
         yield from _ranks(ranks)
         yield ""
     yield from str(history.ledger).split("\n")
 
 
-def _next_command(run: FoundRun, happenings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    failures = [failure for each in happenings if (failure := each.get("failure"))]
+def _failure(attempt: AttemptOverview) -> str | None:
+    failure = attempt.failure
+    if failure is None:
+        return None
+    rank = "" if failure.rank is None else f"rank {failure.rank}: "
+    return f"{failure.kind.name}: {rank}{failure.message}"
+
+
+def _next_command(run: FoundRun) -> Iterator[str]:
+    failures = [each.failure for each in run.history.attempts if each.failure is not None]
     if run.state is not RunState.FAILED or not failures:
         return
-    rank = failures[-1]["rank"]
-    if log_of(rank) in run.location.open().list(LOGS):
+    rank = failures[-1].rank
+    if rank is not None and log_of(rank) in run.location.open().list(LOGS):
         command = next_command(run.location.address, rank, has_output=True)
         yield f"      to see more: {command}"
 
@@ -136,11 +144,6 @@ def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:
         yield f"  {each.rank:<3}  {', '.join(each for each in known if each)}".rstrip()
     if len(ranks) > _RANKS:
         yield f"  {len(ranks) - _RANKS} more are in --json"
-
-
-def _happenings(run: FoundRun) -> Sequence[Mapping[str, Any]]:
-    """All lines of its journal but reports."""
-    return [entry for entry in run.entries() if entry["event"] not in _REPORTS]
 
 
 def _verdict(run: FoundRun) -> str:

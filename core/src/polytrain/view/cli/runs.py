@@ -11,7 +11,6 @@ import click
 
 from polytrain.output.echo import echo, echo_lines
 from polytrain.output.line_layout import columns, printable
-from polytrain.record.overview import attempts
 from polytrain.view.cli.found import (
     DEFAULT_STORAGE,
     NOT_FOUND,
@@ -71,7 +70,7 @@ def _names(location: Location) -> Iterator[str]:
         # Not by the storage, which lists the files of all checkpoints.
         yield from runs_in(Path(location.address))
         return
-    from polytrain.record.journal import JOURNAL
+    from polytrain.record.history import JOURNAL
 
     paths = (path.split("/") for path in location.open().list(""))
     yield from {first for first, *rest in paths if rest and rest[0].startswith(JOURNAL)}
@@ -87,7 +86,7 @@ def _row_of(name: str, location: Location) -> dict[str, Any] | None:
 
 
 def _row(name: str, run: FoundRun) -> dict[str, Any]:
-    begun = attempts(run.entries())
+    first = next(iter(run.history.attempts), None)
     return {
         "name": name,
         "state": run.state,
@@ -95,7 +94,7 @@ def _row(name: str, run: FoundRun) -> dict[str, Any]:
         "workers": run.history.world_size,
         "reports": len(run.history.history),
         "restarts": run.history.ledger.restarts,
-        "launched": begun[0].launched if begun else None,
+        "launched": None if first is None else first.launched,
         "metrics": dict(run.history.metrics),
         "goodput": run.history.ledger.goodput,
         "reason": run.history.reason,

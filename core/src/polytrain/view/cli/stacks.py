@@ -14,7 +14,7 @@ from polytrain.view.cli.found import as_json, named_run, print_json, run_argumen
 @as_json
 def command(run: str, rank: int | None, as_json: bool) -> None:
     """Print the stacks of all threads of RUN's worker processes, which aren't paused for it."""
-    from polytrain.run.remote_requests import RequestKind
+    from polytrain.run.requests import RequestKind
     from polytrain.view.cli.asking import ask_driver
 
     found = named_run(run)

@@ -7,7 +7,7 @@ import time
 import click
 
 from polytrain.output.echo import echo
-from polytrain.record.overview import RunState
+from polytrain.record.state import RunState
 from polytrain.view.cli.found import FoundRun, as_json, named_run, print_json, run_argument
 
 _LOOK_EVERY_S = 0.5
@@ -24,7 +24,7 @@ def command(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
     Waits until it has ended. The exit code is 75 if it can be resumed, 0 if it was finished before
     it stopped, and 1 if it failed.
     """
-    from polytrain.run.remote_requests import RequestKind
+    from polytrain.run.requests import RequestKind
     from polytrain.view.cli.asking import ask_driver
 
     found = named_run(run)

@@ -13,7 +13,7 @@ from typing import Any
 
 from polytrain.config.installation import missing_modules
 from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked
-from polytrain.workers.placement import NodeAddress, members
+from polytrain.workers.agents.placement import NodeAddress, members
 from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
 
 _START_TIMEOUT_S = 60.0

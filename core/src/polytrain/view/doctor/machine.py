@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from polytrain.linux.machine_resources import machine_resources
 from polytrain.linux.readable import is_readable
 from polytrain.observe.stacks import stacks_of
 from polytrain.view.doctor.finding import CheckFailed, Verdict
-from polytrain.workers.machine_resources import machine_resources
 
 _TRIED_BYTES = 64 * 2**20
 _FEW_FILES = 1024

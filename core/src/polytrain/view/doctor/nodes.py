@@ -17,7 +17,7 @@ from polytrain.storage.location import Location
 from polytrain.view.doctor import machine
 from polytrain.view.doctor.finding import CheckFailed, Finding, checked
 from polytrain.view.doctor.links import findings_of_links
-from polytrain.workers.placement import NodeAddress
+from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.ray.runtime import running_ray
 from polytrain_plugins import Backend
 

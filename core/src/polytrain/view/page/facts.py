@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
+from polytrain.record.attempts import AttemptOverview
 from polytrain.record.configuration import chosen
-from polytrain.record.overview import RunState
-from polytrain.record.rank_overview import RankOverview, ranks_of
+from polytrain.record.ranks import RankOverview
 from polytrain.record.secrecy import shown
+from polytrain.record.state import RunState
 from polytrain.record.timeline import Span
 from polytrain.storage.location import Location
 from polytrain.view.page.curves import Metric, metrics_of
-from polytrain.view.page.failures import Dump, FailureFacts, dump_of, failure_of
+from polytrain.view.page.failures import Dump, FailureFacts, dumps_of, failure_of
 from polytrain.view.page.marks import Mark, marks_of
-from polytrain.view.page.record import Happening, RunRecord
+from polytrain.view.page.record import RunRecord
 
 SCHEMA_VERSION = 1
 """Of the facts as JSON; a change that breaks their readers raises it."""
@@ -175,8 +176,7 @@ def facts_of(
         manifests: of the kept checkpoints, oldest first.
         damaged: checkpoint → what is wrong with it.
     """
-    ledger, happenings = record.ledger, record.happenings
-    attempts = tuple(_attempts(happenings, ledger.wall_s))
+    ledger, timed = record.ledger, record.timed
     content = record.identity.get("content", {})
     return Facts(
         source=source,
@@ -185,18 +185,18 @@ def facts_of(
         backend=record.identity["backend"],
         workers=record.world_size,
         reports=len(record.history),
-        began=ledger.spans[0].time if ledger.spans else happenings[0].entry["time"],
+        began=ledger.spans[0].time if ledger.spans else timed[0].entry.time,
         seconds=dict(ledger.seconds),
         wall_s=ledger.wall_s,
         goodput=ledger.goodput,
         lost_steps=ledger.lost_steps,
         restarts=ledger.restarts,
         spans=tuple(ledger.spans),
-        marks=tuple(marks_of(happenings)),
-        attempts=attempts,
-        dumps=tuple(dump_of(each) for each in happenings if each.entry["event"] == "StacksDumped"),
+        marks=tuple(marks_of(timed)),
+        attempts=tuple(_attempt(each, ledger.wall_s) for each in record.attempts),
+        dumps=tuple(dumps_of(timed)),
         metrics=metrics_of(record.history, [each.reports for each in record.undone]),
-        ranks=ranks_of(each.entry for each in happenings),
+        ranks=record.ranks.overviews(),
         options=shown(record.identity["options"]),
         training_config=shown(content.get("train_loop_config")),
         settings=shown(record.configuration.options),
@@ -208,38 +208,20 @@ def facts_of(
     )
 
 
-def _attempts(happenings: Iterable[Happening], wall_s: float) -> Iterator[AttemptFacts]:
-    open_: dict[str, Any] | None = None
-    for each in happenings:
-        entry = each.entry
-        match entry["event"]:
-            case "Opened" | "Launched" if open_ is not None:
-                # Its driver died.
-                yield AttemptFacts(**open_, stop=each.at, ended=None, failure=None, reason="")
-                open_ = None
-        match entry["event"]:
-            case "Launched":
-                open_ = {
-                    "driver": entry["token"],
-                    "number": entry["attempt"],
-                    "workers": entry["world_size"],
-                    "first_step": entry["step"],
-                    "resumed_from": entry["start"],
-                    "launched": entry["time"],
-                    "start": each.at,
-                }
-            case "AttemptEnded" | "Concluded" if open_ is not None:
-                failure = entry.get("failure")
-                yield AttemptFacts(
-                    **open_,
-                    stop=each.at,
-                    ended=entry["time"],
-                    failure=failure and failure_of(failure),
-                    reason=entry["reason"],
-                )
-                open_ = None
-    if open_ is not None:
-        yield AttemptFacts(**open_, stop=wall_s, ended=None, failure=None, reason="")
+def _attempt(attempt: AttemptOverview, wall_s: float) -> AttemptFacts:
+    return AttemptFacts(
+        driver=attempt.driver,
+        number=attempt.number,
+        workers=attempt.num_workers,
+        first_step=attempt.first_step,
+        resumed_from=attempt.checkpoint,
+        launched=attempt.launched,
+        ended=attempt.ended,
+        start=attempt.start_s,
+        stop=wall_s if attempt.stop_s is None else attempt.stop_s,
+        failure=None if attempt.failure is None else failure_of(attempt.failure),
+        reason=attempt.reason,
+    )
 
 
 def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from polytrain.view.page.record import Happening
+from polytrain.errors import Failure
+from polytrain.record.entries import StacksDumped
+from polytrain.view.page.record import TimedEntry
 
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b\d{4,}\b")
 """What differs between equal stacks: addresses, and numbers of processes and threads."""
@@ -67,42 +68,39 @@ class Dump:
     stacks: tuple[SharedStack, ...]
 
 
-def failure_of(written: Mapping[str, Any]) -> FailureFacts:
-    """Read a failure as the journal has it."""
+def failure_of(failure: Failure) -> FailureFacts:
+    """Return what a page shows of a failure."""
     return FailureFacts(
-        kind=written["kind"],
-        rank=written["rank"],
-        step=written.get("step"),
-        message=written["message"],
-        traceback=written.get("traceback", ""),
-        host=written.get("host", ""),
-        output="\n".join(written.get("last_lines", ())) or written.get("output", ""),
-        stacks=folded(written.get("stacks", {})),
+        kind=failure.kind.name,
+        rank=failure.rank,
+        step=failure.step,
+        message=failure.message,
+        traceback=failure.traceback,
+        host=failure.host,
+        output="\n".join(failure.last_lines) or failure.output,
+        stacks=folded(failure.stacks),
     )
 
 
-def dump_of(happening: Happening) -> Dump:
-    """Read the stacks in a line of the journal."""
-    entry = happening.entry
-    return Dump(
-        at=happening.at,
-        attempt=entry["attempt"],
-        reason=entry["reason"],
-        stacks=folded(entry["stacks"]),
-    )
+def dumps_of(timed: Iterable[TimedEntry]) -> Iterator[Dump]:
+    """Yield the stacks that a run's journal has."""
+    for each in timed:
+        match each.entry:
+            case StacksDumped(attempt=attempt, reason=reason, stacks=stacks):
+                yield Dump(at=each.at, attempt=attempt, reason=reason, stacks=folded(stacks))
 
 
-def folded(stacks: Mapping[str, str]) -> tuple[SharedStack, ...]:
-    """Tell stacks that are equal but for addresses and numbers of processes once.
+def folded(stacks: Mapping[int, str]) -> tuple[SharedStack, ...]:
+    """Return each stack once, of those that are equal but for addresses and numbers of processes.
 
     Args:
         stacks: rank → its stack.
     """
     groups: dict[str, list[int]] = {}
-    for rank, stack in sorted((int(rank), stack) for rank, stack in stacks.items()):
+    for rank, stack in sorted(stacks.items()):
         groups.setdefault(_VARIABLE.sub("…", stack), []).append(rank)
     return tuple(
-        SharedStack(ranks=tuple(ranks), stack=stacks[str(ranks[0])]) for ranks in groups.values()
+        SharedStack(ranks=tuple(ranks), stack=stacks[ranks[0]]) for ranks in groups.values()
     )
 
 

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from polytrain.view.page.record import Happening
+from polytrain.errors import Failure
+from polytrain.record.entries import (
+    AttemptEnded,
+    CheckpointCommitted,
+    Launched,
+    Opened,
+    StacksDumped,
+    StragglerFound,
+    ValidationEnded,
+)
+from polytrain.view.page.record import TimedEntry
 
 
 class MarkKind(StrEnum):
@@ -47,44 +57,41 @@ class Mark:
     text: str
 
 
-def marks_of(happenings: Iterable[Happening]) -> Iterator[Mark]:
+def marks_of(timed: Iterable[TimedEntry]) -> Iterator[Mark]:
     """Yield the marks of a run, in order."""
     workers: int | None = None
     is_first = True
-    for each in happenings:
-        if each.entry["event"] == "Launched":
-            before, workers = workers, each.entry["world_size"]
-            if before is not None and before != workers:
-                text = f"{workers} workers instead of {before}"
-                yield _mark(each, MarkKind.RESIZE, text)
-        elif each.entry["event"] == "Opened":
-            if not is_first:
-                yield _mark(each, MarkKind.DRIVER, "a driver resumes the run")
-            is_first = False
-        else:
-            yield from _of_one(each)
+    for each in timed:
+        match each.entry:
+            case Launched(world_size=world_size):
+                before, workers = workers, world_size
+                if before is not None and before != workers:
+                    text = f"{workers} workers instead of {before}"
+                    yield _mark(each, MarkKind.RESIZE, text)
+            case Opened():
+                if not is_first:
+                    yield _mark(each, MarkKind.DRIVER, "a driver resumes the run")
+                is_first = False
+            case _:
+                yield from _of_one(each)
 
 
-def _of_one(happening: Happening) -> Iterator[Mark]:
-    entry = happening.entry
-    match entry["event"]:
-        case "Committed":
-            text = f"{entry['checkpoint']}, step {entry['step']}"
-            yield _mark(happening, MarkKind.CHECKPOINT, text)
-        case "AttemptEnded" if entry["failure"] is None:
-            yield _mark(happening, MarkKind.RESTART, entry["reason"])
-        case "AttemptEnded":
-            failure = entry["failure"]
-            text = f"{failure['kind']}: {failure['message']}"
-            yield _mark(happening, MarkKind.FAILURE, text, failure["rank"])
-        case "Straggler":
-            yield _mark(happening, MarkKind.STRAGGLER, entry["reason"], entry["rank"])
-        case "StacksDumped":
-            yield _mark(happening, MarkKind.STACKS, entry["reason"])
-        case "ValidationEnded":
-            text = f"{entry['checkpoint']}: {entry['status']}"
-            yield _mark(happening, MarkKind.VALIDATION, text)
+def _of_one(timed: TimedEntry) -> Iterator[Mark]:
+    match timed.entry:
+        case CheckpointCommitted(checkpoint=checkpoint, step=step):
+            yield _mark(timed, MarkKind.CHECKPOINT, f"{checkpoint}, step {step}")
+        case AttemptEnded(failure=None, reason=reason):
+            yield _mark(timed, MarkKind.RESTART, reason)
+        case AttemptEnded(failure=Failure() as failure):
+            text = f"{failure.kind.name}: {failure.message}"
+            yield _mark(timed, MarkKind.FAILURE, text, failure.rank)
+        case StragglerFound(reason=reason, rank=rank):
+            yield _mark(timed, MarkKind.STRAGGLER, reason, rank)
+        case StacksDumped(reason=reason):
+            yield _mark(timed, MarkKind.STACKS, reason)
+        case ValidationEnded(checkpoint=checkpoint, status=status):
+            yield _mark(timed, MarkKind.VALIDATION, f"{checkpoint}: {status}")
 
 
-def _mark(happening: Happening, kind: MarkKind, text: str, rank: int | None = None) -> Mark:
-    return Mark(kind=kind, at=happening.at, time=happening.entry["time"], rank=rank, text=text)
+def _mark(timed: TimedEntry, kind: MarkKind, text: str, rank: int | None = None) -> Mark:
+    return Mark(kind=kind, at=timed.at, time=timed.entry.time, rank=rank, text=text)

@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import RunNotFoundError
-from polytrain.record.journal import JOURNAL
-from polytrain.record.overview import state_of
+from polytrain.record.history import JOURNAL
+from polytrain.record.state import state_of
 from polytrain.storage.location import Location
 from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from polytrain.record.entries import Entry, Launched, MetricsReported, ReportBlock
 from polytrain.record.history import RunHistory
 from polytrain.record.reports import Reports
 from polytrain.record.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
-    """A line of the journal, and when it was written."""
+class TimedEntry:
+    """An entry of the journal, and when it was written."""
 
     at: float
     """Seconds of the run's own time before it."""
 
-    entry: Mapping[str, Any]
+    entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +35,17 @@ class RunRecord(RunHistory):
     """`read_as(RunRecord, journal)`: all that a page shows of a run's journal."""
 
     ledger: Timeline = field(default_factory=Timeline)
-    happenings: list[Happening] = field(default_factory=list)
-    """Every line but reports."""
+    timed: list[TimedEntry] = field(default_factory=list)
+    """Every entry but reports."""
 
     undone: list[Undone] = field(default_factory=list)
 
-    def take(self, entry: Mapping[str, Any]) -> None:
-        if entry["event"] == "Launched":
-            lost = self.history.after(entry["step"])
+    def take(self, entry: Entry) -> None:
+        is_current = entry.token >= self._token
+        if isinstance(entry, Launched) and is_current:
+            lost = self.history.after(entry.step)
             if lost:
                 self.undone.append(Undone(self.launches, lost))
         super().take(entry)
-        self.happenings.append(Happening(self.ledger.wall_s, entry))
+        if is_current and not isinstance(entry, MetricsReported | ReportBlock):
+            self.timed.append(TimedEntry(self.ledger.wall_s, entry))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from polytrain.record.overview import RunState
+from polytrain.record.state import RunState
 from polytrain.view.page.facts import Facts
 
 _LONGEST = 300

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from polytrain.record.progress import LastFailure, Progress
+from polytrain.errors import Failure
+from polytrain.record.entries import (
+    AttemptEnded,
+    CheckpointCommitted,
+    DrainRequested,
+    Entry,
+    Launched,
+    StragglerFound,
+    ValidationEnded,
+)
+from polytrain.record.progress import Progress
 from polytrain.text import strict_json
 from polytrain.view.progress.text import command
 from polytrain_plugins import RunInfo
@@ -48,7 +57,7 @@ def progress_line(run: RunInfo, progress: Progress, *, now: float) -> str:
     )
 
 
-def event_line(run: RunInfo, progress: Progress, entry: Mapping[str, Any]) -> str | None:
+def event_line(run: RunInfo, progress: Progress, entry: Entry) -> str | None:
     """Return the line that a line of the journal is worth; None if it is worth none.
 
     Args:
@@ -56,37 +65,36 @@ def event_line(run: RunInfo, progress: Progress, entry: Mapping[str, Any]) -> st
         progress: its progress, with this line.
         entry: the line.
     """
-    match entry["event"]:
-        case "Launched":
+    match entry:
+        case Launched():
             fields = {
-                "attempt": entry["attempt"],
-                "workers": entry["world_size"],
-                "checkpoint": entry["start"],
-                "first_step": entry["step"] + 1,
+                "attempt": entry.attempt,
+                "workers": entry.world_size,
+                "checkpoint": entry.start,
+                "first_step": entry.step + 1,
             }
-            return _line(run, "attempt_started", entry["time"], **fields)
-        case "AttemptEnded":
-            failure = progress.failure if entry["failure"] is not None else None
+            return _line(run, "attempt_started", entry.time, **fields)
+        case AttemptEnded():
             return _line(
                 run,
                 "attempt_ended",
-                entry["time"],
-                attempt=entry["attempt"],
-                reason=entry["reason"],
-                failure=None if failure is None else _failure(run, failure),
+                entry.time,
+                attempt=entry.attempt,
+                reason=entry.reason,
+                failure=None if entry.failure is None else _failure(run, entry.failure),
             )
-        case "Committed":
-            fields = {"step": entry["step"], "checkpoint": entry["checkpoint"]}
-            return _line(run, "checkpoint_committed", entry["time"], **fields)
-        case "ValidationEnded":
+        case CheckpointCommitted():
+            fields = {"step": entry.step, "checkpoint": entry.checkpoint}
+            return _line(run, "checkpoint_committed", entry.time, **fields)
+        case ValidationEnded():
             names = ("checkpoint", "step", "status", "metrics", "reason")
-            fields = {name: entry[name] for name in names}
-            return _line(run, "checkpoint_validated", entry["time"], **fields)
-        case "Straggler":
-            fields = {name: entry[name] for name in ("attempt", "rank", "host", "reason")}
-            return _line(run, "straggler", entry["time"], **fields)
-        case "DrainWanted":
-            return _line(run, "stopping", entry["time"], reason=entry["reason"])
+            fields = {name: getattr(entry, name) for name in names}
+            return _line(run, "checkpoint_validated", entry.time, **fields)
+        case StragglerFound():
+            fields = {name: getattr(entry, name) for name in ("attempt", "rank", "host", "reason")}
+            return _line(run, "straggler", entry.time, **fields)
+        case DrainRequested():
+            return _line(run, "stopping", entry.time, reason=entry.reason)
         case _:
             return None
 
@@ -96,18 +104,18 @@ def ended_line(run: RunInfo, progress: Progress, *, now: float) -> str:
     concluded = progress.concluded
     if concluded is None:
         state, reason = "interrupted", ""
-    elif concluded["succeeded"]:
-        state, reason = "finished", concluded["reason"]
+    elif concluded.succeeded:
+        state, reason = "finished", concluded.reason
     else:
-        state = "stopped" if concluded["stopped"] else "failed"
-        reason = concluded["reason"]
+        state = "stopped" if concluded.stopped else "failed"
+        reason = concluded.reason
     return _line(
         run,
         "run_ended",
         now,
         state=state,
         reason=reason,
-        validation_failure=(concluded or {}).get("validation_failure", ""),
+        validation_failure="" if concluded is None else concluded.validation_failure,
         restarts=progress.restarts,
         step=progress.step,
         metrics=dict(progress.metrics),
@@ -117,9 +125,9 @@ def ended_line(run: RunInfo, progress: Progress, *, now: float) -> str:
     )
 
 
-def _failure(run: RunInfo, failure: LastFailure) -> dict[str, Any]:
+def _failure(run: RunInfo, failure: Failure) -> dict[str, Any]:
     return {
-        "kind": failure.kind.lower(),
+        "kind": failure.kind.value,
         "rank": failure.rank,
         "host": failure.host,
         "step": failure.step,

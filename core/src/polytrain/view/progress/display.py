@@ -10,16 +10,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, TextIO, TypeVar
+from typing import Literal, TextIO, TypeVar
 
 from polytrain.output.call_queues import CallQueue, CallQueues
 from polytrain.output.echo import write_line
 from polytrain.output.line_layout import printable
 from polytrain.output.notebook_output import NotebookOutput, is_notebook
+from polytrain.record.entries import Entry, MetricsReported
 from polytrain.record.ledger import Ledger
+from polytrain.record.news import Take
 from polytrain.record.progress import Progress
 from polytrain.view.progress.as_json import ended_line, event_line, progress_line, started_line
-from polytrain.view.progress.heartbeats import heartbeat_pauses
 from polytrain.view.progress.status_lines import StatusLines, can_stay
 from polytrain.view.progress.text import (
     UNICODE,
@@ -34,6 +35,12 @@ from polytrain_plugins import RunInfo
 
 logger = logging.getLogger(__name__)
 
+FIRST_S = 30.0
+"""Seconds to the first line that says that a run still lives, where lines stay."""
+
+LONGEST_S = 600.0
+"""Ten minutes: a log of a week gets a thousand lines."""
+
 Mode = Literal["live", "notebook", "plain", "json", "none"]
 
 _DRAW_EVERY_S = 0.25
@@ -47,7 +54,6 @@ _START_WITHIN_S = 0.5
 """Seconds that a run waits for its first lines: so they stand above what follows."""
 
 Text = TypeVar("Text")
-Entry = Mapping[str, Any]
 
 _bottom_of_terminal = threading.Lock()
 """Held by the run whose lines stay at the bottom of the terminal."""
@@ -84,7 +90,7 @@ def shown_progress(
     *,
     now: Callable[[], float],
     queues: CallQueues | None = None,
-) -> Iterator[Callable[[Entry], None]]:
+) -> Iterator[Take]:
     """Show a run's progress; yield what takes each line of its journal, and never raises.
 
     Args:
@@ -128,7 +134,7 @@ class _Follower:
         self.stream = stream
         self.clock = clock
         self.queue = queue
-        self.on_event: Callable[[Entry], None] = lambda entry: None
+        self.on_event: Take = lambda entry: None
         self._is_broken = False
 
     def take(self, entry: Entry) -> None:
@@ -139,7 +145,7 @@ class _Follower:
             with self.lock:
                 self.progress.take(entry)
                 # Most lines are reports, and are shown by the next tick.
-                if entry["event"] != "Reported":
+                if not isinstance(entry, MetricsReported):
                     self.on_event(entry)
         except Exception:  # what is shown of a run must not end it
             self._is_broken = True
@@ -261,3 +267,11 @@ _DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {
     "notebook": _notebook,
     "json": _json,
 }
+
+
+def heartbeat_pauses() -> Iterator[float]:
+    """Yield the seconds from each line to the next: each twice the one before, up to a limit."""
+    pause_s = FIRST_S
+    while True:
+        yield min(pause_s, LONGEST_S)
+        pause_s *= 2

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from polytrain.errors import Failure
 from polytrain.output.line_layout import Part, columns, cut, fitted, printable
-from polytrain.record.progress import LastFailure, Progress, Stage
+from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
+from polytrain.record.progress import Progress, Stage
 from polytrain.text.next_command import next_command
 from polytrain_plugins import RunInfo
 
@@ -81,7 +83,7 @@ def started(run: RunInfo) -> str:
     return f"{run.name}: starting ({workers}), in {run.path}"
 
 
-def event_lines(run: RunInfo, progress: Progress, entry: Mapping[str, Any]) -> Iterator[str]:
+def event_lines(run: RunInfo, progress: Progress, entry: Entry) -> Iterator[str]:
     """Yield the lines that a line of the journal is worth: most are worth none.
 
     Args:
@@ -89,27 +91,30 @@ def event_lines(run: RunInfo, progress: Progress, entry: Mapping[str, Any]) -> I
         progress: its progress, with this line.
         entry: the line.
     """
-    match entry["event"]:
-        case "Launched" if progress.ledger.launches > 1 or entry["start"]:
+    match entry:
+        case Launched() if progress.ledger.launches > 1 or entry.start:
             which = f"restart {progress.restarts}: " if progress.restarts else ""
-            yield f"{run.name}: {which}{_source(entry['start'], entry['step'])}"
-        case "Joined" if progress.stage is Stage.TRAINING:
+            yield f"{run.name}: {which}{_source(entry.start, entry.step)}"
+        case RankJoined() if progress.stage is Stage.TRAINING:
             yield f"{run.name}: training on {_ranks(progress.world_size)}"
-        case "AttemptEnded" if progress.last_failure is not None:
+        case AttemptEnded() if progress.last_failed is not None:
             # `fit()` raises it, with the same lines, unless the run was stopped.
             return
-        case "Concluded" if progress.last_failure is not None and entry["stopped"]:
-            yield from failure_lines(run, progress.last_failure)
-        case "AttemptEnded" if progress.failure is not None and entry["failure"] is not None:
-            yield from failure_lines(run, progress.failure)
-        case "AttemptEnded" if entry["reason"]:
-            yield f"{run.name}: attempt {entry['attempt']} ended as planned: {entry['reason']}"
+        case RunConcluded() if progress.last_failed is not None and entry.stopped:
+            yield from failure_lines(run, progress.last_failed)
+        case AttemptEnded() if entry.failure is not None:
+            yield from failure_lines(run, entry)
+        case AttemptEnded() if entry.reason:
+            yield f"{run.name}: attempt {entry.attempt} ended as planned: {entry.reason}"
 
 
-def failure_lines(run: RunInfo, failure: LastFailure) -> Iterator[str]:
+def failure_lines(run: RunInfo, ended: AttemptEnded) -> Iterator[str]:
     """Yield what has failed, the end of that rank's output, and the command that shows more."""
+    failure = ended.failure
+    if failure is None:
+        return
     step = f", after step {failure.step}" if failure.step else ""
-    yield f"{run.name}: failed: {printable(str(failure))}{step} ({failure.decision})"
+    yield f"{run.name}: failed: {printable(str(failure))}{step} ({ended.reason})"
     for line in failure.last_lines:
         yield f"    {printable(line)}"
     yield f"  more: {command(run, failure)}"
@@ -118,18 +123,19 @@ def failure_lines(run: RunInfo, failure: LastFailure) -> Iterator[str]:
 def ended(run: RunInfo, progress: Progress) -> str:
     """Return the last line of a run, after its driver has released everything."""
     restarts = f", {_numbered(progress.restarts, 'restart')}" if progress.restarts else ""
-    if progress.concluded is None:
+    concluded = progress.concluded
+    if concluded is None:
         return f"{run.name}: interrupted{restarts}"
-    if progress.concluded["succeeded"]:
-        why = f" ({progress.concluded['reason']})" if progress.concluded["stopped"] else ""
-        failure = progress.concluded.get("validation_failure", "")
+    if concluded.succeeded:
+        why = f" ({concluded.reason})" if concluded.stopped else ""
+        failure = concluded.validation_failure
         unscored = f", but no checkpoint has a score: {printable(failure)}" if failure else ""
         return f"{run.name}: finished{restarts}{why}{unscored}"
-    verdict = "stopped" if progress.concluded["stopped"] else "failed"
-    return f"{run.name}: {verdict}{restarts}: {progress.concluded['reason']}"
+    verdict = "stopped" if concluded.stopped else "failed"
+    return f"{run.name}: {verdict}{restarts}: {concluded.reason}"
 
 
-def command(run: RunInfo, failure: LastFailure) -> str:
+def command(run: RunInfo, failure: Failure) -> str:
     """Return the command that shows more of a failure: the rank's output if any, or the run."""
     return next_command(run.path, failure.rank, has_output=bool(failure.last_lines))
 
@@ -195,7 +201,8 @@ def _world(progress: Progress, signs: Signs) -> Iterator[Part]:
     if progress.validations:
         yield Part(text=f"{_numbered(progress.validations, 'validation')} left", weight=1)
     if progress.restarts:
-        last = "" if progress.failure is None else f", last: {printable(str(progress.failure))}"
+        failed = progress.failed
+        last = "" if failed is None else f", last: {printable(str(failed.failure))}"
         text = f"{_numbered(progress.restarts, 'restart')}{last}"
         text = cut(text, _CAUSE_WIDTH, mark=signs.mark)
         yield Part(text=text, weight=3, least=_LEAST_CAUSE)

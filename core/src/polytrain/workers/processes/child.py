@@ -12,7 +12,7 @@ from functools import partial
 from polytrain.linux.forked_children import OwnDescriptor, keep_from_children
 from polytrain.linux.processes import oom_kills
 from polytrain.linux.progress_page import Page
-from polytrain.workers.messages import FrameBuffer, Message, pack
+from polytrain.workers.processes.channel import FrameBuffer, Message, pack
 from polytrain.workers.processes.output_pipe import READ_SIZE, OutputPipe
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from polytrain.linux.processes import kill_session
-from polytrain.workers.messages import Message
 from polytrain.workers.processes.cache import keep, kept_or_new_zygote
+from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.child import Child
 from polytrain.workers.processes.client import ZygoteSpec, has_ended, zygote_name
 from polytrain.workers.processes.loop_thread import LoopThread

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytrain.linux.processes import has_children, holds_device, open_files, thread_count
-from polytrain.workers.messages import Message, SocketChannel, imported_message
+from polytrain.workers.processes.channel import Message, SocketChannel
 from polytrain.workers.processes.client import preload_environment
 from polytrain.workers.processes.code_files import CodeFiles, is_installed
 
@@ -80,7 +80,7 @@ class ImportRecorder(SocketChannel):
                 self._modules = None
                 if len(modules) >= _WORTH_IT and sys.path == self._path:
                     variables = {**self._variables, **changed(self._before, os.environ)}
-                    super().send(imported_message(modules, variables))
+                    super().send(["imported", list(modules), dict(variables)])
 
 
 def _installed_modules() -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from polytrain.workers.messages import FrameBuffer
+from polytrain.workers.processes.channel import FrameBuffer
 from polytrain.workers.processes.forked import watched
 from polytrain.workers.processes.requests import send_request
 

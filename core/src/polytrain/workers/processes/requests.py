@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from polytrain.workers.messages import pack, receive_exactly, unpack
+from polytrain.workers.processes.channel import pack, receive_exactly, unpack
 
 _LONGEST_FRAME = 16 << 10
 """Bytes of a request that are sent through the socket."""

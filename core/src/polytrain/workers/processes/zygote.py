@@ -57,7 +57,7 @@ from polytrain.linux.processes import (
     thread_count,
 )
 from polytrain.linux.readable import is_readable
-from polytrain.workers.messages import pack
+from polytrain.workers.processes.channel import pack
 from polytrain.workers.processes.client import BACKLOG
 from polytrain.workers.processes.clients import Clients
 from polytrain.workers.processes.code_files import CodeFiles

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from polytrain.workers.messages import FrameBuffer
+from polytrain.workers.processes.channel import FrameBuffer
 from polytrain.workers.processes.client import (
     PAUSE_S,
     ZygoteConnection,

@@ -1,10 +1,12 @@
-"""A Ray cluster on which agents run."""
+"""A Ray cluster on which agents run, and its draining nodes."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +14,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import ray
+from ray.exceptions import RayError
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
-from polytrain.workers.agent import AgentSpec
-from polytrain.workers.agent_handle import Delivery
-from polytrain.workers.node_watch import NodeWatch
+from polytrain.ray_api.state import draining_nodes
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.shared_store import OpenShared
+from polytrain.workers.driver.agent_group import StreamSource
+from polytrain.workers.driver.agent_handle import Delivery
+from polytrain.workers.driver.local_cluster import Nothing
 from polytrain.workers.ray.launcher import RayAgentLauncher
-from polytrain.workers.shared_store import OpenShared
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 2.0
+"""Seconds between two requests. Notices come at least half a minute ahead."""
 
 
 class RayCluster:
@@ -75,6 +86,15 @@ class RayCluster:
         """Put bytes where the agents of all nodes can read them."""
         # In a list, so that it isn't fetched before it is opened.
         return RayMemory(references=[ray.put(np.frombuffer(content, dtype=np.uint8))])
+
+    def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
+        """Return what starts the streaming data sets of each attempt."""
+        if all(dataset.source.stream is None for dataset in datasets):
+            return Nothing()
+        # Importing Ray Data takes a while.
+        from polytrain.workers.ray.streams import Streams
+
+        return Streams(datasets, held)
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
         """Report draining nodes."""
@@ -141,3 +161,41 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:  # closed in the meantime
         return None
     return status.st_dev, status.st_ino
+
+
+class NodeWatch:
+    """Reports each draining node once, from its own thread.
+
+    It asks every few seconds, because Ray doesn't send notices.
+    """
+
+    def __init__(self, tell: Callable[[frozenset[str]], None]) -> None:
+        """
+        Args:
+            tell: called with the nodes that weren't draining before.
+        """
+        self._tell = tell
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="polytrain-nodes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+        # Longer only if Ray doesn't answer. What the thread tells then is of no use to anybody.
+        self._thread.join(_LOOK_S)
+
+    def _watch(self) -> None:
+        known: frozenset[str] = frozenset()
+        is_reported = False
+        while not self._ended.wait(_LOOK_S):
+            try:
+                draining = draining_nodes()
+            except (RayError, OSError, RuntimeError) as error:
+                if not is_reported:
+                    logger.warning("Ray doesn't list draining nodes now: %s", error)
+                is_reported = True
+                continue
+            if draining - known:
+                self._tell(draining - known)
+            known |= draining

@@ -17,17 +17,28 @@ from ray.exceptions import RayError, RayTaskError
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.workers.ray.stream_actor import End, read_part, start_stream
-from polytrain.workers.stream_connection import serve_stream
+from polytrain.workers.session.stream_connection import serve_stream
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOrder:
+class RayStreamOrder:
     """The actor from which an agent gets its parts of a streaming data set."""
 
     actor: Any
     schema: pa.Schema
+
+    def open_line(self, *, world_size: int, rank: int) -> socket.socket:
+        """Open a connection for a new worker process, which a thread of the agent serves."""
+        ours, theirs = socket.socketpair()
+        threading.Thread(
+            target=_serve,
+            args=(ours, self, world_size, rank),
+            name="polytrain-stream",
+            daemon=True,
+        ).start()
+        return theirs
 
 
 class Streams:
@@ -46,7 +57,7 @@ class Streams:
         self._held = held
         self._actors: list[Any] = []
 
-    def start(self) -> tuple[StreamOrder, ...]:
+    def start(self) -> tuple[RayStreamOrder, ...]:
         """Start the pipelines for a new attempt."""
         self.close()
         orders = []
@@ -57,7 +68,7 @@ class Streams:
             threading.Thread(
                 target=_log_notices, args=(notices,), name="polytrain-notices", daemon=True
             ).start()
-            orders.append(StreamOrder(actor=actor, schema=dataset.source.schema))
+            orders.append(RayStreamOrder(actor=actor, schema=dataset.source.schema))
         return tuple(orders)
 
     def close(self) -> None:
@@ -74,22 +85,7 @@ def _log_notices(notices: Any) -> None:
             logger.warning("%s", ray.get(notice))
 
 
-def open_lines(orders: Sequence[StreamOrder], *, world_size: int, rank: int) -> list[socket.socket]:
-    """Open connections for a new worker, each served by a thread of this agent."""
-    lines = []
-    for order in orders:
-        ours, theirs = socket.socketpair()
-        threading.Thread(
-            target=_serve,
-            args=(ours, order, world_size, rank),
-            name="polytrain-stream",
-            daemon=True,
-        ).start()
-        lines.append(theirs)
-    return lines
-
-
-def _serve(connection: socket.socket, order: StreamOrder, world_size: int, rank: int) -> None:
+def _serve(connection: socket.socket, order: RayStreamOrder, world_size: int, rank: int) -> None:
     actor = order.actor
 
     def begin(epoch: int, segments: tuple[Segment, ...]) -> None:

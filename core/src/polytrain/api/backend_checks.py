@@ -1,0 +1,197 @@
+"""Checks of a backend with its options and devices, and of the training function for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from polytrain.config.constraints import wrong_type
+from polytrain.config.installation import installation_problems
+from polytrain.config.run_spec import RunSpec
+from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
+from polytrain.functions.pickle_checks import pickle_problems, reference_problems
+from polytrain.text.close_names import did_you_mean
+from polytrain.text.plain_values import is_whole
+from polytrain.text.signatures import accepts, name_of, written
+from polytrain_plugins import (
+    Backend,
+    Device,
+    InvalidJobError,
+    Job,
+    Problem,
+    RegistryError,
+    backend_names,
+    load_backend,
+)
+
+
+def raise_if_any(problems: Iterable[Problem]) -> None:
+    """Raise all problems together, if there are any.
+
+    Raises:
+        InvalidJobError: there are.
+    """
+    found = tuple(problems)
+    if found:
+        raise InvalidJobError(found)
+
+
+def unknown_options(
+    cls: type[Backend], options: Mapping[str, Any], others: Iterable[str]
+) -> Iterator[Problem]:
+    """Options that the backend doesn't have.
+
+    Args:
+        cls: the backend.
+        options: what the user passed.
+        others: names that may have been meant, besides the backend's options.
+    """
+    known = _option_fields(cls)
+    for name in options:
+        if name not in known:
+            remedy = did_you_mean(name, [*known, *others])
+            other = None if remedy else _backend_with(name)
+            if other is not None:
+                remedy = f"The {other} backend has it: make_trainer({other!r}, {name}=…). "
+            yield Problem(
+                field=name,
+                what=f"the {cls.name} backend has no such option",
+                remedy=f"{remedy}It has: {', '.join(known) or 'none'}",
+            )
+
+
+def _backend_with(option: str) -> str | None:
+    """The name of an installed backend that has an option, if it is only one."""
+    found = []
+    for name in backend_names():
+        with contextlib.suppress(RegistryError):
+            if option in _option_fields(load_backend(name)):
+                found.append(name)
+    return found[0] if len(found) == 1 else None
+
+
+def missing_options(cls: type[Backend], options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Options without a default that the user hasn't passed."""
+    for name, option in _option_fields(cls).items():
+        required = option.default is MISSING and option.default_factory is MISSING
+        if required and name not in options:
+            yield Problem(field=name, what="it is required", remedy=f"Pass {name}=…")
+
+
+def _option_fields(cls: type[Backend]) -> dict[str, Field[Any]]:
+    return {option.name: option for option in fields(cls) if option.init}  # type: ignore[arg-type]  # every backend is a dataclass
+
+
+def function_problems(spec: RunSpec) -> Iterator[Problem]:
+    """What is wrong with the training function, or with its absence."""
+    # What a user passes may be anything, whatever the annotation says.
+    function: Any = spec.train_loop_per_worker
+    config: Any = spec.train_loop_config
+    if function is None:
+        yield from _absence_problems(spec.backend, config)
+        return
+    if not callable(function):
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"{function!r} is not callable",
+            remedy="Pass the function itself",
+        )
+        return
+    if config is not None and not isinstance(config, Mapping):
+        yield wrong_type("train_loop_config", config, dict)
+    if not accepts(function, *(() if config is None else ({},))):
+        wanted = "no argument" if config is None else "one argument, train_loop_config"
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"{written(function)} is called with {wanted}",
+            remedy="Let it take one argument, the config, or none",
+        )
+    deferred = deferred_kind(function)
+    if deferred is not None:
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"calling {name_of(function)} makes {deferred} and trains nothing",
+            remedy=PLAIN_INSTEAD[deferred],
+        )
+    yield from pickle_problems("train_loop_per_worker", function)
+    yield from pickle_problems("train_loop_config", config)
+
+
+def _absence_problems(backend: Backend, config: Any) -> Iterator[Problem]:
+    if not backend.capabilities.declarative and backend.program(max_failures=0) is None:
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"the {backend.name} backend doesn't declare 'declarative': it can't train "
+            "without a training function",
+            remedy=f"Pass one: make_trainer({backend.name!r}, train_func)",
+        )
+    if config is not None:
+        yield Problem(
+            field="train_loop_config",
+            what="there is no training function to pass it to",
+            remedy="Pass train_loop_per_worker too, or leave it out",
+        )
+
+
+def ray_data_problems(spec: RunSpec) -> Iterator[Problem]:
+    """Yield a problem if a training function that can be pickled names data in Ray's memory."""
+    for field in ("train_loop_per_worker", "train_loop_config"):
+        yield from reference_problems(
+            field,
+            getattr(spec, field),
+            process="a worker process",
+            remedy="Pass a data set as datasets={…}, and get_dataset_shard(name) has its rows",
+        )
+
+
+def frequency_problems(spec: RunSpec) -> Iterator[Problem]:
+    """Yield a problem if checkpoints are requested of polytrain that only the function can make."""
+    backend: Backend | None = spec.backend
+    has_function = spec.train_loop_per_worker is not None or (
+        backend is not None and backend.program(max_failures=0) is not None
+    )
+    checkpoints = spec.run_config.checkpoint_config
+    frequency = getattr(checkpoints, "checkpoint_frequency", 0)
+    if has_function and is_whole(frequency) and frequency > 0:
+        yield Problem(
+            field="CheckpointConfig.checkpoint_frequency",
+            what="a training function makes its checkpoints itself",
+            remedy="Leave it out, and call polytrain.report(metrics, checkpoint=…) in the function "
+            "as often as you want one",
+        )
+
+
+def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
+    """The backend's own problems, and whether its framework and devices are available."""
+    yield from installation_problems(backend)
+    problems = list(backend.problems(job))
+    field = "ScalingConfig.use_gpu"
+    if (
+        job.use_gpu
+        and Device.GPU not in backend.capabilities.devices
+        # A backend that reports it itself gives a better reason.
+        and not any(problem.field == field for problem in problems)
+    ):
+        yield Problem(
+            field=field,
+            what=f"the {backend.name} backend doesn't declare the device 'gpu'",
+            remedy="Use use_gpu=False",
+        )
+    yield from problems
+
+
+def unused_gpu_problems(spec: RunSpec) -> Iterator[Problem]:
+    """Yield a problem if workers get GPUs that the backend would use, and isn't to use.
+
+    A training function may use GPUs by itself with a backend that doesn't declare them.
+    """
+    scaling = spec.scaling_config
+    amount = scaling.resources.get("GPU", 0)
+    if amount and not scaling.use_gpu and Device.GPU in spec.backend.capabilities.devices:
+        yield Problem(
+            field="ScalingConfig.use_gpu",
+            what=f"it is False, and resources_per_worker gives a worker {amount:g} GPU",
+            remedy="Use use_gpu=True, or leave 'GPU' out of resources_per_worker",
+        )

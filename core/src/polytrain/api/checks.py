@@ -1,0 +1,256 @@
+"""Everything that is wrong with a request for a run, found before anything starts."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polytrain import satellites
+from polytrain.api.backend_checks import (
+    backend_problems,
+    frequency_problems,
+    function_problems,
+    ray_data_problems,
+    unused_gpu_problems,
+)
+from polytrain.api.cluster_checks import cluster_problems, label_problems, refused_by_ray
+from polytrain.api.datasets import described_datasets, grouped_datasets
+from polytrain.api.stop_checks import stop_problems
+from polytrain.api.validation_checks import (
+    inline_problems,
+    memory_problems,
+    ray_problems,
+    validation_problems,
+    without_ray_problems,
+)
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
+from polytrain.config.checks import config_problems
+from polytrain.config.configs import RunConfig, ScalingConfig
+from polytrain.config.constraints import wrong_type
+from polytrain.config.run_spec import RunSpec
+from polytrain.errors import CheckpointError
+from polytrain.output.observers import follow_record, observers_problems
+from polytrain.policy.cluster import (
+    choose_cluster,
+    local_problems,
+    new_ray_problems,
+)
+from polytrain.policy.labels import allowed
+from polytrain.storage.checks import storage_problems
+from polytrain.storage.location import Location
+from polytrain.workers.available_clusters import available_clusters, ray_client_address
+from polytrain.workers.processes.requirements import system_problems
+from polytrain.workers.ray.address import client_problem
+from polytrain.workers.session.spawned_scripts import guard_problems
+from polytrain_plugins import Backend, DatasetInfo, Job, Problem
+
+if TYPE_CHECKING:
+    from polytrain.data.shards.assignment import RunDataset
+
+
+def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Describe the data, and collect everything that is wrong. Starts nothing.
+
+    Args:
+        spec: the request. Its backend is None if that lacks options without which it can't be made.
+    """
+    backend: Backend | None = spec.backend
+    problems = [*guard_problems(), *config_problems(spec.scaling_config, spec.run_config)]
+    problems += run_config_problems(spec)
+    wrong_validation = tuple(validation_problems(spec))
+    if wrong_validation:
+        problems += wrong_validation
+        spec = replace(spec, validation_config=None)
+    if problems:
+        # The following checks read the configuration; replace what is wrong with defaults.
+        storage = getattr(spec.run_config, "storage_path", None)
+        run = RunConfig(storage_path=storage if isinstance(storage, str | Path) else None)
+        spec = replace(spec, scaling_config=ScalingConfig(), run_config=run)
+    problems += storage_problems_of(spec, location_of(spec))
+    problems += cluster_problems_now(spec)
+    datasets, wrong_data = described_datasets(spec)
+    problems += wrong_data
+    problems += _start_problems(spec)
+    if backend is not None:
+        problems += function_problems(spec)
+        if not problems and not spec.is_inline:
+            problems += ray_data_problems(spec)
+        job = job_of(spec, datasets)
+        problems += backend_problems(backend, job)
+        problems += unused_gpu_problems(spec)
+        if not problems:
+            # This reads a column, and needs a backend with valid options.
+            datasets, wrong_groups = grouped_datasets(
+                datasets, backend.demand(job), num_workers=job.num_workers
+            )
+            problems += wrong_groups
+    return datasets, tuple(problems)
+
+
+def run_config_problems(spec: RunSpec) -> Iterable[Problem]:
+    """Yield what is wrong with those fields of a `RunConfig` that take objects and functions."""
+    run: Any = spec.run_config
+    if not isinstance(run, RunConfig):
+        return
+    yield from frequency_problems(spec)
+    yield from observers_problems(run.observers)
+    if follow_record(run.track, run.observers):
+        yield from satellites.trackers.tracker_problems(run.track, run.observers)
+    if run.callbacks != ():
+        yield from satellites.callbacks.callback_problems(run.callbacks)
+    yield from stop_problems(run)
+
+
+def start_of(spec: RunSpec) -> StartingPoint:
+    """The starting point of a new run.
+
+    Raises:
+        OSError: the checkpoint can't be read.
+        ValueError: its files aren't those that were committed.
+    """
+    given = spec.restore_from
+    if given is None:
+        return StartingPoint()
+    if isinstance(given, Checkpoint):
+        return starting_point(Location.of(given.path, given.filesystem, retry_s=0))
+    return starting_point(Location.of(given, retry_s=0))
+
+
+def _start_problems(spec: RunSpec) -> Iterable[Problem]:
+    given: Any = spec.restore_from
+    if given is not None and not isinstance(given, Checkpoint | str | Path):
+        yield wrong_type("restore_from", given, Checkpoint)
+        return
+    try:
+        start_of(spec)
+    except (OSError, ValueError) as error:
+        yield _unreadable_start(error)
+
+
+def damage_problems(start: StartingPoint) -> Iterable[Problem]:
+    """Yield a problem if the starting checkpoint is damaged; reads all of its files."""
+    try:
+        verify(start)
+    except (OSError, CheckpointError) as error:
+        yield _unreadable_start(error)
+
+
+def _unreadable_start(error: Exception) -> Problem:
+    return Problem(
+        field="restore_from",
+        what=f"it can't be read: {error}",
+        remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory",
+    )
+
+
+def storage_problems_of(spec: RunSpec, location: Location) -> Iterable[Problem]:
+    """Yield why a run can't be stored at this location."""
+    num_workers = spec.scaling_config.max_workers
+    yield from storage_problems(location, num_workers=num_workers)
+    track, observers = spec.run_config.track, spec.run_config.observers
+    if follow_record(track, observers):
+        yield from satellites.trackers.place_problems(track, observers, location)
+    if num_workers == 0:
+        yield from memory_problems(spec.validation_config, location)
+
+
+def fit_problems(resume: Any, wait: Any) -> Iterable[Problem]:
+    """Yield a problem for each value that `Trainer.fit` doesn't take."""
+    if not isinstance(wait, bool):
+        yield Problem(
+            field="wait",
+            what=f"{wait!r} is neither True nor False",
+            remedy="Give False to get a handle at once, or True to wait for the result",
+        )
+    if resume not in ("auto", "never"):
+        yield Problem(
+            field="resume",
+            what=f"{resume!r} is unknown",
+            remedy="Give 'auto' to resume a run of the same name, or 'never' to start it over",
+        )
+
+
+def cluster_problems_now(spec: RunSpec) -> Iterable[Problem]:
+    """Problems that show before any worker starts: on this machine, or on a running Ray."""
+    scaling = spec.scaling_config
+    if spec.is_inline:
+        return inline_problems(spec.validation_config)
+    refused = tuple(system_problems())
+    if refused:
+        return refused
+    around = available_clusters(spec)
+    if choose_cluster(scaling, around).is_local:
+        return (*local_problems(scaling, around), *without_ray_problems(spec.validation_config))
+    problem = client_problem(ray_client_address())
+    if problem is not None:
+        return (problem,)
+    if not around.ray_is_initialized:
+        return new_ray_problems(scaling, around)
+    return _problems_on_ray(spec)
+
+
+def _problems_on_ray(spec: RunSpec) -> tuple[Problem, ...]:
+    from polytrain.ray_api.state import autoscaler_totals, living_nodes, node_labels
+    from polytrain.workers.ray.autoscaler import can_add_nodes
+
+    scaling, validation = spec.scaling_config, spec.validation_config
+    refused = tuple(refused_by_ray(scaling))
+    if refused:
+        return (*refused, *ray_problems(validation, None))
+    nodes, labels, autoscaler = living_nodes(), node_labels(), autoscaler_totals()
+    if autoscaler is not None:
+        largest = [autoscaler]
+        return (*cluster_problems(scaling, [], autoscaler), *ray_problems(validation, largest))
+    able = allowed(labels, scaling.label_selectors)
+    problems = (
+        *(
+            tuple(label_problems(scaling, nodes, labels))
+            or cluster_problems(scaling, [nodes[node] for node in nodes if node in able])
+        ),
+        *ray_problems(validation, [*nodes.values()]),
+    )
+    # A cluster that is large enough isn't asked whether it grows.
+    return tuple(ray_problems(validation, None)) if problems and can_add_nodes() else problems
+
+
+def job_of(spec: RunSpec, datasets: tuple[RunDataset, ...]) -> Job:
+    """The request, as the backend gets it."""
+    names = map(str, spec.datasets) if isinstance(spec.datasets, Mapping) else ()
+    known = {dataset.name: dataset.source.info for dataset in datasets}
+    return Job(
+        num_workers=spec.world_size,
+        use_gpu=spec.scaling_config.use_gpu,
+        cpus_per_worker=spec.scaling_config.cpus_per_worker,
+        has_training_function=spec.train_loop_per_worker is not None,
+        datasets={name: known.get(name, DatasetInfo(name=name)) for name in names},
+        is_in_this_environment=_is_in_this_environment(spec),
+    )
+
+
+def _is_in_this_environment(spec: RunSpec) -> bool:
+    """Whether workers import what is installed here: inline, or on this machine alone."""
+    around = available_clusters(spec)
+    return spec.is_inline or (
+        not around.runtime_env and not around.ray_is_initialized and around.ray_address is None
+    )
+
+
+def location_of(spec: RunSpec) -> Location:
+    """The run's location; it gets a new name if it has none."""
+    config = spec.run_config
+    runs = Location.of(
+        config.storage_path or "~/polytrain_results",
+        config.storage_filesystem,
+        retry_s=config.storage_timeout_s,
+    )
+    return runs.below(config.name or _new_name(spec.backend))
+
+
+def _new_name(backend: Backend | None) -> str:
+    made_from = backend.name if backend is not None else "run"
+    return f"{made_from}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

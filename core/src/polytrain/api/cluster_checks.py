@@ -1,0 +1,169 @@
+"""What is wrong with a run's workers on the Ray cluster that there is, found before any starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from polytrain.config.configs import ScalingConfig
+from polytrain.policy.labels import Labels, allowed
+from polytrain.policy.scaling import Fit, largest_fit
+from polytrain.text.close_names import did_you_mean
+from polytrain_plugins import Problem
+
+_NOT_MEANT = ("node:", "accelerator_type:", "object_store_memory", "bundle_")
+"""How names of resources begin that nobody writes by hand."""
+
+
+def refused_by_ray(scaling: ScalingConfig) -> Iterator[Problem]:
+    """Yield what Ray itself refuses of resources and labels. Ray is initialised."""
+    import ray
+
+    nothing = ray.remote(_nothing)
+    resources = scaling.resources
+    others: dict[str, Any] = {
+        name: amount for name, amount in resources.items() if name not in ("CPU", "GPU", "memory")
+    }
+    options: list[tuple[str, dict[str, Any]]] = [
+        ("resources_per_worker", {"resources": others, "num_gpus": resources.get("GPU", 0)}),
+        *(("label_selector", {"label_selector": dict(each)}) for each in scaling.label_selectors),
+    ]
+    for field, each in options:
+        try:
+            nothing.options(**each)
+        except (TypeError, ValueError) as error:
+            yield Problem(
+                field=f"ScalingConfig.{field}",
+                what=f"Ray refuses it: {error}",
+                remedy="Give what Ray takes for an actor",
+            )
+
+
+def _nothing() -> None: ...
+
+
+def label_problems(
+    scaling: ScalingConfig,
+    totals: Mapping[str, Mapping[str, float]],
+    labels: Mapping[str, Labels],
+) -> Iterator[Problem]:
+    """Yield a problem for each label selector whose workers no living nodes can hold.
+
+    Args:
+        scaling: the user's.
+        totals: each living node's total resources.
+        labels: each living node's labels.
+    """
+    field = "ScalingConfig.label_selector"
+    wanted = [scaling.label_selector_of(worker) for worker in range(scaling.min_workers)]
+    for selector in scaling.label_selectors:
+        able = [totals[node] for node in allowed(labels, [selector]) if node in totals]
+        if not able:
+            yield Problem(
+                field=field,
+                what=f"no node of the cluster has labels that meet {dict(selector)}. They have: "
+                f"{_listed(labels)}",
+                remedy="Give labels that nodes have, or start a node with them: ray start "
+                "--labels=name=value",
+            )
+            continue
+        workers = wanted.count(selector) + scaling.standby
+        fit = largest_fit(able, scaling.resources)
+        if workers > fit.workers:
+            yield Problem(
+                field=field,
+                what=f"{workers} workers need nodes with labels that meet {dict(selector)}, and "
+                f"those can hold {fit.workers}: {fit.reason}",
+                remedy="Use fewer workers, or add nodes with these labels",
+            )
+
+
+def _listed(labels: Mapping[str, Labels]) -> str:
+    """Return what the nodes' labels are, without those that only name a node."""
+    nodes = [
+        {name: value for name, value in each.items() if name != "ray.io/node-id"}
+        for each in labels.values()
+    ]
+    shown = list(dict.fromkeys(str(each) if each else "no labels" for each in nodes))
+    return "; ".join(shown[:10]) + ("; …" if len(shown) > 10 else "")
+
+
+def cluster_problems(
+    scaling: ScalingConfig,
+    node_totals: Sequence[Mapping[str, float]],
+    autoscaler_totals: Mapping[str, float] | None = None,
+) -> Iterator[Problem]:
+    """Yield a problem if the workers wouldn't fit on the cluster even if nothing else ran there.
+
+    Args:
+        scaling: the user's.
+        node_totals: each living node's total resources.
+        autoscaler_totals: resources of the cluster at its largest, over all nodes; None without an
+            autoscaler.
+    """
+    least = scaling.min_workers
+    if autoscaler_totals is not None:
+        fit = largest_fit([autoscaler_totals], scaling.resources)
+        if least + scaling.standby > fit.workers:
+            yield _too_many(scaling, fit, "the cluster's autoscaler can add", [autoscaler_totals])
+        # The autoscaler chooses the nodes.
+        return
+    fit = largest_fit(node_totals, scaling.resources)
+    if least + scaling.standby > fit.workers:
+        yield _too_many(scaling, fit, "the cluster can hold", node_totals)
+    elif strategy_problem := _strategy_problem(scaling, node_totals):
+        yield strategy_problem
+
+
+def _too_many(
+    scaling: ScalingConfig, fit: Fit, than: str, node_totals: Sequence[Mapping[str, float]]
+) -> Problem:
+    least = scaling.min_workers
+    if least > fit.workers:
+        return Problem(
+            field="ScalingConfig.num_workers",
+            what=f"{least} is more than {than}: {fit.reason}",
+            remedy=f"Use num_workers={fit.workers}"
+            if fit.workers
+            else _meant(scaling, node_totals) or "Ask for less per worker",
+        )
+    return Problem(
+        field="ScalingConfig.standby",
+        what=f"{scaling.standby} besides {least} workers is more than {than}: {fit.reason}",
+        remedy=f"Use standby={fit.workers - least}",
+    )
+
+
+def _meant(scaling: ScalingConfig, node_totals: Sequence[Mapping[str, float]]) -> str:
+    """Return which resources of the nodes may be meant by one that none of them has."""
+    there = {name for totals in node_totals for name in totals}
+    known = sorted(name for name in there if not name.startswith(_NOT_MEANT))
+    for name, amount in scaling.resources.items():
+        meant = did_you_mean(name, known)
+        if amount > 0 and name not in there and meant:
+            return f"{meant}The nodes have: {', '.join(known)}"
+    return ""
+
+
+def _strategy_problem(
+    scaling: ScalingConfig, node_totals: Sequence[Mapping[str, float]]
+) -> Problem | None:
+    """What makes the placement strategy impossible on these nodes."""
+    workers = 0 if scaling.is_elastic else scaling.max_workers
+    held = [largest_fit([totals], scaling.resources).workers for totals in node_totals]
+    able = sum(count > 0 for count in held)
+    if scaling.placement_strategy == "STRICT_SPREAD" and workers > able:
+        return Problem(
+            field="ScalingConfig.placement_strategy",
+            what=f"STRICT_SPREAD needs {workers} nodes for {workers} workers, and {able} of the "
+            f"cluster's {len(held)} can hold one",
+            remedy="Use 'SPREAD', which takes as many nodes as there are",
+        )
+    if scaling.placement_strategy == "STRICT_PACK" and workers > max(held):
+        return Problem(
+            field="ScalingConfig.placement_strategy",
+            what=f"STRICT_PACK needs all {workers} workers on one node, and no node can hold more "
+            f"than {max(held)}",
+            remedy="Use 'PACK', which takes as few nodes as it can",
+        )
+    return None

@@ -1,0 +1,132 @@
+"""Chooses the columns of a data set that are read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+
+from polytrain.data_errors import SourceError
+from polytrain_plugins import column_remedy
+
+
+def columns_to_count(
+    columns: Sequence[str] | None, names: list[str], *, elsewhere: Collection[str], of: str
+) -> list[str]:
+    """The columns of a file that are read to count its rows and find their types.
+
+    Args:
+        columns: what the user asks for; None for all.
+        names: what the file has.
+        elsewhere: columns that the file need not have.
+        of: the file, for the message.
+
+    Returns:
+        The file's own columns among those; if there is none, its first: rows are counted all the
+        same.
+
+    Raises:
+        SourceError: a column is missing, or asked for twice.
+    """
+    if columns is None:
+        return names
+    own = [name for name in columns if name in names or name not in elsewhere]
+    return chosen(own, names, of=of) if own else names[:1]
+
+
+def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> list[str]:
+    """The columns that a user asks for, which must all be there.
+
+    Args:
+        columns: what the user asks for.
+        names: what there is.
+        of: the file that they are looked for in, for the message.
+
+    Raises:
+        SourceError: a column is missing, or asked for twice.
+    """
+    if isinstance(columns, str) or not all(isinstance(column, str) for column in columns):
+        raise SourceError(f"columns={columns!r} is no list of names", 'Pass columns=["…", …]')
+    if not columns:
+        raise SourceError("columns is empty", "Name at least one column, or leave columns out")
+    if repeated := twice(columns):
+        raise SourceError(f"columns names {repeated} more than once", "Name each column once")
+    for column in columns:
+        if column not in names:
+            raise SourceError(
+                f"{of or 'it'} has no column {column!r}", column_remedy(column, names)
+            )
+    return list(columns)
+
+
+def twice(names: Sequence[str]) -> list[str]:
+    """The names that are there more than once."""
+    return (
+        sorted({name for name in names if list(names).count(name) > 1})
+        if (len(set(names)) < len(names))
+        else []
+    )
+
+
+def refuse_repeated(names: Sequence[str], where: str) -> None:
+    """Refuse columns of the same name."""
+    if repeated := twice(names):
+        raise SourceError(
+            f"{where} has more than one column {', '.join(map(repr, repeated))}",
+            "Give each column a name of its own",
+        )
+
+
+def subschema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """The schema of these columns alone."""
+    return pa.schema([schema.field(name) for name in names])
+
+
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
+"""The names that Arrow and pandas give to the column of an index without a name."""
+
+
+def index_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns that hold the index of a DataFrame; none if there are no others.
+
+    Pandas' notes name them in Parquet and Arrow. Where these are lost, an index without a name is
+    known by its column's name: in CSV files it is the first column, with an empty name.
+    """
+    try:
+        noted = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, TypeError, ValueError):
+        # None, or not as pandas writes them.
+        noted = ()
+    known = [name for name in noted if isinstance(name, str)] if isinstance(noted, list) else []
+    found = tuple(
+        name
+        for number, name in enumerate(schema.names)
+        if name in known or _INDEX.fullmatch(name) or (name == "" and number == 0)
+    )
+    return found if len(found) < len(schema.names) else ()
+
+
+def columns_to_read(
+    schema: pa.Schema, columns: Sequence[str] | None, *, of: str = ""
+) -> tuple[list[str], tuple[str, ...]]:
+    """The columns that are read, and those that are left out because they hold an index.
+
+    Args:
+        schema: of what there is.
+        columns: what the user asks for; None for all but an index.
+        of: where the columns are looked for, for the message.
+
+    Raises:
+        SourceError: a column is missing, or asked for twice.
+    """
+    if columns is not None:
+        return chosen(columns, schema.names, of=of), ()
+    index = index_columns(schema)
+    return without(schema.names, index), index
+
+
+def without(names: Sequence[str], left_out: Collection[str]) -> list[str]:
+    """The names but for these."""
+    return [name for name in names if name not in left_out]

@@ -1,0 +1,190 @@
+"""How a run gets its agents: whom to request, how long to wait, when to give up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from polytrain.config.configs import ScalingConfig
+from polytrain.errors import FailureKind
+from polytrain.policy.autoscaling import Outlook, only_we_use
+from polytrain.policy.scaling import holds, largest_fit
+
+Nodes = Mapping[str, Mapping[str, float]]
+"""Resources of each node, total or free."""
+
+_LOSSES = 3
+"""Agents that may be lost before one arrives; at least the number of workers."""
+
+_IF_HOPELESS = (
+    "No other job holds any, so waiting doesn't help: ask for fewer workers or less per worker, or "
+    "let the autoscaler add more or larger nodes"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """Which agents leave their nodes, and which nodes new agents avoid."""
+
+    leaving: frozenset[int]
+    """Numbers of agents."""
+
+    avoided: frozenset[str]
+    reason: str = ""
+    """Why agents stay on nodes that they should leave; empty if none do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementPolicy:
+    """The decisions for one run."""
+
+    scaling: ScalingConfig
+
+    def may_request(self, losses: int) -> bool:
+        """Whether to request further agents after this number of losses in a row."""
+        return losses <= max(_LOSSES, self.scaling.max_workers)
+
+    def number_to_request(self, *, up: int, coming: int, is_placing: bool) -> int:
+        """Return how many agents to request: workers first, then standbys.
+
+        Args:
+            up: agents that have arrived.
+            coming: requested agents.
+            is_placing: whether an attempt waits for its workers.
+        """
+        wanted = self.scaling.max_workers
+        if self.scaling.is_elastic or not is_placing:
+            wanted += self.scaling.standby
+        return max(0, wanted - up - coming)
+
+    def free_bundles(
+        self, taken: Collection[int | None], nodes: Mapping[int, str], avoided: Collection[str]
+    ) -> list[int]:
+        """Return the bundles of a run of a fixed size that have no agent, to request agents in.
+
+        Args:
+            taken: bundles with an agent.
+            nodes: the node of each bundle in which an agent has been.
+            avoided: nodes to avoid that are alive. Ray moves the bundles of a lost node.
+        """
+        if self.scaling.is_elastic:
+            return []
+        return [
+            bundle
+            for bundle in range(self.scaling.max_workers)
+            if bundle not in taken and nodes.get(bundle) not in avoided
+        ]
+
+    def nodes_without_standby(self, ranked_on: Collection[str], free: Nodes) -> frozenset[str]:
+        """Return the nodes that a standby avoids: those of ranks, if another one has room."""
+        busy = frozenset(ranked_on)
+        if not self.scaling.standby:
+            return frozenset()
+        has_room = any(
+            holds(resources, self.scaling.resources)
+            for node, resources in free.items()
+            if node not in busy
+        )
+        return busy if has_room else frozenset()
+
+    def is_worth_waiting(self, *, up: int, coming: int, size: int) -> bool:
+        """Whether a run that has lost agents waits a moment, though it could continue with fewer.
+
+        It would be smaller until its next checkpoint.
+
+        Args:
+            up: agents that have arrived.
+            coming: requested agents.
+            size: workers of the last attempt; 0 before the first.
+        """
+        return coming > 0 and self.scaling.min_workers <= up < size
+
+    def departure(
+        self, agents: Mapping[int, str], avoid: frozenset[str], living: Nodes
+    ) -> Departure:
+        """Decide which agents leave the nodes to avoid: none if other nodes can't hold the workers.
+
+        Args:
+            agents: the node of each agent that has arrived, by its number.
+            avoid: the nodes.
+            living: total resources of all nodes.
+        """
+        leaving = frozenset(number for number, node in agents.items() if node in avoid)
+        others = [resources for node, resources in living.items() if node not in avoid]
+        fit = largest_fit(others, self.scaling.resources).workers
+        if not leaving or fit >= self.scaling.min_workers:
+            return Departure(leaving=leaving, avoided=avoid)
+        reason = (
+            f"{len(leaving)} agent(s) stay on nodes that they should leave: no others can hold the "
+            "workers"
+        )
+        return Departure(leaving=frozenset(), avoided=frozenset(), reason=reason if others else "")
+
+    def why_loss_is_final(self, kind: FailureKind, reason: str, losses: int) -> str | None:
+        """Return why the placement fails with the loss of a requested agent; None if it goes on.
+
+        Args:
+            kind: the kind of the loss.
+            reason: its reason.
+            losses: agents lost in a row, this one included.
+        """
+        if kind is FailureKind.STARTUP:
+            return reason
+        return None if self.may_request(losses) else f"agents don't stay: {reason}"
+
+    def why_hopeless(
+        self, outlook: Outlook, *, up_on: Sequence[str], coming: int, living: Nodes, free: Nodes
+    ) -> str | None:
+        """Return why too few agents can come for the first attempt; None if they may.
+
+        No nodes are added, and nobody else frees any. A run that has trained waits: its nodes may
+        come back.
+
+        Args:
+            outlook: what the cluster's autoscaler says.
+            up_on: the nodes of the agents that have arrived.
+            coming: requested agents.
+            living: total resources of all nodes.
+            free: their free resources.
+        """
+        to_come = coming - outlook.refused
+        if len(up_on) + to_come >= self.scaling.min_workers:
+            return None
+        if not only_we_use(living, free, up_on, self.scaling.resources):
+            return None
+        return f"{self.shortage(outlook, free)}. {_IF_HOPELESS}"
+
+    def why_late(self, outlook: Outlook | None, setup: str | None, free: Nodes) -> str:
+        """Return why the workers could not be placed in time.
+
+        Args:
+            outlook: what the cluster's autoscaler says, if there is one.
+            setup: what is set up for agents that have their resources; None if nothing.
+            free: free resources of all nodes.
+        """
+        limit_s = self.scaling.start_timeout_s
+        if setup is not None:
+            return (
+                f"Ray has not set up {setup} within {limit_s:g} s. Raise "
+                "ScalingConfig(start_timeout_s=…), or install what it has on the nodes"
+            )
+        return (
+            f"the workers could not be placed within {limit_s:g} s: "
+            f"{self.shortage(outlook, free)}. Wait for other jobs, ask for fewer workers, or raise "
+            "ScalingConfig(start_timeout_s=…)"
+        )
+
+    def shortage(self, outlook: Outlook | None, free: Nodes) -> str:
+        """Return what the run wants, what is free, and what the autoscaler says."""
+        resources = self.scaling.resources
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+        has = ", ".join(
+            f"{sum(node.get(name, 0) for node in free.values()):g} {name}" for name in resources
+        )
+        nodes = "1 node" if len(free) == 1 else f"{len(free)} nodes"
+        if self.scaling.label_selector:
+            nodes += f" with labels that meet {self.scaling.label_selector}"
+        least = self.scaling.min_workers
+        workers = "1 worker" if least == 1 else f"{least} workers"
+        said = f"{workers} of {wanted} each; the cluster has {has} free on {nodes}"
+        return f"{said}; {outlook.says}" if outlook is not None else said

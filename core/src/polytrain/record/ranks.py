@@ -1,0 +1,150 @@
+"""The ranks of a run: where each was, what it had, and how it fared. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from polytrain.errors import Failure
+from polytrain.record.entries import (
+    AttemptEnded,
+    Entry,
+    Launched,
+    LoadMeasured,
+    RankJoined,
+    StragglerFound,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOverview:
+    """One rank, in the last attempt that had it."""
+
+    rank: int
+    attempts: int
+    """Attempts that had it."""
+
+    failures: int
+    """Attempts that ended because of it."""
+
+    straggled: int
+    """How often it was named as a straggler."""
+
+    host: str | None
+    """The address of its node; None if it is unknown."""
+
+    node: str | None
+    """The name of its node; None if it hasn't joined."""
+
+    device: str | None
+    """What it computes on, such as "CPU" or a GPU's name; None if it hasn't joined."""
+
+    gpus: int
+    rows: Mapping[str, int]
+    """Data set → its rows, without those that weren't counted."""
+
+    busy: float | None
+    """Share of the time in which its main thread didn't wait for others, over all windows that were
+    measured: between 0 and 1."""
+
+    memory: int | None
+    """The most resident bytes of its process at the end of a window."""
+
+    @property
+    def place(self) -> str:
+        """The name of its node, with its address unless that is this machine's own."""
+        if self.node is None or self.host is None or self.host.startswith("127."):
+            return self.node or self.host or ""
+        return f"{self.node} ({self.host})"
+
+    @property
+    def computes_on(self) -> str:
+        """Its device, or how many GPUs it has if that is all that is known."""
+        return self.device or (f"{self.gpus} x GPU" if self.gpus else "")
+
+    @property
+    def rows_in_short(self) -> str:
+        """Its rows, with the names of the data sets if there are several."""
+        if len(self.rows) == 1:
+            return str(*self.rows.values())
+        return ", ".join(f"{name} {rows}" for name, rows in self.rows.items())
+
+
+@dataclass(slots=True)
+class _Rank:
+    attempts: int = 0
+    failures: int = 0
+    straggled: int = 0
+    host: str = ""
+    node: str = ""
+    device: str = ""
+    gpus: int = 0
+    rows: Mapping[str, int] = field(default_factory=dict)
+    busy: float = 0.0
+    """The sum of its shares, over all windows."""
+
+    windows: int = 0
+    memory: int | None = None
+
+
+class RankRecords:
+    """What a run's journal says of each of its ranks."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, _Rank] = defaultdict(_Rank)
+        self._size = 0
+
+    def take(self, entry: Entry) -> None:
+        """Take the next entry of the journal, but no report."""
+        match entry:
+            case Launched():
+                self._launched(entry)
+            case RankJoined():
+                rank = self._ranks[entry.rank]
+                rank.node, rank.device, rank.rows = entry.node, entry.device, entry.rows
+            case LoadMeasured():
+                self._loaded(entry)
+            case StragglerFound(rank=number):
+                self._ranks[number].straggled += 1
+            case AttemptEnded(failure=Failure(rank=int(number))):
+                self._ranks[number].failures += 1
+
+    def overviews(self) -> tuple[RankOverview, ...]:
+        """Return each rank that the run has had."""
+        return tuple(_overview(number, self._ranks[number]) for number in range(self._size))
+
+    def _launched(self, entry: Launched) -> None:
+        self._size = max(self._size, entry.world_size)
+        for number in range(entry.world_size):
+            rank = self._ranks[number]
+            rank.attempts += 1
+            # It may be in a different place than before.
+            rank.node = rank.device = ""
+            if number < len(entry.hosts):
+                rank.host = entry.hosts[number]
+            if number < len(entry.gpus):
+                rank.gpus = entry.gpus[number]
+
+    def _loaded(self, load: LoadMeasured) -> None:
+        for number, share in enumerate(load.busy):
+            self._ranks[number].busy += share * load.windows
+            self._ranks[number].windows += load.windows
+        for number, taken in enumerate(load.memory):
+            self._ranks[number].memory = max(taken, self._ranks[number].memory or 0)
+
+
+def _overview(number: int, rank: _Rank) -> RankOverview:
+    return RankOverview(
+        rank=number,
+        attempts=rank.attempts,
+        failures=rank.failures,
+        straggled=rank.straggled,
+        host=rank.host or None,
+        node=rank.node or None,
+        device=rank.device or None,
+        gpus=rank.gpus,
+        rows=rank.rows,
+        busy=rank.busy / rank.windows if rank.windows else None,
+        memory=rank.memory,
+    )

@@ -1,0 +1,136 @@
+"""Reports as lines of a journal: many that follow one another are one block, in columns. Pure."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polytrain.record.entries import MetricsReported, ReportBlock, encoded
+from polytrain.record.reports import Reports, decoded_numbers, encoded_numbers
+from polytrain.storage.typed_json import Count, Duration, Seconds, fitting
+from polytrain.text import strict_json
+
+logger = logging.getLogger(__name__)
+
+_FEW = 16
+"""Reports that take less room as lines of their own."""
+
+
+class DraftReports:
+    """Reports of one rank that aren't in the journal for good."""
+
+    def __init__(self, first: int = 0, *, rank: int = 0) -> None:
+        """
+        Args:
+            first: number of this driver's reports before.
+            rank: the rank that makes them.
+        """
+        self._first = first
+        self._rank = rank
+        self._lines: list[str] = []
+        self._reports = Reports()
+        self._times = array("d")
+        self._stalled: list[tuple[int, float]] = []
+        """Position and value, where it has changed."""
+
+    @property
+    def written(self) -> int:
+        """Number of this driver's reports, these included."""
+        return self._first + len(self._lines)
+
+    def next(self) -> DraftReports:
+        """The drafts that follow these."""
+        return DraftReports(self.written, rank=self._rank)
+
+    def add(self, entry: MetricsReported, line: str) -> None:
+        """Add a report, with its line."""
+        if entry.stalled_s != (self._stalled[-1][1] if self._stalled else 0.0):
+            self._stalled.append((len(self), entry.stalled_s))
+        self._lines.append(line)
+        self._times.append(entry.time)
+        self._reports.add(entry.step, entry.metrics)
+
+    def text(self, token: int) -> str:
+        """Return them as lines."""
+        if len(self) < _FEW:
+            return "".join(self._lines)
+        block = ReportBlock(
+            time=self._times[-1],
+            token=token,
+            rank=self._rank,
+            n=self._first,
+            times=encoded_numbers(self._times),
+            stalled_s=self._stalled or None,
+            **self._reports.to_json(),
+        )
+        return strict_json.dumps(encoded(block)) + "\n"
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewReports:
+    """The reports of one rank in one line of a journal."""
+
+    reports: Reports
+    times: Sequence[float]
+    """When each was taken, in seconds since the epoch."""
+
+    stalled_s: Mapping[int, float] = field(default_factory=dict)
+    """Position → rank 0's stall so far, where it isn't that of the report before."""
+
+    start: int
+    """The first that isn't known yet."""
+
+    behind: int
+    """How many reports of their driver are known with these."""
+
+
+def new_reports(entry: MetricsReported | ReportBlock, known: int) -> NewReports | None:
+    """Return the reports in an entry; None if there are no new ones, or if they are damaged.
+
+    A driver that dies may have written them as drafts and for good.
+
+    Args:
+        entry: the journal's.
+        known: how many reports of its driver and rank are known.
+    """
+    if isinstance(entry, MetricsReported):
+        if entry.n < known:
+            return None
+        reports = Reports()
+        reports.add(entry.step, entry.metrics)
+        stalled_s = {0: entry.stalled_s} if entry.stalled_s else {}
+        return NewReports(
+            reports=reports, times=(entry.time,), stalled_s=stalled_s, start=0, behind=entry.n + 1
+        )
+    behind = entry.n + entry.count
+    if behind <= known:
+        return None
+    try:
+        times = _times(entry)
+        stalled = fitting(list[tuple[Count, Duration]], entry.stalled_s or [], file="stalled_s")
+        stalled_s = dict(stalled)
+        if list(stalled_s) != sorted(stalled_s) or max(stalled_s, default=0) >= len(times):
+            raise ValueError("a stall of no report")
+        reports = Reports.from_json(
+            {"count": entry.count, "steps": entry.steps, "columns": entry.columns}
+        )
+    except (KeyError, ValueError) as error:
+        logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
+        return None
+    start = max(0, known - entry.n)
+    return NewReports(reports=reports, times=times, stalled_s=stalled_s, start=start, behind=behind)
+
+
+def _times(block: ReportBlock) -> Sequence[float]:
+    """Return when the reports in one line were made: as many as it counts, so it can't make more
+    reports than it has bytes for."""
+    times = decoded_numbers(fitting(str, block.times, file="times"), "d")
+    fitting(list[Seconds], times.tolist(), file="times")
+    if len(times) != block.count or not len(times):
+        raise ValueError(f"{len(times)} times for {block.count} reports")
+    return times

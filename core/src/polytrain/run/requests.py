@@ -1,0 +1,282 @@
+"""Requests to a run, to stop or for the stacks of all ranks: from this process, and from others.
+
+Other processes put them into the run's storage; no port is opened. A request is a file in
+`requests/TOKEN/`. The token is that of the driver's lease, so that no later driver takes the
+request. The driver looks for requests, and writes each answer beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import queue
+import re
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, NotRequired, TypedDict
+
+from polytrain.errors import DamagedFileError
+from polytrain.events.health import Stacks
+from polytrain.output.call_queues import CallQueue
+from polytrain.storage.protocol import Storage
+from polytrain.storage.typed_json import Digits, read_json
+from polytrain_plugins import Stopped
+
+logger = logging.getLogger(__name__)
+
+_REQUESTS = "requests"
+_ANSWER = ".answer"
+
+_NAME = re.compile(rf"{_REQUESTS}/\d{{6,}}/[0-9a-f]{{16}}(?P<answer>{re.escape(_ANSWER)})?")
+"""Path of a request, or of its answer. Anything else there is neither read nor deleted."""
+
+_LARGEST = 1 << 16
+"""Bytes of a request."""
+
+_LOOK_EVERY_S = {True: 1.0, False: 5.0}
+"""Seconds between two looks, by whether the storage is a directory."""
+
+
+_STACKS_WITHIN_S = 12.0
+"""How long to wait for stacks. An agent answers within ten seconds."""
+
+
+class RequestKind(StrEnum):
+    """What another process may request."""
+
+    STOP = "stop"
+    STACKS = "stacks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    kind: RequestKind
+    reason: str = ""
+
+
+class _Answer(TypedDict):
+    stacks: NotRequired[dict[Digits, str]]
+
+
+class StopRequests:
+    """Holds requests until the controller takes them; they may come before there is one."""
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue[Stopped] = queue.SimpleQueue()
+        self._wake: Callable[[], None] = _nobody
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """Call this function after each request from now on."""
+        self._wake = wake
+
+    def request(self, stopped: Stopped) -> None:
+        """Ask the run to end after its next checkpoint."""
+        self._requests.put(stopped)
+        self._wake()
+
+    def take(self) -> Stopped | None:
+        """Return the next request; None if there is none."""
+        try:
+            return self._requests.get_nowait()
+        except queue.Empty:
+            return None
+
+
+def _nobody() -> None:
+    """Nobody waits for requests yet."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _PendingStacks:
+    attempt: int
+    world_size: int
+    deadline: float
+    requests: list[str]
+    stacks: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StacksRequests:
+    """Collects stacks for requests that come while an attempt runs. Pure: no clock."""
+
+    _pending: _PendingStacks | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When `answered` may have answers without another event."""
+        return None if self._pending is None else self._pending.deadline
+
+    def add(self, request: str, *, attempt: int, world_size: int, now: float) -> bool:
+        """Note a request; return whether the ranks must be asked for their stacks."""
+        pending = self._pending
+        if pending is not None and pending.attempt == attempt:
+            pending.requests.append(request)
+            return False
+        before = [] if pending is None else pending.requests
+        self._pending = _PendingStacks(
+            attempt=attempt,
+            world_size=world_size,
+            deadline=now + _STACKS_WITHIN_S,
+            requests=[*before, request],
+        )
+        return True
+
+    def take(self, stacks: Stacks) -> None:
+        """Note a rank's stacks. Those of other attempts are ignored."""
+        if self._pending is not None and stacks.attempt == self._pending.attempt:
+            self._pending.stacks[stacks.rank] = stacks.text
+
+    def answered(self, *, now: float) -> Iterator[tuple[str, Mapping[int, str]]]:
+        """Yield each request with the stacks by rank, once all have come or the time is over."""
+        pending = self._pending
+        if pending is None:
+            return
+        if len(pending.stacks) < pending.world_size and now < pending.deadline:
+            return
+        self._pending = None
+        stacks = dict(sorted(pending.stacks.items()))
+        yield from ((request, stacks) for request in pending.requests)
+
+
+class RemoteRequests:
+    """The driver's side: takes requests while its context is open."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        token: int,
+        *,
+        stop: Callable[[Stopped], None],
+        inline_thread: int | None = None,
+    ) -> None:
+        """
+        Args:
+            storage: the run's, without retries.
+            token: that of this driver's lease.
+            stop: called with requests to stop, on another thread.
+            inline_thread: the thread that trains, if the run is inline.
+        """
+        self._storage = storage
+        self._token = token
+        self._stop = stop
+        self._inline_thread = inline_thread
+        self._wake: Callable[[], None] | None = None
+        self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._taken: set[str] = set()
+        self._has_deleted_old = False
+        # A short run has ended before the first look, and costs its storage nothing.
+        self._pauses = itertools.repeat(_LOOK_EVERY_S[storage.is_local])
+        self._looks = CallQueue("polytrain-requests", left_out=lambda count: None)
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """Call this function, on another thread, when `stacks_wanted` has a request."""
+        self._wake = wake
+
+    def stacks_wanted(self) -> Iterator[str]:
+        """Yield the new requests for stacks, to be answered by `answer`."""
+        for _ in range(self._stacks.qsize()):
+            yield self._stacks.get()
+
+    def answer(self, request: str, content: Mapping[str, Any]) -> None:
+        """Answer a request. An error of the storage is only logged."""
+        try:
+            self._storage.write(f"{request}{_ANSWER}", json.dumps(content).encode())
+        except OSError as error:
+            logger.warning("The request %s can't be answered: %s", request, error)
+
+    def __enter__(self) -> RemoteRequests:
+        self._looks.repeat(self._look, self._pauses)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._looks.close()
+
+    def _look(self) -> None:
+        try:
+            if not self._has_deleted_old:
+                self._has_deleted_old = True
+                self._delete_old()
+            self._take_new()
+        except Exception as error:  # whatever a storage's client raises: the next look may succeed
+            logger.debug("Requests to the run can't be read: %s", error)
+
+    def _delete_old(self) -> None:
+        """Delete what earlier drivers were asked."""
+        own = _directory(self._token)
+        for path in self._storage.list(_REQUESTS):
+            if not path.startswith(own) and _NAME.fullmatch(path):
+                self._storage.delete(path)
+
+    def _take_new(self) -> None:
+        for path in self._storage.list(_directory(self._token)):
+            name = _NAME.fullmatch(path)
+            if name is None or name["answer"] or path in self._taken:
+                continue
+            self._taken.add(path)
+            try:
+                content = self._storage.read(path, at_most=_LARGEST)
+                request = read_json(_Request, content, file=path)
+            except DamagedFileError as error:
+                logger.warning("A request to the run is passed over: %s", error)
+                continue
+            if request.kind is RequestKind.STOP:
+                self._stop(Stopped(by="command", reason=request.reason))
+                self.answer(path, {})
+            elif self._inline_thread is not None:
+                frame = sys._current_frames().get(self._inline_thread)
+                self.answer(path, {"stacks": {"0": "".join(traceback.format_stack(frame))}})
+            else:
+                self._stacks.put(path)
+                if self._wake is not None:
+                    self._wake()
+
+
+class NoAnswerError(Exception):
+    """The driver has not answered in time."""
+
+
+def ask(
+    storage: Storage, token: int, kind: RequestKind, *, timeout_s: float, reason: str = ""
+) -> Mapping[str, Any]:
+    """Request something of a run's driver, and return its answer.
+
+    Args:
+        storage: the run's.
+        token: that of the driver's lease.
+        kind: what is requested.
+        timeout_s: seconds to wait for the answer.
+        reason: why the run is to stop.
+
+    Raises:
+        NoAnswerError: the driver hasn't answered in time.
+        DamagedFileError: what is there is no answer.
+        OSError: the storage can't be read or written.
+    """
+    path = f"{_directory(token)}{secrets.token_hex(8)}"
+    storage.write(path, json.dumps({"kind": kind, "reason": reason}).encode())
+    give_up_at = time.monotonic() + timeout_s
+    try:
+        while time.monotonic() < give_up_at:
+            if f"{path}{_ANSWER}" in storage.list(_directory(token)):
+                return read_json(_Answer, storage.read(f"{path}{_ANSWER}"), file=f"{path}{_ANSWER}")
+            time.sleep(_LOOK_EVERY_S[storage.is_local] / 5)
+        raise NoAnswerError(f"its driver has not answered for {timeout_s:g} s")
+    finally:
+        storage.delete(path)
+        storage.delete(f"{path}{_ANSWER}")
+
+
+def _directory(token: int) -> str:
+    return f"{_REQUESTS}/{token:06d}/"

@@ -1,0 +1,29 @@
+"""How a user's function may be called."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+
+def accepts(function: Any, *arguments: Any) -> bool:
+    """Whether it can be called with these arguments; True if its signature is unknown."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables in C have no signature
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def name_of(function: Any) -> str:
+    """The name by which a user knows a function."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def written(function: Any) -> str:
+    """The function with its parameters, as in `train(config, *, rate=0.1)`."""
+    return f"{name_of(function)}{inspect.signature(function)}"

@@ -1,0 +1,1 @@
+"""What runs on a node: agents, which own what must survive the worker processes."""

@@ -1,0 +1,407 @@
+"""The agent of one rank: an object that owns what must survive a worker process.
+
+It holds the rank's resources and data, requests worker processes, reads their messages, stores
+checkpoints, and sends every event to the controller. It doesn't import Ray or a framework: it runs
+in a Ray actor (`ray.host`), or in the driver (`driver.local_cluster`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, assert_never
+
+from polytrain.checkpoint.parts import StagedPart, misplaced_part
+from polytrain.checkpoint.scratch import Scratch
+from polytrain.checkpoint.starting_point import brought_near
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Exited, Failed
+from polytrain.events.health import LeaveTimedOut, Stacks, Started, Unkillable
+from polytrain.linux.processes import describe_exit, kill_session
+from polytrain.workers.agents.agent_spec import AgentSpec, node_zygote
+from polytrain.workers.agents.calls import (
+    Acknowledge,
+    AgentEvent,
+    Call,
+    Drain,
+    Kill,
+    LaunchProcess,
+    Leave,
+    RankAssignment,
+    ReadStacks,
+    SendCheckpoints,
+    SendRoster,
+    StoreRest,
+    StreamOrder,
+)
+from polytrain.workers.agents.part_storer import PartStorer
+from polytrain.workers.agents.placement import NodeAddress
+from polytrain.workers.agents.rank_data import RankData
+from polytrain.workers.agents.storage_marker import storage_problem
+from polytrain.workers.agents.worker_connection import WorkerConnection
+from polytrain.workers.processes.channel import Message
+from polytrain.workers.processes.zygotes import Zygotes
+from polytrain.workers.session.job import JobMemory, LaunchOrder
+from polytrain.workers.session.messages import (
+    checkpoints_message,
+    drain_message,
+    leave_message,
+    roster_message,
+    settled_message,
+)
+
+if TYPE_CHECKING:
+    from polytrain.workers.agents.shard_cache import ShardCache
+
+
+_ENTRY = "polytrain.workers.session.worker_process"
+
+_SIGKILLED = describe_exit(signal.SIGKILL)
+
+
+class Agent:
+    """All its methods run on one event loop."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        place: NodeAddress,
+        variables: Mapping[str, str],
+        job_memory: JobMemory,
+    ) -> None:
+        """
+        Args:
+            spec: the settings of all agents of the run.
+            place: this agent's node.
+            variables: environment variables of worker processes here, which others override.
+            job_memory: the memory of the run's job, which all agents of a host share.
+        """
+        self._spec = spec
+        self._place = place
+        self._zygotes = Zygotes(node_zygote(spec.zygote, spec.prefix, place), _ENTRY, listener=self)
+        self._environment = {
+            **spec.environment,
+            **os.environ,
+            **variables,
+            **spec.zygote.variables,
+        }
+        # Ray has started this process in the `working_dir` of the runtime environment.
+        own_directory = os.getcwd() if "working_dir" in spec.runtime_env else None
+        self._directory = own_directory or spec.directory
+        self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
+        self._parts = PartStorer(
+            spec.store, merges_files=spec.merges_files, tell=self._events.put_nowait
+        )
+        self._worker: WorkerConnection | None = None
+        self._concluding: asyncio.Task[None] | None = None
+        self._killed = -1
+        self._loading = -1
+        """The attempt whose rows and starting checkpoint are waited for."""
+
+        self._scratch: Scratch | None = None
+        self._job_memory = job_memory
+        self._assignment: RankAssignment | None = None
+        self._has_roster = -1
+        self._to_drain = -1
+        self._data = RankData()
+
+    async def place(self) -> NodeAddress:
+        """Return this agent's node once it is ready for a rank."""
+        # It may be long until it gets a rank: by then the zygote has imported everything.
+        await self._zygotes.connect()
+        self._scratch = Scratch.hold(self._spec.token)
+        location, host = self._spec.store.location, self._place.host
+        unusable = await storage_problem(location, self._spec.marker, host=host)
+        return replace(self._place, unusable=unusable)
+
+    async def events(self) -> AsyncIterator[list[AgentEvent]]:
+        """Yield all events in order, as soon as they happen; several at once if they are ready."""
+        while True:
+            batch = [await self._events.get()]
+            while not self._events.empty():
+                batch.append(self._events.get_nowait())
+            yield batch
+
+    async def carry_out(self, call: Call | LaunchProcess) -> None:
+        """Do what a call says. Calls may overlap, and arrive in any order: Ray doesn't order them.
+
+        Those that concern another attempt than the current one have no effect.
+        """
+        match call:
+            case LaunchProcess(order=order, streams=streams, assignment=assignment):
+                if assignment is not None:
+                    self._assignment = assignment
+                    self._data.request(assignment.data)
+                await self._launch(order, streams)
+            case SendRoster(attempt=attempt, offers=offers):
+                self._send(attempt, roster_message(offers))
+                self._has_roster = attempt
+                if self._to_drain == attempt:
+                    self._send(attempt, drain_message())
+            case Drain(attempt=attempt):
+                # The worker process reads it after the roster.
+                self._to_drain = attempt
+                if self._has_roster == attempt:
+                    self._send(attempt, drain_message())
+            case Leave(attempt=attempt):
+                await self._leave(attempt)
+            case Kill(attempt=attempt):
+                self._kill(attempt)
+            case ReadStacks(attempt=attempt, pausing=pausing):
+                stacks = Stacks(
+                    attempt=attempt, rank=self._rank, text=await self._stacks(attempt, pausing)
+                )
+                self._events.put_nowait(stacks)
+            case StoreRest(attempt=attempt, checkpoint=checkpoint, stored_already=stored_already):
+                self._parts.store_rest(attempt, checkpoint, stored_already)
+            case Acknowledge(attempt=attempt, checkpoint=checkpoint):
+                self._parts.forget_copies(before=checkpoint)
+                self._send(attempt, settled_message(checkpoint))
+            case SendCheckpoints(attempt=attempt, number=number, checkpoints=checkpoints):
+                self._send(attempt, checkpoints_message(number, checkpoints))
+            case _:
+                assert_never(call)
+
+    async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
+        if order.attempt <= self._killed:
+            self._emit_no_start(order.attempt)
+            return
+        self._loading = order.attempt
+        try:
+            held = await self._data.get()
+        except Exception as error:  # any error of a data source ends the attempt
+            message = f"its data can't be read: {type(error).__name__}: {error}"
+            self._never_started(order, FailureKind.STARTUP, message)
+            return
+        try:
+            order = await self._brought_near(order)
+        except Exception as error:  # any error of a storage ends the attempt
+            self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
+            return
+        try:
+            await self._zygotes.connect()
+        except OSError as error:
+            message = f"can't reach the zygote that forks the worker process: {error}"
+            self._never_started(order, FailureKind.STARTUP, message)
+            return
+        if self._loading != order.attempt:
+            # It was killed meanwhile, and its end was reported.
+            return
+        self._loading = -1
+        try:
+            self._fork(order, held, streams)
+        except OSError as error:
+            self._never_started(
+                order, FailureKind.STARTUP, f"can't fork the worker process: {error}"
+            )
+
+    async def _leave(self, attempt: int) -> None:
+        """Ask the worker process to end, and end it if it doesn't."""
+        worker = self._connection_of(attempt)
+        if worker is None:
+            return
+        worker.child.send(leave_message())
+        await asyncio.sleep(self._spec.leave_timeout_s)
+        if self._worker is worker:
+            timed_out = LeaveTimedOut(
+                attempt=attempt,
+                rank=self._rank,
+                after_s=self._spec.leave_timeout_s,
+                stacks=await worker.stacks(pausing=True),
+            )
+            self._events.put_nowait(timed_out)
+            self._kill(attempt)
+
+    async def _stacks(self, attempt: int, pausing: bool) -> str:
+        worker = self._connection_of(attempt)
+        if worker is not None:
+            return await worker.stacks(pausing)
+        if self._loading == attempt:
+            return "it has no process yet: its agent loads its data and its starting checkpoint"
+        return "its process is gone"
+
+    def _kill(self, attempt: int) -> None:
+        self._killed = attempt
+        self._zygotes.kill(attempt)
+        worker = self._connection_of(attempt)
+        if worker is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._spec.kill_timeout_s, self._give_up, worker)
+        elif self._loading == attempt:
+            # What hangs while it loads can't be ended, and isn't waited for.
+            self._loading = -1
+            self._emit_no_start(attempt)
+
+    def process_started(self, attempt: int, pid: int) -> None:
+        worker = self._connection_of(attempt)
+        if worker is not None:
+            worker.child.pid = pid
+
+    def process_ended(self, attempt: int, how: str, *, killed: bool) -> None:
+        worker = self._connection_of(attempt)
+        if worker is not None:
+            self._ended(worker, how, killed=killed)
+
+    def process_lost(self, attempt: int, why: str) -> None:
+        """The kernel kills a zygote's workers with it, but not the processes that they started."""
+        worker = self._connection_of(attempt)
+        if worker is not None:
+            if worker.child.pid:
+                kill_session(worker.child.pid)
+            self._ended(worker, f"its zygote died{why and ': '}{why}".strip(), killed=False)
+
+    async def end(self) -> subprocess.Popen[bytes] | None:
+        """Release everything: the process of this agent lives on.
+
+        Returns:
+            The node's zygote if this agent started it. It lives while other agents use it.
+        """
+        zygote = self._zygotes.close()
+        if self._scratch is not None:
+            self._scratch.release()
+        self._parts.close()
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        await self._data.release()
+        return zygote
+
+    @property
+    def _rank(self) -> int:
+        assert self._assignment is not None, "nothing is launched before it has a rank"
+        return self._assignment.rank
+
+    async def _brought_near(self, order: LaunchOrder) -> LaunchOrder:
+        start, scratch = order.start, self._scratch
+        if start.location is None or start.location.is_local or scratch is None:
+            return order
+
+        def bring() -> LaunchOrder:
+            with scratch.one_at_a_time("restore"):
+                return replace(order, start=brought_near(start, scratch.path))
+
+        return await asyncio.get_running_loop().run_in_executor(None, bring)
+
+    def _fork(
+        self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
+    ) -> None:
+        assert self._scratch is not None
+        worker = WorkerConnection(
+            order,
+            self._rank,
+            on_event=self._events.put_nowait,
+            on_part=self._take_part,
+            on_imports=self._preload,
+            hang_timeout_s=self._spec.hang_timeout_s,
+            straggler_window_s=self._spec.straggler_window_s,
+            passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
+        )
+        lines: list[socket.socket] = []
+        try:
+            for stream in streams:
+                line = stream.open_line(world_size=len(order.members), rank=self._rank)
+                lines.append(line)
+            self._zygotes.fork(
+                order.attempt,
+                environment=self._environment,
+                directory=self._directory,
+                argv=self._spec.argv,
+                descriptors=[
+                    *worker.child.descriptors,
+                    self._job_memory.descriptor,
+                    *(held.descriptors if held else ()),
+                    *(line.fileno() for line in lines),
+                ],
+            )
+        except BaseException:
+            worker.discard()
+            raise
+        finally:
+            for handed_over in lines:
+                handed_over.close()
+        self._worker = worker
+        extents = held.extents if held else ()
+        what = pickle.dumps((order, extents, len(lines)))
+        self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
+        worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
+
+    def _give_up(self, worker: WorkerConnection) -> None:
+        """Don't wait for a killed process any more: it runs none of its code again."""
+        if self._worker is not worker:
+            return
+        if worker.child.pid:
+            # Its zygote may be what hangs.
+            kill_session(worker.child.pid)
+        after_s = self._spec.kill_timeout_s
+        unkillable = Unkillable(
+            attempt=worker.attempt, rank=self._rank, pid=worker.child.pid, after_s=after_s
+        )
+        self._events.put_nowait(unkillable)
+        self._ended(worker, f"still there {after_s:g} s after SIGKILL", killed=True)
+
+    def _ended(self, worker: WorkerConnection, how: str, *, killed: bool) -> None:
+        self._worker = None
+        now = asyncio.get_running_loop().time()
+        worker.close()
+        ended_at = min(now, worker.child.ended_at or now)
+        conclude = self._conclude(worker, how, killed, ended_at)
+        self._concluding = asyncio.get_running_loop().create_task(conclude)
+
+    async def _conclude(
+        self, worker: WorkerConnection, how: str, killed: bool, ended_at: float
+    ) -> None:
+        await self._parts.finish()
+        now = asyncio.get_running_loop().time()
+        self._events.put_nowait(
+            Exited(
+                attempt=worker.attempt,
+                rank=self._rank,
+                how=how,
+                killed=killed,
+                out_of_memory=not killed and how == _SIGKILLED and worker.child.memory_ran_out,
+                output=worker.child.last_words,
+                since_s=0.0 if killed else now - ended_at,
+            )
+        )
+
+    def _preload(self, message: Message) -> None:
+        _, modules, variables = message
+        self._zygotes.preload(modules, variables, self._environment, self._directory)
+
+    def _take_part(self, part: StagedPart) -> None:
+        assert self._scratch is not None
+        near = self._spec.store.near_staging
+        misplaced = misplaced_part(part, scratch=self._scratch.path, near=near)
+        if misplaced is None:
+            self._parts.take(part)
+        else:
+            self._events.put_nowait(misplaced)
+
+    def _send(self, attempt: int, message: Message) -> None:
+        worker = self._connection_of(attempt)
+        if worker is not None:
+            worker.child.send(message)
+
+    def _connection_of(self, attempt: int) -> WorkerConnection | None:
+        worker = self._worker
+        return worker if worker is not None and worker.attempt == attempt else None
+
+    def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
+        if order.attempt <= self._killed:
+            # Its end was reported when it was killed.
+            return
+        self._loading = -1
+        failure = Failure(kind=kind, rank=self._rank, message=message)
+        self._events.put_nowait(Failed(attempt=order.attempt, failure=failure))
+        self._emit_no_start(order.attempt)
+
+    def _emit_no_start(self, attempt: int) -> None:
+        self._events.put_nowait(
+            Exited(attempt=attempt, rank=self._rank, how="never started", killed=True)
+        )

@@ -1,0 +1,123 @@
+"""The agents of one node: objects on one event loop.
+
+On one machine the host is a part of the driver (`driver.local_cluster`); on Ray it is an actor
+(`ray.host`). It passes on what agents send, and treats an agent whose method fails as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from polytrain.workers.agents.agent import Agent
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.calls import AgentEvent, Call, LaunchProcess
+from polytrain.workers.agents.placement import NodeAddress
+from polytrain.workers.processes.client import has_ended
+from polytrain.workers.session.job import JobMemory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """An agent is ready for a rank."""
+
+    place: NodeAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A method of an agent has failed: nobody would learn of it otherwise."""
+
+    reason: str
+
+
+Mail = Sequence[AgentEvent | Ready | Broken]
+"""What an agent sends together."""
+
+
+class AgentHost:
+    """All its methods run on the event loop."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        job: bytes,
+        place: NodeAddress,
+        variables: Mapping[str, str],
+        *,
+        tell: Callable[[int, Mail], None],
+    ) -> None:
+        """
+        Args:
+            spec: the settings of all agents of the run.
+            job: the pickled job of their worker processes.
+            place: the node.
+            variables: environment variables of worker processes here, which others override.
+            tell: called with an agent's number and what it sends.
+        """
+        self._spec = spec
+        self._place = place
+        self._variables = variables
+        self._tell = tell
+        self._job_memory = JobMemory(job)
+        self._agents: dict[int, Agent] = {}
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._zygotes: list[subprocess.Popen[bytes]] = []
+        """Those that agents started which have ended. Other agents may still use them."""
+
+    def start(self, number: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Start an agent.
+
+        Args:
+            number: its number.
+            variables: environment variables of its worker processes, which override others.
+        """
+        agent = self._agents[number] = Agent(
+            self._spec, self._place, {**self._variables, **variables}, self._job_memory
+        )
+        serving = self._watched(number, self._serve(number, agent))
+        self._serving[number] = asyncio.get_running_loop().create_task(serving)
+
+    async def call(self, calls: Mapping[int, Call | LaunchProcess]) -> None:
+        """Have agents carry out calls, by the agents' numbers; those that have ended do nothing."""
+        await asyncio.gather(
+            *(
+                self._watched(number, agent.carry_out(call))
+                for number, call in calls.items()
+                if (agent := self._agents.get(number)) is not None
+            )
+        )
+
+    async def end(self, number: int) -> None:
+        """End an agent, and release what it holds."""
+        agent = self._agents.pop(number, None)
+        if agent is not None:
+            self._serving.pop(number).cancel()
+            started = await agent.end()
+            if started is not None:
+                self._zygotes.append(started)
+
+    async def end_all(self) -> None:
+        """End all agents, and wait for the end of the zygotes that they started."""
+        await asyncio.gather(*map(self.end, list(self._agents)), return_exceptions=True)
+        self._job_memory.close()
+        for zygote in self._zygotes:
+            if not await asyncio.to_thread(has_ended, zygote):
+                logger.warning("The zygote, process %d, is still in use, or hangs", zygote.pid)
+
+    async def _serve(self, number: int, agent: Agent) -> None:
+        self._tell(number, (Ready(place=await agent.place()),))
+        async for events in agent.events():
+            self._tell(number, events)
+
+    async def _watched(self, number: int, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except Exception as error:  # any error makes the agent useless
+            self._tell(number, (Broken(reason=f"{type(error).__name__}: {error}"),))

@@ -1,0 +1,116 @@
+"""The settings of a run's agents, and what follows from them for the zygote of a node."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.workers.agents.placement import NodeAddress
+from polytrain.workers.processes.client import ZygoteSpec, zygote_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec:
+    """The settings of a run's agents."""
+
+    token: str
+    """Identifies the run on every node."""
+
+    zygote: ZygoteSpec
+    """Its name is completed with the agent's node."""
+
+    environment: Mapping[str, str]
+    """Variables that the backend sets in worker processes."""
+
+    directory: str
+    """The driver's working directory."""
+
+    argv: tuple[str, ...]
+    """The driver's `sys.argv`."""
+
+    prefix: str
+    """The driver's `sys.prefix`."""
+
+    runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The runtime environment that Ray sets up for the host; empty for none."""
+
+    store: CheckpointStore
+
+    marker: str
+    """A file that the driver wrote into the run's storage."""
+
+    hang_timeout_s: float | None
+    """Seconds without progress after which an event is sent; None for never."""
+
+    straggler_window_s: float | None
+    """Seconds over which a worker process's load is measured; None for never."""
+
+    merges_files: bool
+    """Whether ranks other than 0 store only what rank 0's part of a checkpoint lacks."""
+
+    passes_all_reports: bool
+    """Whether all reports of ranks above 0 are sent, and not only the newest."""
+
+    leave_timeout_s: float
+    """Seconds that a worker process may take to leave before it is killed."""
+
+    kill_timeout_s: float
+    """Seconds after which a worker process that was killed is given up."""
+
+
+def node_zygote(spec: ZygoteSpec, prefix: str, place: NodeAddress) -> ZygoteSpec:
+    """Return the settings of this node's zygote, with its address and import path.
+
+    Args:
+        spec: the settings for all nodes.
+        prefix: the driver's `sys.prefix`.
+        place: this node.
+    """
+    name = zygote_name(spec.name, place.node_id)
+    is_same_environment = sys.prefix == prefix
+    if not is_same_environment:
+        # The driver may have started one here, in its own environment.
+        name += hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    path = import_path(
+        spec.path,
+        here=sys.path,
+        variable=os.environ.get("PYTHONPATH", ""),
+        is_same_environment=is_same_environment,
+    )
+    return replace(spec, name=name, path=path)
+
+
+def import_path(
+    driver: Sequence[str], *, here: Sequence[str], variable: str, is_same_environment: bool
+) -> tuple[str, ...]:
+    """Return the driver's path, with the node's own entries.
+
+    A Ray job's `runtime_env` gives a node's processes further modules: through `PYTHONPATH`
+    (`working_dir`, `py_modules`), or through a virtual environment (`pip`).
+
+    Args:
+        driver: the driver's `sys.path`.
+        here: the `sys.path` of the process that starts worker processes on the node.
+        variable: its `PYTHONPATH`.
+        is_same_environment: whether it has the driver's Python environment (`sys.prefix`).
+
+    Returns:
+        The `sys.path` of a worker process, each entry once.
+    """
+    named = [entry for entry in variable.split(os.pathsep) if entry]
+    own = [entry for entry in here if entry and not _is_rays(entry)]
+    first = [entry for entry in named if entry not in driver]
+    if not is_same_environment:
+        # The node's packages come first: the driver's may have other versions.
+        first = [*first, *own]
+    return tuple(dict.fromkeys([*first, *driver, *own]))
+
+
+def _is_rays(entry: str) -> bool:
+    """Return whether an entry is for Ray's own worker processes, which shadows user packages."""
+    return entry.endswith("thirdparty_files") or entry.endswith("ray/_private/workers")

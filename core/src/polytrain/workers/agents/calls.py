@@ -1,0 +1,123 @@
+"""The calls that the driver sends to agents, and what agents send back.
+
+`Agent.carry_out` says what each call does.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
+from polytrain.events.attempt import Event, Reported
+from polytrain.events.health import HealthEvent
+from polytrain.events.output import Output
+from polytrain_plugins import Offer
+
+if TYPE_CHECKING:
+    from polytrain.workers.agents.shard_cache import CacheRequest
+    from polytrain.workers.session.job import LaunchOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAssignment:
+    """The rank of an agent, with the rank's rows."""
+
+    rank: int
+    world_size: int
+    data: CacheRequest | None
+    """The rows of this rank; None if the run has no data sets."""
+
+
+class StreamOrder(Protocol):
+    """Where an agent gets its parts of a streaming data set."""
+
+    def open_line(self, *, world_size: int, rank: int) -> socket.socket:
+        """Open a connection for a new worker process, which a thread of the agent serves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchProcess:
+    """Request a worker process for a new attempt, with its data and starting point."""
+
+    order: LaunchOrder
+    streams: tuple[StreamOrder, ...]
+    assignment: RankAssignment | None
+    """The agent's rank from now on; None if it keeps the one that it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRoster:
+    """Send all offers to the worker process."""
+
+    attempt: int
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Ask the worker process to make a checkpoint and stop."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Let the worker process leave the collective and end: all ranks are done."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Kill the worker process."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStacks:
+    """Read the stacks of the worker process; leads to `Stacks` in a bounded time."""
+
+    attempt: int
+    pausing: bool
+    """Whether the process may be paused for the dump."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRest:
+    """Store a rank's part, which its agent holds back until rank 0's part is stored."""
+
+    attempt: int
+    checkpoint: int
+    stored_already: Mapping[str, str] | None
+    """Name → SHA-256 of rank 0's files; None drops the part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledge:
+    """Notify the worker process that this checkpoint is committed or dropped."""
+
+    attempt: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCheckpoints:
+    """Answer the worker process's question for the run's checkpoints."""
+
+    attempt: int
+    number: int
+    """The number of the question."""
+
+    checkpoints: Sequence[Any]
+    """Path, metrics and status of each, as plain values."""
+
+
+Call = SendRoster | Drain | Leave | Kill | ReadStacks | StoreRest | Acknowledge | SendCheckpoints
+"""A call that concerns the worker process of an attempt."""
+
+AgentEvent = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | HealthEvent
+"""What an agent sends of its worker process."""

@@ -1,0 +1,89 @@
+"""Stores the parts of checkpoints that an agent's worker processes have staged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from polytrain.checkpoint.parts import StagedPart, clear_staged, stored_part
+from polytrain.checkpoint.staging import remove
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.workers.agents.calls import AgentEvent
+
+StoredAlready = Mapping[str, str]
+"""Name → SHA-256 of files that are stored already."""
+
+
+class PartStorer:
+    """Stores one part after another, on its own thread. Its methods run on one event loop."""
+
+    def __init__(
+        self, store: CheckpointStore, *, merges_files: bool, tell: Callable[[AgentEvent], None]
+    ) -> None:
+        """
+        Args:
+            store: the run's checkpoints.
+            merges_files: whether ranks other than 0 store only what rank 0's part lacks.
+            tell: called with the outcome of each part.
+        """
+        self._store = store
+        self._merges_files = merges_files
+        self._tell = tell
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rank_0: dict[tuple[int, int], asyncio.Future[StoredAlready | None]] = {}
+        """Attempt and number of checkpoints whose part waits for rank 0's."""
+
+        self._copies: dict[int, Path] = {}
+        """Checkpoint → this node's copy, for an attempt that resumes from it."""
+
+    def take(self, part: StagedPart) -> None:
+        """Store a part. With merged files, parts of ranks above 0 wait for `store_rest`."""
+        loop = asyncio.get_running_loop()
+        rank_0: asyncio.Future[StoredAlready | None] = loop.create_future()
+        if part.rank != 0 and self._merges_files:
+            self._rank_0[part.attempt_id.attempt, part.checkpoint] = rank_0
+        else:
+            rank_0.set_result({})
+        task = loop.create_task(self._store_part(part, rank_0))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def store_rest(
+        self, attempt: int, checkpoint: int, stored_already: StoredAlready | None
+    ) -> None:
+        """Store a waiting part without the files that rank 0 has stored; None drops the part."""
+        rank_0 = self._rank_0.pop((attempt, checkpoint), None)
+        if rank_0 is not None:
+            rank_0.set_result(stored_already)
+
+    async def finish(self) -> None:
+        """Wait until all parts are stored or dropped."""
+        await asyncio.gather(*self._tasks)
+
+    def forget_copies(self, *, before: int) -> None:
+        """Delete the copies of older checkpoints: no attempt resumes from them."""
+        for number in [number for number in self._copies if number < before]:
+            remove(self._copies.pop(number))
+
+    def close(self) -> None:
+        """Stop after the part that is being stored."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _store_part(
+        self, part: StagedPart, rank_0: asyncio.Future[StoredAlready | None]
+    ) -> None:
+        stored_already = await rank_0
+        if stored_already is None:
+            clear_staged(part)
+            return
+        event = await asyncio.get_running_loop().run_in_executor(
+            self._thread, stored_part, self._store, part, stored_already
+        )
+        if self._store.location.is_local or part.staged is None:
+            clear_staged(part)
+        else:
+            self._copies[part.checkpoint] = part.staged
+        self._tell(event)

@@ -1,0 +1,64 @@
+"""The rows of an agent's rank, which are read in the background and kept between attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polytrain.workers.agents.shard_cache import CacheRequest, ShardCache
+
+
+class RankData:
+    """The agent's part of the run's data sets. Its methods run on one event loop."""
+
+    def __init__(self) -> None:
+        self._request: CacheRequest | None = None
+        self._reading: asyncio.Task[ShardCache] | None = None
+
+    def request(self, request: CacheRequest | None) -> None:
+        """Start to read a rank's rows, unless they are held already."""
+        self._request = request
+        self._begin(before=self._reading)
+
+    async def get(self) -> ShardCache | None:
+        """Wait for the rows; None if the run has no data.
+
+        Raises:
+            Exception: any error of the data set. The next call reads again.
+        """
+        if self._reading is None:
+            return None
+        try:
+            return await self._reading
+        except Exception:
+            # The source may have been unreachable for a while.
+            self._begin(before=None)
+            raise
+
+    async def release(self) -> None:
+        """Free the memory."""
+        if self._reading is not None:
+            with contextlib.suppress(Exception):  # `get` has raised it
+                (await self._reading).release()
+
+    def _begin(self, before: asyncio.Task[ShardCache] | None) -> None:
+        if self._request is not None:
+            reading = _read(self._request, before)
+            self._reading = asyncio.get_running_loop().create_task(reading)
+
+
+async def _read(request: CacheRequest, before: asyncio.Task[ShardCache] | None) -> ShardCache:
+    held = None
+    if before is not None:
+        with contextlib.suppress(Exception):  # `get` has raised it
+            held = await before
+    return await asyncio.get_running_loop().run_in_executor(None, _hold, request, held)
+
+
+def _hold(request: CacheRequest, before: ShardCache | None) -> ShardCache:
+    # Importing Arrow takes a while: an agent of a run without data doesn't need it.
+    from polytrain.workers.agents.shard_cache import hold
+
+    return hold(request, before)

@@ -1,0 +1,174 @@
+"""The agent's connection to the worker process of one attempt: its messages, reports and health."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from polytrain.checkpoint.parts import StagedPart
+from polytrain.events.output import Output
+from polytrain.observe.progress_probe import Probe, ProgressProbe, Watch
+from polytrain.observe.stacks import stacks_of
+from polytrain.observe.utilization_probe import UtilizationProbe
+from polytrain.workers.agents.calls import AgentEvent
+from polytrain.workers.processes.channel import Message, ReportReader
+from polytrain.workers.processes.child import Child
+from polytrain.workers.processes.report_ring import Ring, calls_every_s
+from polytrain.workers.session.job import LaunchOrder
+from polytrain.workers.session.messages import to_event, to_part
+
+
+class WorkerConnection:
+    """All methods run on the agent's event loop."""
+
+    def __init__(
+        self,
+        order: LaunchOrder,
+        rank: int,
+        *,
+        on_event: Callable[[AgentEvent], None],
+        on_part: Callable[[StagedPart], None],
+        on_imports: Callable[[Message], None],
+        hang_timeout_s: float | None,
+        straggler_window_s: float | None,
+        passes_all_reports: bool,
+    ) -> None:
+        """
+        Args:
+            order: the order of the attempt.
+            rank: the worker process's rank.
+            on_event: called with the worker process's events and output.
+            on_part: called with the parts of checkpoints that it has staged.
+            on_imports: called with the modules that it has imported.
+            hang_timeout_s: seconds without progress after which an event is sent; None for never.
+            straggler_window_s: seconds over which its load is measured; None for never.
+            passes_all_reports: whether all reports are passed on that are there at once, and not
+                only the newest.
+
+        Raises:
+            OSError: the system has no descriptors left.
+        """
+        self.order = order
+        self.child = Child(on_message=self._take, on_output=self._emit_output)
+        self._rank = rank
+        self._on_event = on_event
+        self._on_part = on_part
+        self._on_imports = on_imports
+        self._hang_timeout_s = hang_timeout_s
+        self._straggler_window_s = straggler_window_s
+        self._passes_all_reports = passes_all_reports
+        self._watches: list[Watch] = []
+        self._reports = ReportReader(Ring(self.child.page.reports))
+        self._next_look: asyncio.TimerHandle | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The worker process's attempt."""
+        return self.order.attempt
+
+    def discard(self) -> None:
+        """Close everything: no process was forked."""
+        self._reports.close()
+        self.child.discard()
+
+    def close(self) -> None:
+        """Take what the worker process has sent, which is complete, and close the connection."""
+        self.child.read_messages()
+        self._look_for_reports()
+        self._look_away()
+        self._cancel_look()
+        self._reports.close()
+        self.child.close()
+
+    async def stacks(self, pausing: bool) -> str:
+        """Return the stacks of the worker process, within a bounded time.
+
+        Args:
+            pausing: whether it may be paused for this.
+        """
+        if not self.child.pid:
+            return "not known: it has not been forked yet"
+        # A duplicate: the page may be closed before the answer arrives.
+        descriptor = os.dup(self.child.page.descriptor)
+        try:
+            loop = asyncio.get_running_loop()
+            look = partial(stacks_of, self.child.pid, descriptor, pausing=pausing)
+            with self._unwatched():
+                return await loop.run_in_executor(None, look)
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """Pause the watches: what reads stacks looks like a debugger, in which no process hangs.
+
+        At the end they look once, so that progress made meanwhile is reported before the stacks.
+        """
+        watches = self._watches
+        for watch in watches:
+            watch.pause()
+        try:
+            yield
+        finally:
+            for watch in watches:
+                watch.resume()
+
+    def _watch_over(self) -> None:
+        """From now on, report when the worker process makes no progress, and its load."""
+        attempt, rank = self.attempt, self._rank
+        now = asyncio.get_running_loop().time()
+        probes: list[Probe] = []
+        if (timeout_s := self._hang_timeout_s) is not None:
+            probes.append(ProgressProbe(attempt=attempt, rank=rank, timeout_s=timeout_s, now=now))
+        if (window_s := self._straggler_window_s) is not None and len(self.order.members) > 1:
+            probes.append(UtilizationProbe(attempt=attempt, rank=rank, window_s=window_s, now=now))
+        page, pid = self.child.page, self.child.pid
+        self._watches = [Watch(probe, page=page, pid=pid, tell=self._on_event) for probe in probes]
+
+    def _look_away(self) -> None:
+        for watch in self._watches:
+            watch.close()
+
+    def _look_for_reports(self) -> None:
+        self._pass_reports_on(self._reports.take())
+
+    def _pass_reports_on(self, reports: Sequence[Message]) -> None:
+        """Pass on reports: all of them, or only the newest."""
+        events = [to_event(each, attempt=self.attempt, rank=self._rank) for each in reports]
+        for event in events if self._passes_all_reports else events[-1:]:
+            self._on_event(event)
+
+    def _take_call(self) -> None:
+        self._cancel_look()
+        # The worker process relies on this look: until then it writes reports without calling.
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_later(calls_every_s(self._rank), self._look_for_reports)
+
+    def _cancel_look(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+
+    def _take(self, message: Message) -> None:
+        self._pass_reports_on(self._reports.before_message())
+        if message[0] == "imported":
+            self._on_imports(message)
+            return
+        if message == ["reports"]:
+            self._take_call()
+            return
+        if message[0] == "raised":
+            # Output before the failure is passed on first: it may hold the reason.
+            self.child.read_output()
+        if message[0] == "joined":
+            self._watch_over()
+        if message[0] in ("done", "raised"):
+            self._look_away()
+        self._on_event(to_event(message, attempt=self.attempt, rank=self._rank))
+        if message[0] == "staged":
+            self._on_part(to_part(message, attempt_id=self.order.attempt_id, rank=self._rank))
+
+    def _emit_output(self, stream: str, text: str) -> None:
+        self._on_event(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))

@@ -1,0 +1,1 @@
+"""The driver's side: the workers of a run, and how their agents are placed and launched."""

@@ -1,0 +1,368 @@
+"""A group of workers with agents: one per rank, some on standby, some requested."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.config.configs import ScalingConfig
+from polytrain.config.run_spec import RunSpec
+from polytrain.config.runtime_env import parts_of_ray, variables_of
+from polytrain.events.attempt import DrainWanted, Event, Purpose
+from polytrain.policy.scaling import holds
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.calls import (
+    AgentEvent,
+    Call,
+    LaunchProcess,
+    RankAssignment,
+    StreamOrder,
+)
+from polytrain.workers.agents.placement import members
+from polytrain.workers.agents.shared_store import SharedStore
+from polytrain.workers.driver.agent_handle import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.driver.group import Handler
+from polytrain.workers.driver.worker_pool import AgentLauncher, Cluster, WorkerPool
+from polytrain.workers.processes.cache import KeptZygote, keep, kept_or_new_zygote
+from polytrain.workers.processes.client import ZygoteSpec, zygote_name
+from polytrain.workers.session.job import LaunchOrder, WorkerJob
+from polytrain_plugins import Demand, Member
+
+if TYPE_CHECKING:
+    from polytrain.data.shards.assignment import RunDataset
+    from polytrain.data.shards.spec import DatasetSpec
+    from polytrain.workers.agents.shard_cache import ShardCachePlanner
+
+_CLOSE_TIMEOUT_S = 10.0
+
+LEAVE_TIMEOUT_S = 60.0
+"""Seconds that a worker process may take to end once every rank is done."""
+
+_LONGEST_WAIT_S = 1.0
+"""A signal that comes just before a wait begins doesn't interrupt it, and is handled after it."""
+
+_KILL_TIMEOUT_S = 60.0
+"""Seconds that a killed worker process may take to end. It frees its memory meanwhile."""
+
+# Imported in the zygotes of every run (most training functions use numpy), and of those with data:
+# Arrow's conversions use pandas.
+PRELOAD = ("polytrain.workers.session.worker_process", "numpy")
+PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
+
+
+class Watch(Protocol):
+    """Something that runs until it is closed."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class StreamSource(Watch, Protocol):
+    """Starts the streaming data sets of each attempt."""
+
+    def start(self) -> tuple[StreamOrder, ...]:
+        """Start them for a new attempt."""
+
+
+class CallingLauncher(AgentLauncher, Protocol):
+    """A launcher that calls agents, and can end all of them."""
+
+    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+        """Send a call to each of these agents, without waiting for anything."""
+
+    def close(self, timeout_s: float) -> None:
+        """End all agents, and release their resources.
+
+        Args:
+            timeout_s: seconds to wait.
+        """
+
+
+class AgentCluster(Cluster, SharedStore, Protocol):
+    """The cluster on which a run's agents run: a Ray cluster, or this machine."""
+
+    @property
+    def node_id(self) -> str:
+        """The driver's node."""
+
+    def launcher(
+        self,
+        spec: AgentSpec,
+        job: bytes,
+        scaling: ScalingConfig,
+        mailbox: queue.SimpleQueue[Delivery],
+    ) -> CallingLauncher:
+        """Return the launcher of agents.
+
+        Args:
+            spec: the settings of the agents.
+            job: the pickled job of their worker processes.
+            scaling: the wanted number of workers, with their resources.
+            mailbox: receives the agents' events.
+        """
+
+    def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
+        """Return what starts the streaming data sets of each attempt.
+
+        Args:
+            datasets: the run's data sets.
+            held: the resources of all workers together.
+        """
+
+    def watch(self, tell: Callable[[frozenset[str]], None]) -> Watch:
+        """Report draining nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentGroupSpec:
+    """The settings of the workers."""
+
+    run: RunSpec
+    demand: Demand
+    store: CheckpointStore
+    marker: str
+    """A file that the driver wrote into the run's storage."""
+
+    passes_all_reports: bool
+    """Whether all reports of ranks above 0 are sent to the driver, and not only the newest."""
+
+    datasets: tuple[RunDataset, ...]
+    specs: tuple[DatasetSpec, ...]
+    """Of the data sets, in the same order."""
+
+    path: tuple[str, ...]
+    """The driver's `sys.path`."""
+
+
+class AgentGroup:
+    """A `WorkerGroup` of agents, on Ray or in the driver.
+
+    Only `wait` blocks: agents arrive and are lost as events in a mailbox.
+    """
+
+    def __init__(self, spec: AgentGroupSpec, cluster: AgentCluster) -> None:
+        self._spec = spec
+        self._cluster = cluster
+        self._token = secrets.token_hex(8)
+        self._node_id = cluster.node_id
+        scaling, agent_spec = spec.run.scaling_config, self._describe_agents()
+        # The zygote imports frameworks while agents start.
+        self._zygote = self._have_zygote_early(agent_spec.zygote)
+        if self._zygote is not None:
+            name = self._zygote.token
+            agent_spec = replace(agent_spec, zygote=replace(agent_spec.zygote, name=name))
+        self._zygote_spec = agent_spec.zygote
+        self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        job = WorkerJob.of(spec.run, spec.store).pickled()
+        self._launcher = cluster.launcher(agent_spec, job, scaling, self._mailbox)
+        self._of_the_pool: deque[Event] = deque()
+        self._pool = WorkerPool(
+            scaling,
+            launcher=self._launcher,
+            cluster=cluster,
+            first_node=self._node_id,
+            tell=self._of_the_pool.append,
+        )
+        self._data: ShardCachePlanner | None = None
+        held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
+        self._streams = cluster.streams(spec.datasets, held)
+        self._nodes = cluster.watch(self._nodes_are_leaving)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return members(
+            [agent_handle.place for agent_handle in self._pool.ranked],
+            cpus=self._spec.run.scaling_config.cpus_per_worker,
+            gpus=self._spec.run.scaling_config.gpus_per_worker,
+        )
+
+    @property
+    def zygote(self) -> ZygoteSpec:
+        """The zygote of the driver's node."""
+        name = zygote_name(self._zygote_spec.name, self._node_id)
+        return replace(self._zygote_spec, name=name)
+
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        self._pool.place(avoid=avoid, without=without)
+
+    def launch(self, order: LaunchOrder) -> None:
+        self._let_zygote_go_if_unused()
+        streams = self._streams.start()
+        assignments = self._new_assignments(len(order.members))
+        self._launcher.call(
+            {
+                agent_handle: LaunchProcess(
+                    order=order, streams=streams, assignment=assignments.get(agent_handle)
+                )
+                for agent_handle in self._pool.ranked
+            }
+        )
+
+    def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
+        self._launcher.call(
+            {
+                agent_handle: call
+                for rank, agent_handle in enumerate(self._pool.ranked)
+                if ranks is None or rank in ranks
+            }
+        )
+
+    def wait(self, handle: Handler, timeout: float | None) -> None:
+        if self._update_pool(handle):
+            timeout = 0.0
+        try:
+            mail = self._mailbox.get(timeout=self._wait_limit(timeout))
+            while True:
+                for happening in mail:
+                    self._take(happening, handle)
+                    self._update_pool(handle)
+                mail = self._mailbox.get_nowait()
+        except queue.Empty:
+            self._pool.look_at_the_clock()
+            self._update_pool(handle)
+
+    def wake(self) -> None:
+        self._mailbox.put(())
+
+    def close(self) -> None:
+        self._nodes.close()
+        self._streams.close()
+        self._pool.dismiss_those_to_come()
+        self._launcher.close(_CLOSE_TIMEOUT_S)
+        if self._data is not None:
+            self._data.close()
+        if self._zygote is not None:
+            if self._zygote.connection.is_open:
+                keep(self._zygote)
+            else:
+                self._zygote.connection.close()
+
+    def _describe_agents(self) -> AgentSpec:
+        config = self._spec.run.run_config
+        runtime_env, failure = config.worker_runtime_env or {}, config.failure_config
+        zygote = zygote_for(
+            self._spec.demand,
+            name=self._token,
+            threads=self._spec.run.scaling_config.cpus_per_worker,
+            with_data=bool(self._spec.datasets),
+            path=self._spec.path,
+        )
+        zygote = replace(zygote, variables=variables_of(runtime_env))
+        return AgentSpec(
+            token=self._token,
+            zygote=zygote,
+            environment=zygote.environment,
+            directory=os.getcwd(),
+            argv=tuple(sys.argv),
+            store=self._spec.store,
+            marker=self._spec.marker,
+            prefix=sys.prefix,
+            # Agents set the variables of worker processes themselves.
+            runtime_env=runtime_env if parts_of_ray(runtime_env) else {},
+            hang_timeout_s=failure.hang_timeout_s,
+            straggler_window_s=(
+                failure.straggler_window_s if failure.stragglers != "ignore" else None
+            ),
+            passes_all_reports=self._spec.passes_all_reports,
+            leave_timeout_s=LEAVE_TIMEOUT_S,
+            kill_timeout_s=_KILL_TIMEOUT_S,
+            merges_files=self._spec.run.merges_files,
+        )
+
+    def _have_zygote_early(self, spec: ZygoteSpec) -> KeptZygote | None:
+        if parts_of_ray(self._spec.run.run_config.worker_runtime_env):
+            # This process isn't in the runtime environment, and neither would the zygote be.
+            return None
+        if not holds(
+            self._cluster.living_nodes().get(self._node_id, {}),
+            self._spec.run.scaling_config.resources,
+        ):
+            return None
+        return kept_or_new_zygote(replace(spec, name=""), self._node_id)
+
+    def _take(self, happening: AgentEvent | Arrived | Gone, handle: Handler) -> None:
+        match happening:
+            case Arrived(agent_handle=agent_handle, place=place):
+                self._pool.arrived(agent_handle, place)
+            case Gone():
+                self._launcher.dismiss(happening.agent_handle)
+                lost = self._pool.lost(happening)
+                if lost is not None:
+                    handle(lost)
+            case _:
+                handle(happening)
+
+    def _update_pool(self, handle: Handler) -> bool:
+        """Pass on the pool's events, before all others; return whether there were any."""
+        had_events = bool(self._of_the_pool)
+        while self._of_the_pool:
+            handle(self._of_the_pool.popleft())
+        return had_events
+
+    def _nodes_are_leaving(self, nodes: frozenset[str]) -> None:
+        """Called by the watch's thread."""
+        reason = f"{len(nodes)} node(s) are about to be taken away"
+        self._mailbox.put((DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes),))
+
+    def _let_zygote_go_if_unused(self) -> None:
+        if self._zygote is not None and not any(
+            agent_handle.place.node_id == self._node_id for agent_handle in self._pool.here
+        ):
+            # Not waited for: an agent that hasn't arrived yet may be its client.
+            self._zygote.connection.leave()
+
+    def _new_assignments(self, world_size: int) -> dict[AgentHandle, RankAssignment]:
+        """Return the assignments of agents that get another rank."""
+        # Not before: while the actors started, the zygotes could import.
+        data = self._data = self._data or _planner(self._spec, self._cluster)
+        assignments = {}
+        for rank, agent_handle in enumerate(self._pool.ranked):
+            if agent_handle.assigned != (rank, world_size):
+                agent_handle.assigned = (rank, world_size)
+                request = None if data is None else data.request(world_size, rank)
+                assignments[agent_handle] = RankAssignment(
+                    rank=rank, world_size=world_size, data=request
+                )
+        return assignments
+
+    def _wait_limit(self, timeout: float | None) -> float:
+        limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)
+        deadline = self._pool.deadline
+        return limit_s if deadline is None else min(limit_s, max(0.0, deadline - time.monotonic()))
+
+
+def zygote_for(
+    demand: Demand, *, name: str, threads: int, with_data: bool, path: tuple[str, ...]
+) -> ZygoteSpec:
+    """Return the settings of a zygote that has imported what a backend's processes need.
+
+    Args:
+        demand: the backend's.
+        name: the zygote's.
+        threads: threads that a process may use.
+        with_data: whether the run has data sets.
+        path: the driver's `sys.path`.
+    """
+    return ZygoteSpec(
+        name=name,
+        environment={**demand.environment, "OMP_NUM_THREADS": str(threads)},
+        modules=(*PRELOAD, *(PRELOAD_WITH_DATA if with_data else ()), *demand.preload),
+        path=path,
+    )
+
+
+def _planner(spec: AgentGroupSpec, store: SharedStore) -> ShardCachePlanner | None:
+    if not spec.datasets:
+        return None
+    # Importing Arrow takes a while.
+    from polytrain.workers.agents.shard_cache import ShardCachePlanner
+
+    return ShardCachePlanner(spec.datasets, spec.specs, store)

@@ -1,0 +1,69 @@
+"""The driver's view of agents: requested, arrived, lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polytrain.errors import FailureKind
+from polytrain.workers.agents.agent_host import Broken, Mail, Ready
+from polytrain.workers.agents.calls import AgentEvent
+from polytrain.workers.agents.placement import NodeAddress
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AgentHandle:
+    """One agent, from the moment it is requested."""
+
+    number: int
+    """Its number among the run's agents."""
+
+    bundle: int | None
+    """Its bundle in the placement group; None outside the group."""
+
+    place: NodeAddress = field(default_factory=lambda: NodeAddress(node_id="", host=""))
+    """The agent's node, once it has arrived."""
+
+    assigned: tuple[int, int] | None = None
+    """The rank that it was prepared for, and the world size."""
+
+    is_gone: bool = False
+    """Whether it is lost or was dismissed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """An agent has arrived."""
+
+    agent_handle: AgentHandle
+    place: NodeAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """An agent is lost, or could not be started."""
+
+    agent_handle: AgentHandle
+    kind: FailureKind
+    reason: str
+
+
+Delivery = Sequence[AgentEvent | Arrived | Gone]
+"""Events that are sent together; none only wakes the reader."""
+
+
+def delivery(agent_handle: AgentHandle, mail: Mail) -> Delivery:
+    """What an agent has sent, for the driver."""
+    return [_for_driver(agent_handle, each) for each in mail]
+
+
+def _for_driver(
+    agent_handle: AgentHandle, mail: AgentEvent | Ready | Broken
+) -> AgentEvent | Arrived | Gone:
+    match mail:
+        case Ready(place=place):
+            return Arrived(agent_handle=agent_handle, place=place)
+        case Broken(reason=reason):
+            return Gone(agent_handle=agent_handle, kind=FailureKind.AGENT_LOST, reason=reason)
+        case _:
+            return mail

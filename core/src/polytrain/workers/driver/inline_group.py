@@ -1,0 +1,199 @@
+"""One worker in the process that called `fit()`, so that a debugger can attach."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import assert_never
+
+import pyarrow as pa
+
+from polytrain.checkpoint.parts import clear_staged, stored_part
+from polytrain.checkpoint.scratch import Scratch
+from polytrain.checkpoint.starting_point import brought_near
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.config.run_spec import RunSpec
+from polytrain.config.runtime_env import variables_of
+from polytrain.data.shards.assignment import RunDataset
+from polytrain.data.shards.opening import open_shards
+from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
+from polytrain.errors import CheckpointError, Failure, FailureKind
+from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed
+from polytrain.events.health import Started
+from polytrain.workers.agents.calls import (
+    Acknowledge,
+    Call,
+    Drain,
+    Kill,
+    Leave,
+    ReadStacks,
+    SendCheckpoints,
+    SendRoster,
+    StoreRest,
+)
+from polytrain.workers.agents.placement import NodeAddress, members
+from polytrain.workers.driver.group import Handler
+from polytrain.workers.processes.channel import ConnectionClosedError, Message
+from polytrain.workers.session.job import LaunchOrder, WorkerJob
+from polytrain.workers.session.messages import (
+    checkpoints_message,
+    drain_message,
+    leave_message,
+    roster_message,
+    settled_message,
+    to_event,
+    to_part,
+)
+from polytrain.workers.session.worker_process import run_worker
+from polytrain_plugins import Demand, Member, changed_environment
+
+
+class InlineGroup:
+    """A `WorkerGroup` of one worker, which runs in the caller's thread.
+
+    The worker's messages are handled before it continues: a report counts at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: RunSpec,
+        store: CheckpointStore,
+        demand: Demand,
+        datasets: tuple[RunDataset, ...],
+        specs: tuple[DatasetSpec, ...],
+    ) -> None:
+        self._job = WorkerJob.of(run, store)
+        self._store = store
+        self._scratch = Scratch.hold(secrets.token_hex(8))
+        self._specs = specs
+        self._shard_cache = [
+            dataset.held_rows(spec, 1, 0)
+            for dataset, spec in zip(datasets, specs, strict=True)
+            if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
+        ]
+        self._environment = demand.environment
+        self._variables = variables_of(run.run_config.worker_runtime_env)
+        self._cpus = run.scaling_config.cpus_per_worker
+        self._tables: list[pa.Table] | None = None
+        self._pending: list[Event] = []
+        self._ordered: LaunchOrder | None = None
+        self._inbox: deque[Message] = deque()
+        self._killed = False
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        here = NodeAddress(node_id="", host="127.0.0.1")
+        return members([here], cpus=self._cpus, gpus=0)
+
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        self._pending.append(AgentsPlaced(nodes=("",)))
+
+    def launch(self, order: LaunchOrder) -> None:
+        self._ordered = order
+        self._inbox.clear()
+        self._killed = False
+
+    def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
+        match call:
+            case SendRoster(offers=offers):
+                self._inbox.append(roster_message(offers))
+            case Acknowledge(checkpoint=checkpoint):
+                self._inbox.append(settled_message(checkpoint))
+            case SendCheckpoints(number=number, checkpoints=checkpoints):
+                self._inbox.append(checkpoints_message(number, checkpoints))
+            case Drain():
+                self._inbox.append(drain_message())
+            case Leave():
+                self._inbox.append(leave_message())
+            case Kill():
+                self._killed = True
+            case ReadStacks() | StoreRest():
+                # The worker runs in the thread that would dump its stack, and is rank 0.
+                pass
+            case _:
+                assert_never(call)
+
+    def wait(self, handle: Handler, timeout: float | None) -> None:
+        if self._pending:
+            handle(self._pending.pop(0))
+        elif self._ordered is not None:
+            order, self._ordered = self._ordered, None
+            self._run(order, handle)
+
+    def wake(self) -> None:
+        """Do nothing: all work is done in the caller's thread."""
+
+    def close(self) -> None:
+        self._scratch.release()
+
+    def _run(self, order: LaunchOrder, handle: Handler) -> None:
+        scratch = self._scratch.path
+        if self._tables is None:
+            self._tables = [held.read() for held in self._shard_cache]
+        tables = self._tables
+        try:
+            order = replace(order, start=brought_near(order.start, scratch))
+        except (OSError, CheckpointError) as error:
+            failure = Failure(
+                kind=FailureKind.STORAGE, rank=0, message=f"{type(error).__name__}: {error}"
+            )
+            handle(Failed(attempt=order.attempt, failure=failure))
+            self._exited(order, handle, how="never started")
+            return
+        handle(Started(attempt=order.attempt, rank=0))
+        channel = _InlineChannel(
+            take=lambda message: self._take(message, order, handle), inbox=self._inbox
+        )
+        unset = {k: v for k, v in self._environment.items() if k not in os.environ}
+        with (
+            changed_environment({**unset, **self._variables}),
+            contextlib.suppress(ConnectionClosedError),
+        ):
+            run_worker(
+                job=self._job,
+                order=order,
+                rank=0,
+                shards=lambda: open_shards(
+                    self._specs, iter(tables), order.start.positions, world_size=1, rank=0
+                ),
+                channel=channel,
+                scratch=scratch,
+            )
+        self._exited(order, handle, how="returned")
+
+    def _exited(self, order: LaunchOrder, handle: Handler, *, how: str) -> None:
+        handle(Exited(attempt=order.attempt, rank=0, how=how, killed=self._killed))
+
+    def _take(self, message: Message, order: LaunchOrder, handle: Handler) -> None:
+        handle(to_event(message, attempt=order.attempt, rank=0))
+        if message[0] == "staged":
+            part = to_part(message, attempt_id=order.attempt_id, rank=0)
+            handle(stored_part(self._store, part))
+            clear_staged(part)
+        if self._killed and message[0] != "raised":
+            raise ConnectionClosedError("the attempt has been ended")
+
+
+class _InlineChannel:
+    """A channel within one process."""
+
+    def __init__(self, *, take: Callable[[Message], None], inbox: deque[Message]) -> None:
+        self._take = take
+        self._inbox = inbox
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self._take(message)
+
+    def receive(self) -> Message:
+        if not self._inbox:
+            raise ConnectionClosedError("the attempt has been ended")
+        return self._inbox.popleft()
+
+    def poll(self) -> Message | None:
+        return self._inbox.popleft() if self._inbox else None

@@ -1,0 +1,389 @@
+"""The agents of a run: with ranks, on standby, and requested.
+
+The pool never waits: agents arrive and are lost as events, and it reports when it is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from polytrain.config.configs import ScalingConfig
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import (
+    AgentLost,
+    AgentsPlaced,
+    DrainWanted,
+    Event,
+    PlacementFailed,
+    Purpose,
+)
+from polytrain.policy.autoscaling import Outlook
+from polytrain.policy.placement import PlacementPolicy
+from polytrain.policy.scaling import SizePolicy, largest_fit
+from polytrain.workers.agents.placement import NodeAddress, rank_order
+from polytrain.workers.driver.agent_handle import AgentHandle, Gone
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 10.0
+"""Seconds between two looks at what the cluster says while resources are missing. The first one is
+logged."""
+
+_SETTLE_S = 0.5
+"""Seconds after an arrival for which an elastic run waits for others. They start together."""
+
+
+class Cluster(Protocol):
+    """The nodes for agents."""
+
+    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Return each node's total resources."""
+
+    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Return each node's free resources."""
+
+
+class AgentLauncher(Protocol):
+    """Requests agents, and ends them."""
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        """Reserve room for this number of agents, all or nothing."""
+
+    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
+        """Request an agent, which later arrives or is lost."""
+
+    def dismiss(self, agent_handle: AgentHandle) -> None:
+        """End an agent."""
+
+    def outlook(self) -> Outlook | None:
+        """Return whether nodes are added for the requested agents; None where none ever are."""
+
+    def setup(self) -> str | None:
+        """Return what is set up for agents that have their resources; None if nothing."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Placing:
+    """The state while the pool acquires the workers of an attempt."""
+
+    room: int
+    """Number of workers for which there was room."""
+
+    look_at: float
+    """When to look for missing resources again."""
+
+    give_up_at: float
+    is_noticed: bool = False
+    """Whether the log says that resources are missing."""
+
+    settled_at: float | None = None
+    """When to take those that have arrived; None if no others are waited for."""
+
+
+class WorkerPool:
+    """The agents of one run."""
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        *,
+        launcher: AgentLauncher,
+        cluster: Cluster,
+        first_node: str,
+        tell: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            scaling: the wanted number of workers.
+            launcher: requests and ends agents.
+            cluster: the nodes.
+            first_node: the node whose workers get the first ranks, if it has any.
+            tell: called with an event when the pool is complete, can't be completed, or can grow.
+                Drain these events before the next call of `lost`: ranks may have moved by then.
+            clock: a monotonic clock, in seconds.
+        """
+        self.ranked: list[AgentHandle] = []
+        """Agents of the last attempt, by rank; some may be gone."""
+
+        self._scaling = scaling
+        self._policy = PlacementPolicy(scaling=scaling)
+        self._sizes = SizePolicy(
+            least=scaling.min_workers, most=scaling.max_workers, standby=scaling.standby
+        )
+        self._launcher = launcher
+        self._cluster = cluster
+        self._clock = clock
+        self._first_node = first_node
+        self._tell = tell
+        self._spares: list[AgentHandle] = []
+        """Agents that have arrived and have no rank."""
+
+        self._coming: list[AgentHandle] = []
+        """Agents that are requested."""
+
+        self._losses = 0
+        """Agents that were lost since the last arrival."""
+
+        self._why_failed: str | None = None
+        """Why workers can't start, once that is known."""
+
+        self._avoided: frozenset[str] = frozenset()
+        self._bundle_nodes: dict[int, str] = {}
+        self._placing: _Placing | None = None
+
+    @property
+    def here(self) -> list[AgentHandle]:
+        """Return the agents that have arrived, those with a rank first."""
+        return [
+            agent_handle for agent_handle in self.ranked if not agent_handle.is_gone
+        ] + self._spares
+
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        """Complete the pool; see `WorkerGroup.place`."""
+        now, scaling = self._clock(), self._scaling
+        self._losses = 0
+        self._placing = _Placing(
+            room=self._room(),
+            look_at=now + min(_LOOK_S, scaling.start_timeout_s),
+            give_up_at=now + scaling.start_timeout_s,
+        )
+        if not self.ranked and not scaling.is_elastic:
+            self._launcher.reserve(scaling.max_workers, scaling.placement_strategy)
+        self._leave(avoid, without)
+        self._staff()
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which to call `look_at_the_clock` again."""
+        placing = self._placing
+        if placing is None:
+            return None
+        return placing.settled_at or min(placing.look_at, placing.give_up_at)
+
+    def arrived(self, agent_handle: AgentHandle, place: NodeAddress) -> None:
+        """Note that an agent has arrived."""
+        if agent_handle not in self._coming:
+            return
+        self._coming.remove(agent_handle)
+        agent_handle.place = place
+        if agent_handle.bundle is not None:
+            self._bundle_nodes[agent_handle.bundle] = place.node_id
+        self._losses = 0
+        if place.unusable is not None:
+            self._reject(agent_handle, place.unusable)
+            return
+        if place.node_id in self._avoided:
+            # It was requested before its node had to be avoided.
+            self._dismiss(agent_handle)
+            self._ask_for_more()
+            return
+        self._spares.append(agent_handle)
+        if self._placing is not None:
+            if self._policy.is_worth_waiting(
+                up=len(self.here), coming=len(self._coming), size=len(self.ranked)
+            ):
+                self._placing.settled_at = self._clock() + _SETTLE_S
+            else:
+                self._staff()
+        else:
+            growth = self._sizes.growth(size=len(self.ranked), up=len(self.here))
+            if growth is not None:
+                self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
+
+    def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
+        """Reject a node: end the run if workers are missing, otherwise request another agent."""
+        self._dismiss(agent_handle)
+        if self._placing is not None:
+            self._fail(reason)
+            return
+        logger.warning("No worker is placed on a node: %s.", reason)
+        self._avoided |= {agent_handle.place.node_id}
+        self._ask_for_more()
+
+    def lost(self, gone: Gone) -> AgentLost | None:
+        """Note that an agent is lost; return the event if it had a rank."""
+        agent_handle, was_wanted = gone.agent_handle, not gone.agent_handle.is_gone
+        agent_handle.is_gone = True
+        # Agents that had arrived may all be lost at once, with their node.
+        self._losses += was_wanted and agent_handle in self._coming
+        self._forget(agent_handle)
+        if not was_wanted:
+            return None
+        if agent_handle in self.ranked and self._placing is None:
+            rank = self.ranked.index(agent_handle)
+            return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
+        if self._placing is None:
+            # Several agents fail for one reason, which the failure of the placement has.
+            if gone.reason != self._why_failed:
+                logger.warning("An agent without a rank is lost: %s.", gone.reason)
+            self._ask_for_more()
+        else:
+            self._lost_while_placing(gone)
+        return None
+
+    def _lost_while_placing(self, gone: Gone) -> None:
+        if gone.kind is FailureKind.STARTUP:
+            self._why_failed = gone.reason
+        reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
+        if reason is None:
+            self._staff()
+        else:
+            self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        self._placing = None
+        self._tell(PlacementFailed(reason=reason))
+
+    def dismiss_those_to_come(self) -> None:
+        """Dismiss the requested agents."""
+        for agent_handle in list(self._coming):
+            self._dismiss(agent_handle)
+
+    def look_at_the_clock(self) -> None:
+        """Log which resources are missing, and fail the placement after the timeout."""
+        placing, now = self._placing, self._clock()
+        if placing is None:
+            return
+        if placing.settled_at is not None and now >= placing.settled_at:
+            placing.settled_at = None
+            self._staff()
+            if self._placing is None:
+                return
+        if now >= placing.look_at:
+            self._look_for_missing(placing)
+        if self._placing is not None and now >= placing.give_up_at:
+            self._fail(
+                self._policy.why_late(
+                    self._launcher.outlook(), self._launcher.setup(), self._cluster.free_nodes()
+                )
+            )
+
+    def _look_for_missing(self, placing: _Placing) -> None:
+        """Log once what is missing; fail the placement if it can't come."""
+        if not placing.is_noticed:
+            # Place the workers that have arrived by now.
+            placing.room = len(self.here)
+            self._avoid_no_more()
+            self._staff()
+            if self._placing is None:
+                return
+        outlook = self._launcher.outlook()
+        placing.look_at = placing.give_up_at if outlook is None else self._clock() + _LOOK_S
+        hopeless = None if outlook is None or self.ranked else self._why_hopeless(outlook)
+        if hopeless is not None:
+            self._fail(hopeless)
+        elif not placing.is_noticed:
+            setup = self._launcher.setup()
+            logger.warning(
+                "Waiting for %s, up to %g s: %s.",
+                "resources" if setup is None else "workers",
+                self._scaling.start_timeout_s,
+                self._policy.shortage(outlook, self._cluster.free_nodes())
+                if setup is None
+                else f"Ray sets up {setup}",
+            )
+        placing.is_noticed = True
+
+    def _why_hopeless(self, outlook: Outlook) -> str | None:
+        return self._policy.why_hopeless(
+            outlook,
+            up_on=[agent_handle.place.node_id for agent_handle in self.here],
+            coming=len(self._coming),
+            living=self._cluster.living_nodes(),
+            free=self._cluster.free_nodes(),
+        )
+
+    def _staff(self) -> None:
+        """Assign ranks, if there are enough agents."""
+        assert self._placing is not None
+        up = len(self.here)
+        if self.ranked:
+            size = self._sizes.after_place(size=len(self.ranked), up=up)
+        else:
+            size = self._sizes.first(up=up, room=self._placing.room)
+        if size is not None:
+            self._placing = None
+            self._seat(size.workers)
+            self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.ranked)))
+        self._ask_for_more()
+
+    def _seat(self, size: int) -> None:
+        """Assign an agent to every rank."""
+        spares = list(self._spares)
+        if size == len(self.ranked):
+            # An agent that stays keeps its rank, and so its data.
+            self.ranked = [spares.pop(0) if r.is_gone else r for r in self.ranked]
+        else:
+            chosen = self.here[:size]
+            order = rank_order([agent_handle.place for agent_handle in chosen], self._first_node)
+            self.ranked = [chosen[index] for index in order]
+        self._spares = [
+            agent_handle for agent_handle in self._spares if agent_handle not in self.ranked
+        ]
+
+    def _ask_for_more(self) -> None:
+        """Request the missing agents."""
+        if not self._policy.may_request(self._losses):
+            return
+        missing = self._policy.number_to_request(
+            up=len(self.here), coming=len(self._coming), is_placing=self._placing is not None
+        )
+        bundles = self._free_bundles()
+        for _ in range(missing):
+            if bundles:
+                agent_handle = self._launcher.ask(bundle=bundles.pop(0))
+            else:
+                avoid = self._avoided | self._nodes_without_standby()
+                agent_handle = self._launcher.ask(avoid=avoid)
+            self._coming.append(agent_handle)
+
+    def _room(self) -> int:
+        """Return the number of further workers for which there are free resources."""
+        return largest_fit([*self._cluster.free_nodes().values()], self._scaling.resources).workers
+
+    def _free_bundles(self) -> list[int]:
+        taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
+        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
+        return self._policy.free_bundles(taken, self._bundle_nodes, avoided)
+
+    def _nodes_without_standby(self) -> frozenset[str]:
+        if self._placing is not None or not self._scaling.standby:
+            return frozenset()
+        ranked_on = {agent_handle.place.node_id for agent_handle in self.ranked}
+        return self._policy.nodes_without_standby(ranked_on, self._cluster.free_nodes())
+
+    def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
+        """Dismiss agents on nodes to avoid, and of ranks to replace if others take them."""
+        nodes = {agent_handle.number: agent_handle.place.node_id for agent_handle in self.here}
+        living = self._cluster.living_nodes() if avoid.intersection(nodes.values()) else {}
+        departure = self._policy.departure(nodes, avoid, living)
+        if departure.reason:
+            logger.warning("%s.", departure.reason)
+        self._avoided = departure.avoided
+        leaving = [each for each in self.here if each.number in departure.leaving]
+        replaceable = sum(each not in leaving for each in self._spares)
+        replaced = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
+        for agent_handle in {*leaving, *replaced}:
+            self._dismiss(agent_handle)
+
+    def _avoid_no_more(self) -> None:
+        """Accept any node: the other nodes have no room after all."""
+        if self._avoided:
+            self._avoided = frozenset()
+            for agent_handle in list(self._coming):
+                self._dismiss(agent_handle)
+
+    def _dismiss(self, agent_handle: AgentHandle) -> None:
+        agent_handle.is_gone = True
+        self._forget(agent_handle)
+        self._launcher.dismiss(agent_handle)
+
+    def _forget(self, agent_handle: AgentHandle) -> None:
+        for agent_handles in (self._spares, self._coming):
+            if agent_handle in agent_handles:
+                agent_handles.remove(agent_handle)

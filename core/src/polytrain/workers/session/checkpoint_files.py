@@ -1,0 +1,110 @@
+"""Where the files of a reported checkpoint are, and how they are staged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.manifest import MANIFEST_NAME
+from polytrain.checkpoint.snapshot import Snapshots, Stamps
+from polytrain.errors import CheckpointError
+from polytrain.storage.location import Location
+from polytrain.storage.names import expect_inside
+from polytrain.workers.session.context import RunStorage
+
+Write = Callable[[Path], Stamps]
+"""Writes a checkpoint's files into an empty directory, and returns the stamps of linked ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFiles:
+    """The files of a reported checkpoint. Those that are in the storage already have no fields."""
+
+    write: Write | None = None
+    """Stages them."""
+
+    directory: Path | None = None
+    """The directory that they are in, if it is on this node."""
+
+
+def files_of(checkpoint: Checkpoint, storage: RunStorage, snapshots: Snapshots) -> CheckpointFiles:
+    """Find the files of a reported checkpoint.
+
+    Raises:
+        CheckpointError: there is no such directory, or the run is in it.
+    """
+    if storage.is_next(checkpoint):
+        return CheckpointFiles()
+    place = Location.of(checkpoint.path, checkpoint.filesystem)
+    if not place.is_local:
+        return CheckpointFiles(write=partial(_fetch, place))
+    directory = Path(place.address)
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"There is no directory {checkpoint.path!r} to make a checkpoint of. "
+            "Report it before it is deleted."
+        )
+    if storage.is_in(directory):
+        raise CheckpointError(
+            f"{checkpoint.path!r} has this run in it, {storage.location.address!r}: each "
+            "checkpoint would hold those before it. Write a checkpoint's files into a directory "
+            "of their own."
+        )
+    return CheckpointFiles(write=partial(snapshots.take, directory), directory=directory)
+
+
+def directory_to_delete(checkpoint: Checkpoint, storage: RunStorage) -> Path:
+    """Return the reported directory, which is deleted once its files are staged.
+
+    Raises:
+        ValueError: it is in the storage, or the storage in it.
+    """
+    place = Location.of(checkpoint.path, checkpoint.filesystem)
+    if not place.is_local or storage.shares(Path(place.address)):
+        raise ValueError(
+            "delete_local_checkpoint_after_upload deletes a directory outside of the storage, "
+            f"and {checkpoint.path!r} isn't one: leave it out."
+        )
+    return Path(place.address)
+
+
+def expect_checkpoint(checkpoint: Any) -> None:
+    """
+    Raises:
+        TypeError: what was reported is something else.
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        kind = type(checkpoint)
+        raise TypeError(
+            f"report takes a polytrain.Checkpoint, not {kind.__module__}.{kind.__qualname__}. "
+            "Pass polytrain.Checkpoint.from_directory(path)."
+        )
+
+
+def expect_stored(stored: Any) -> Checkpoint:
+    """Return what a `checkpoint_upload_fn` has returned.
+
+    Raises:
+        TypeError: it is no checkpoint.
+    """
+    if not isinstance(stored, Checkpoint):
+        raise TypeError(
+            "checkpoint_upload_fn must return the polytrain.Checkpoint that it has stored; it "
+            f"returned a {type(stored).__name__}."
+        )
+    return stored
+
+
+def _fetch(place: Location, target: Path) -> Stamps:
+    """Copy a reported checkpoint from wherever it is into its staging directory."""
+    storage = place.open()
+    names = [name for name in storage.list("") if name != MANIFEST_NAME]
+    if not names:
+        raise CheckpointError(f"There are no files in {place.address} to make a checkpoint of.")
+    for name in names:
+        storage.get(name, target / expect_inside(name))
+    return {}

@@ -1,0 +1,241 @@
+"""Passes a worker process's checkpoints to its agent: a local snapshot, and a message.
+
+It also receives the agent's messages: a checkpoint is committed, or the next one is the last.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from polytrain.checkpoint.manifest import directory_name
+from polytrain.checkpoint.parts import is_full
+from polytrain.checkpoint.snapshot import Stamps
+from polytrain.checkpoint.staging import Stagings, beneath, remove
+from polytrain.errors import CheckpointError
+from polytrain.linux.progress_page import WorkerStage, during
+from polytrain.workers.processes.channel import Channel, Message
+from polytrain.workers.session.checkpoint_files import CheckpointFiles
+from polytrain.workers.session.job import LaunchOrder, WorkerJob
+from polytrain.workers.session.messages import (
+    checkpoints_asked_message,
+    drain_message,
+    drained_message,
+    staged_message,
+)
+
+_NAP_S = 0.005
+"""Seconds between two looks for a message that is waited for until a deadline."""
+
+
+class CheckpointUploader:
+    """The uploads of one worker process's checkpoints."""
+
+    def __init__(
+        self, *, job: WorkerJob, order: LaunchOrder, rank: int, channel: Channel, scratch: Path
+    ) -> None:
+        """
+        Args:
+            job: the run's work.
+            order: the attempt.
+            rank: this worker process's rank.
+            channel: the channel to its agent.
+            scratch: directory on the node for staged files.
+        """
+        self._attempt = order.attempt_id
+        self._rank = rank
+        self._channel = channel
+        self._stagings = Stagings(scratch=scratch, near=job.near_staging)
+        self._max_in_flight = job.spec.run_config.checkpoint_config.max_in_flight
+        self._next = order.first_checkpoint
+        self._newest: int | None = None
+        self._in_flight: set[int] = set()
+        self._asked_to_stop = False
+        self._questions = 0
+        self._stalled_s = 0.0
+        self._stalled_since: float | None = None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that training has waited for checkpoints so far."""
+        since = self._stalled_since
+        return self._stalled_s + (0.0 if since is None else time.monotonic() - since)
+
+    def give(
+        self,
+        files: CheckpointFiles,
+        *,
+        step: int,
+        metrics: Mapping[str, Any],
+        positions: Mapping[str, Any],
+        validation: Mapping[str, Any] | None = None,
+        with_it: Callable[[], list[Message]],
+        waits: bool,
+    ) -> None:
+        """WorkerStage a checkpoint, and pass it to the agent.
+
+        Args:
+            files: the checkpoint's files.
+            step: the last reported step.
+            metrics: the metrics of that step.
+            positions: data set → this rank's position in it.
+            validation: how the checkpoint is to be validated; None if it isn't.
+            with_it: returns messages to send before it, once the files are written.
+            waits: return only when the checkpoint is committed or dropped. Otherwise wait only
+                while too many uploads are in flight.
+
+        Raises:
+            CheckpointError: the disk has no room for the files.
+            ConnectionClosedError: the agent is gone.
+        """
+        with self._stalling():
+            self._wait(at_most=self._max_in_flight - 1)
+            number = self._next
+            staging, stamps = self._staged(files)
+            self._next += 1
+            self._newest = number
+            self._in_flight.add(number)
+            staged = staged_message(
+                number,
+                staging,
+                stamps,
+                step,
+                metrics,
+                positions,
+                validation=validation,
+                waits=waits or self._max_in_flight == 1,
+            )
+            # In one call, and last: on a busy machine the agent may run before this returns. From
+            # here on the agent owns the checkpoint, even if this process dies.
+            self._channel.send(*with_it(), staged)
+            if waits:
+                self._wait(at_most=0)
+
+    @property
+    def next_directory(self) -> str:
+        """Name of the next checkpoint's directory."""
+        return directory_name(self._next, self._attempt)
+
+    def _staged(self, files: CheckpointFiles) -> tuple[str, Stamps]:
+        """Write the files into a new directory; return its path, and the files' stamps."""
+        if files.write is None:
+            return "", {}
+        staging = self._stagings.new(self.next_directory, self._rank, source=files.directory)
+        root, path = beneath(staging)
+        try:
+            with root.directory(path) as descriptor:
+                # Engines take a path. By this one they come to this directory, whatever somebody
+                # who may write to the run's has put in its place.
+                opened = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+                return str(staging), files.write(opened)
+        except OSError as error:
+            if is_full(error):
+                remove(staging)
+                raise _no_room(error, staging) from error
+            raise
+
+    def newest(self) -> str | None:
+        """Wait for all uploads, and return the directory of the last checkpoint.
+
+        Returns:
+            Its name; None if this process has reported none in this attempt.
+
+        Raises:
+            ConnectionClosedError: the agent is gone.
+        """
+        if self._newest is None:
+            return None
+        with self._stalling():
+            self._wait(at_most=0)
+        return directory_name(self._newest, self._attempt)
+
+    def all_of_run(self, *, validated: bool, timeout_s: float | None) -> list[Any]:
+        """Wait for all uploads, and return the run's checkpoints as the driver knows them.
+
+        Args:
+            validated: whether to wait for all validations.
+            timeout_s: maximum seconds to wait; None for no limit.
+
+        Returns:
+            Path, metrics and status of validation of each.
+
+        Raises:
+            TimeoutError: it took longer.
+            ConnectionClosedError: the agent is gone.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._stalling(), during(WorkerStage.WAITING_FOR_COMMIT):
+            while self._in_flight:
+                self._take(self._received(deadline))
+            self._questions += 1
+            self._channel.send(checkpoints_asked_message(self._questions, validated=validated))
+            while True:
+                message = self._received(deadline)
+                if message[:2] == ["checkpoints", self._questions]:
+                    found: list[Any] = message[2]
+                    return found
+                self._take(message)
+
+    def _received(self, deadline: float | None) -> Message:
+        """Wait for the next message, at most until this time."""
+        if deadline is None:
+            return self._channel.receive()
+        while (message := self._channel.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the run's checkpoints aren't known in time")
+            time.sleep(_NAP_S)
+        return message
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether the next checkpoint is the last of this worker process.
+
+        Raises:
+            ConnectionClosedError: the agent is gone.
+        """
+        while not self._asked_to_stop and (message := self._channel.poll()) is not None:
+            self._take(message)
+        return self._asked_to_stop
+
+    def stop(self) -> NoReturn:
+        """Report that the last checkpoint is made, and wait to be ended.
+
+        Raises:
+            ConnectionClosedError: the agent has closed the connection.
+        """
+        self._channel.send(drained_message(self.stalled_s))
+        with during(WorkerStage.WAITING_FOR_COMMIT):
+            while True:
+                self._channel.receive()
+
+    @contextmanager
+    def _stalling(self) -> Iterator[None]:
+        self._stalled_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._stalled_s, self._stalled_since = self.stalled_s, None
+
+    def _wait(self, *, at_most: int) -> None:
+        """Wait until at most this many uploads are in flight."""
+        while len(self._in_flight) > at_most:
+            with during(WorkerStage.WAITING_FOR_COMMIT):
+                message = self._channel.receive()
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        if message == drain_message():
+            self._asked_to_stop = True
+        elif message[0] == "settled":
+            self._in_flight.discard(message[1])
+        # Otherwise it is an answer that came too late.
+
+
+def _no_room(error: OSError, staging: Path) -> CheckpointError:
+    return CheckpointError(
+        f"No room for a checkpoint in {staging.parent} ({error.strerror}). Earlier checkpoints are "
+        "intact. Make room there, or set TMPDIR or RunConfig(storage_path=…) to a larger disk."
+    )

@@ -1,0 +1,124 @@
+"""What a worker process gets: the job of the run, and the order of one attempt."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.config.run_spec import RunSpec
+from polytrain.functions.pickling import code_of_job, pickled_with
+from polytrain.policy.stop_rule import StopRule, stop_rule
+from polytrain.storage.location import Location
+from polytrain_plugins import CheckpointKind, Member
+
+if TYPE_CHECKING:
+    from polytrain.checkpoint.store import CheckpointStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJob:
+    """The job, the same for every rank and attempt of a run."""
+
+    spec: RunSpec
+    """The request, with what worker processes read of it."""
+
+    checkpoints: Location
+    """Location of committed checkpoints, in the run's."""
+
+    near_staging: Path | None
+    """Staging directory on the storage's own file system."""
+
+    validates: bool = False
+    """Whether the run has a function that validates checkpoints."""
+
+    @classmethod
+    def of(cls, spec: RunSpec, store: CheckpointStore) -> WorkerJob:
+        """Return the job of a run.
+
+        Args:
+            spec: the request.
+            store: the run's checkpoints.
+        """
+        return cls(
+            spec=spec.for_workers(),
+            checkpoints=store.checkpoints,
+            near_staging=store.near_staging,
+            validates=spec.validation_config is not None,
+        )
+
+    def pickled(self) -> bytes:
+        """Return the job for worker processes, with the user's code that they can't import."""
+        spec = self.spec
+        code = code_of_job(spec.train_loop_per_worker, spec.backend, spec.run_config.stop)
+        return pickled_with(*code, value=self)
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether a report with a checkpoint waits for the commit."""
+        return self.spec.run_config.checkpoint_config.upload == "sync"
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """The conditions that end the run."""
+        return stop_rule(self.spec.run_config)
+
+    def writes_checkpoints(self, rank: int) -> bool:
+        """Return whether the files that this rank reports are part of a checkpoint."""
+        return (
+            rank == 0
+            or self.spec.merges_files
+            or self.spec.checkpoint_kind is CheckpointKind.EVERY_RANK
+        )
+
+
+class JobMemory:
+    """The pickled job in memory that all worker processes of a node map.
+
+    A training function may hold a lot: a closure over an array, say. Through each worker process's
+    socket it would be copied several times per rank, and again by each restart.
+    """
+
+    def __init__(self, pickled: bytes) -> None:
+        self.descriptor = os.memfd_create("polytrain-job")
+        with os.fdopen(self.descriptor, "wb", closefd=False) as file:
+            file.write(pickled)
+
+    def close(self) -> None:
+        """Free the memory that no worker process maps."""
+        os.close(self.descriptor)
+
+
+def unpickled_job(descriptor: int) -> WorkerJob:
+    """Return the job in the memory behind a descriptor, which is closed.
+
+    Raises:
+        Exception: any error of what the job holds.
+    """
+    try:
+        with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as memory:
+            job: WorkerJob = pickle.loads(memory)
+            return job
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOrder:
+    """The order of one attempt, the same for all its ranks."""
+
+    attempt_id: AttemptId
+    members: tuple[Member, ...]
+    start: StartingPoint
+    first_checkpoint: int
+    """Number of this attempt's first checkpoint."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt among its driver's."""
+        return self.attempt_id.attempt

@@ -1,0 +1,233 @@
+"""The messages between a worker process and its agent."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from polytrain.checkpoint.events import CheckpointsAsked, PartStaged
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.parts import StagedPart
+from polytrain.data_errors import DataError
+from polytrain.errors import BadDataError, Failure, FailureKind
+from polytrain.events.attempt import (
+    ConditionMet,
+    Done,
+    Drained,
+    Event,
+    Failed,
+    Joined,
+    Offered,
+    Reported,
+    SavesOnRequest,
+)
+from polytrain.functions.return_values import Returned
+from polytrain.workers.processes.channel import Message
+from polytrain_plugins import Member, Offer, Stopped, World
+
+_WORKER_PROCESS = "polytrain.workers.session.worker_process"
+
+
+# From worker process to agent
+
+
+def offer_message(offer: Offer) -> Message:
+    return ["offer", offer.host, offer.port, dict(offer.details)]
+
+
+def joined_message(rows: Mapping[str, int], *, device: str, node: str) -> Message:
+    """The rank trains from now on; see `Joined`."""
+    return ["joined", dict(rows), device, node]
+
+
+def report_message(
+    step: int,
+    metrics: Mapping[str, Any],
+    stalled_s: float = 0.0,
+    *,
+    has_checkpoint: bool = False,
+    at: float = 0.0,
+) -> Message:
+    """Return the message of a report.
+
+    Args:
+        step: the step.
+        metrics: its metrics.
+        stalled_s: seconds that training has waited for checkpoints.
+        has_checkpoint: whether the rank's part of a checkpoint follows.
+        at: the time, in seconds since the epoch.
+    """
+    return ["report", step, dict(metrics), stalled_s, has_checkpoint, at]
+
+
+def staged_message(
+    checkpoint: int,
+    staged: str,
+    stamps: Mapping[str, Sequence[int]],
+    step: int,
+    metrics: Mapping[str, Any],
+    positions: Mapping[str, Any],
+    *,
+    validation: Mapping[str, Any] | None = None,
+    waits: bool,
+) -> Message:
+    """The rank's complete part of this checkpoint is in this directory; "" if it is stored."""
+    plain = [dict(stamps), step, dict(metrics), dict(positions)]
+    return ["staged", checkpoint, staged, *plain, validation, waits]
+
+
+def done_message(stalled_s: float = 0.0, returned: Returned | None = None) -> Message:
+    """Training has returned, and what it has returned."""
+    value = None if returned is None else [returned.kind, returned.data, returned.why]
+    return ["done", stalled_s, value]
+
+
+def saves_on_request_message() -> Message:
+    """The training function makes a checkpoint when one is requested."""
+    return ["saves on request"]
+
+
+def condition_met_message(stopped: Stopped) -> Message:
+    """The last report meets a condition that ends the run; rank 0 stops by itself."""
+    return ["condition met", asdict(stopped)]
+
+
+def checkpoints_asked_message(number: int, *, validated: bool) -> Message:
+    """The training function asks for the run's checkpoints; see `CheckpointsAsked`."""
+    return ["checkpoints asked", number, validated]
+
+
+def drained_message(stalled_s: float = 0.0) -> Message:
+    """The worker process has stopped after a checkpoint, as requested."""
+    return ["drained", stalled_s]
+
+
+def raised_message(error: BaseException, pickled: bytes | None) -> Message:
+    # A traceback doesn't help with problems of the data.
+    refused = isinstance(error, BadDataError)
+    text = (
+        ""
+        if refused
+        else "".join(
+            traceback.format_exception(type(error), error, _of_training(error.__traceback__))
+        )
+    )
+    # The message of these starts with the error of the user's code.
+    summary = (
+        str(error)
+        if isinstance(error, DataError)
+        else "".join(traceback.format_exception_only(error)).strip()
+    )
+    return ["raised", summary, text, pickled, _is_out_of_memory(error)]
+
+
+def _of_training(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames of the worker process that called what has raised, if it did."""
+    inner = frames
+    while inner is not None and inner.tb_frame.f_globals.get("__name__") == _WORKER_PROCESS:
+        inner = inner.tb_next
+    return frames if inner is None else inner
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # Frameworks have their own classes for a device's memory.
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
+    """Return the part of a checkpoint that a `staged` message describes."""
+    _, checkpoint, staged, stamps, step, metrics, positions, validation, _ = message
+    return StagedPart(
+        attempt_id=attempt_id,
+        rank=rank,
+        checkpoint=checkpoint,
+        staged=Path(staged) if staged else None,
+        stamps=stamps,
+        step=step,
+        metrics=metrics,
+        positions=positions,
+        validation=validation,
+    )
+
+
+def to_event(
+    message: Message, *, attempt: int, rank: int
+) -> Event | Reported | PartStaged | CheckpointsAsked:
+    """Return the event of a worker process's message."""
+    match message:
+        case ["offer", host, port, details]:
+            offer = Offer(host=host, port=port, details=details)
+            return Offered(attempt=attempt, rank=rank, offer=offer)
+        case ["joined", rows, device, node]:
+            return Joined(attempt=attempt, rank=rank, rows=rows, device=device, node=node)
+        case ["report", step, metrics, stalled_s, has_checkpoint, at]:
+            return Reported(
+                attempt=attempt,
+                rank=rank,
+                step=step,
+                metrics=metrics,
+                stalled_s=stalled_s,
+                has_checkpoint=has_checkpoint,
+                at=at,
+            )
+        case ["saves on request"]:
+            return SavesOnRequest(attempt=attempt, rank=rank)
+        case ["condition met", stopped]:
+            return ConditionMet(attempt=attempt, rank=rank, stopped=Stopped(**stopped))
+        case ["staged", checkpoint, *_, waits]:
+            return PartStaged(attempt=attempt, rank=rank, checkpoint=checkpoint, waits=waits)
+        case ["checkpoints asked", number, validated]:
+            return CheckpointsAsked(attempt=attempt, rank=rank, number=number, validated=validated)
+        case ["done", stalled_s, value]:
+            returned = value and Returned(kind=value[0], data=value[1], why=value[2])
+            return Done(attempt=attempt, rank=rank, stalled_s=stalled_s, returned=returned)
+        case ["drained", stalled_s]:
+            return Drained(attempt=attempt, rank=rank, stalled_s=stalled_s)
+        case ["raised", summary, text, pickled, out_of_memory]:
+            failure = Failure(
+                kind=FailureKind.OUT_OF_MEMORY if out_of_memory else FailureKind.USER_ERROR,
+                rank=rank,
+                message=summary,
+                traceback=text,
+                error=pickled,
+            )
+            return Failed(attempt=attempt, failure=failure)
+    raise ValueError(f"unknown message {message[:1]}")
+
+
+# From agent to worker process
+
+
+def roster_message(offers: tuple[Offer, ...]) -> Message:
+    return ["roster", [[offer.host, offer.port, dict(offer.details)] for offer in offers]]
+
+
+def leave_message() -> Message:
+    return ["leave"]
+
+
+def drain_message() -> Message:
+    """Make a checkpoint, and stop."""
+    return ["drain"]
+
+
+def settled_message(checkpoint: int) -> Message:
+    """This checkpoint is committed or dropped."""
+    return ["settled", checkpoint]
+
+
+def checkpoints_message(number: int, checkpoints: Sequence[Any]) -> Message:
+    """The answer to a question for the run's checkpoints: path, metrics and status of each."""
+    return ["checkpoints", number, [list(each) for each in checkpoints]]
+
+
+def world_from(message: Message, *, attempt: int, members: tuple[Member, ...], rank: int) -> World:
+    """Return the world that a roster describes."""
+    offers = tuple(
+        Offer(host=host, port=port, details=details) for host, port, details in message[1]
+    )
+    return World(attempt=attempt, me=members[rank], members=members, offers=offers)

@@ -1,0 +1,378 @@
+"""The session of a worker process, which `report` and the other functions use."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.scratch import directory_of_attempt
+from polytrain.checkpoint.snapshot import Snapshots, Stamps
+from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
+from polytrain.errors import CheckpointError, NotInWorkerError
+from polytrain.linux.clock import Clock
+from polytrain.linux.progress_page import beat
+from polytrain.policy.validation import ValidationStatus
+from polytrain.workers.processes.channel import Channel, Message
+from polytrain.workers.session.checkpoint_files import (
+    CheckpointFiles,
+    directory_to_delete,
+    expect_checkpoint,
+    expect_stored,
+    files_of,
+)
+from polytrain.workers.session.checkpoint_handling import CheckpointHandling
+from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
+from polytrain.workers.session.context import Context, RunStorage
+from polytrain.workers.session.data_cursors import DataCursors
+from polytrain.workers.session.job import LaunchOrder, WorkerJob
+from polytrain.workers.session.messages import (
+    condition_met_message,
+    report_message,
+    saves_on_request_message,
+)
+from polytrain.workers.session.metrics import plain_metrics
+from polytrain.workers.session.reported_checkpoints import (
+    CheckpointConsistencyMode,
+    ReportedCheckpoint,
+    ReportedCheckpointStatus,
+)
+from polytrain_plugins import CheckpointKind, Engine, Report, World
+
+if TYPE_CHECKING:
+    from polytrain.data.plan.cursor import Cursor
+    from polytrain.data.plan.position import DataPosition
+    from polytrain.data.plan.row_plan import Plan
+    from polytrain.data.shards.shard import BatchedShard
+
+
+_STATUSES = {
+    "": ReportedCheckpointStatus.COMMITTED,
+    ValidationStatus.PENDING.value: ReportedCheckpointStatus.PENDING_VALIDATION,
+    ValidationStatus.VALIDATED.value: ReportedCheckpointStatus.VALIDATED,
+    ValidationStatus.TIMED_OUT.value: ReportedCheckpointStatus.VALIDATION_TIMEOUT,
+    ValidationStatus.FAILED.value: ReportedCheckpointStatus.VALIDATION_FAILED,
+}
+
+
+class WorkerSession:
+    """Reports and requests of a worker process, from joining the collective to the end of training.
+
+    `Engine.train` gets it as its `Session`, and the functions of `worker_api` use it.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: WorkerJob,
+        order: LaunchOrder,
+        world: World,
+        engine: Engine[Any],
+        shards: Mapping[str, BatchedShard],
+        channel: Channel,
+        scratch: Path,
+    ) -> None:
+        """
+        Args:
+            job: the run's job.
+            order: the order of the attempt; its starting point is a directory on this node.
+            world: the joined world.
+            engine: the engine that joined it.
+            shards: this rank's shards.
+            channel: the channel to the agent.
+            scratch: directory on the node for staged files.
+        """
+        self.world = world
+        self.checkpoint = Path(order.start.path) if order.start.path else None
+        self._job = job
+        self._engine = engine
+        self._shards = shards
+        self._cursors = DataCursors(shards, saved=order.start.positions)
+        self._channel = channel
+        self._scratch = scratch
+        self._uploader = CheckpointUploader(
+            job=job, order=order, rank=world.me.rank, channel=channel, scratch=scratch
+        )
+        self._snapshots = Snapshots()
+        self._clock = Clock()
+        self.context = Context(
+            run_name=job.checkpoints.parent.name,
+            world=world,
+            checkpoint_kind=job.spec.checkpoint_kind,
+            storage=RunStorage(
+                location=job.checkpoints.parent,
+                next_directory=lambda: job.checkpoints.below(self._uploader.next_directory),
+            ),
+        )
+        self._step = order.start.step
+        self._saved_step = order.start.step if order.start.own else None
+        self._last_metrics: Mapping[str, Any] = {}
+        stop_rule = job.stop_rule
+        self._stop_rule = stop_rule if world.me.rank == 0 and stop_rule.reads_reports else None
+        """The conditions that this rank looks at; None once one of them is met."""
+
+        self._is_ending = False
+        """Whether a report has met a condition."""
+
+        self._saves = job.spec.saves_by_itself or order.start.own
+        """Whether checkpoints are known to be made: an end waits for the next one."""
+
+        self._reported_ignored = False
+        self._saves_on_request = False
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for this attempt only; see `polytrain_plugins.Session`."""
+        me, attempt = self.world.me, self.world.attempt
+        return directory_of_attempt(self._scratch, rank=me.rank, attempt=attempt)
+
+    def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
+        """Report a step of declarative training; see `polytrain_plugins.Session`."""
+        beat()
+        with self._lock:
+            self._step, self._last_metrics = step, plain_metrics(metrics)
+            met = self._condition_met()
+            if self._writes and model is not None and self._is_due(step):
+                self._save(model, with_it=partial(self._reported, met, has_checkpoint=True))
+            else:
+                self._send_report(met)
+
+    def finish(self, model: Any) -> None:
+        """Save the final model of declarative training, unless it is saved already."""
+        with self._lock:
+            if self._writes and self._saved_step != self._step:
+                self._save(model, with_it=list)
+
+    def report_from_function(
+        self,
+        metrics: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+        handling: CheckpointHandling,
+        validation: bool | ValidationTaskConfig = False,
+    ) -> None:
+        """Report from a training function; see `worker_api.report`."""
+        beat()
+        self._expect_own_process("report()")
+        plain = plain_metrics(metrics)
+        wanted = validation_of_report(
+            validation, has_checkpoint=checkpoint is not None, validates=self._job.validates
+        )
+        if checkpoint is None:
+            with self._lock:
+                self._step, self._last_metrics = self._step + 1, plain
+                self._send_report(self._condition_met())
+            return
+        expect_checkpoint(checkpoint)
+        to_delete = (
+            directory_to_delete(checkpoint, self.context.storage) if handling.deletes else None
+        )
+        if self._writes and handling.upload_function is not None:
+            name = handling.name or self._uploader.next_directory
+            stored = handling.upload_function(checkpoint, name)
+            self._report_checkpoint(plain, expect_stored(stored), handling, wanted)
+        else:
+            self._report_checkpoint(plain, checkpoint, handling, wanted)
+        if to_delete is not None:
+            # What is staged of its files has other names.
+            shutil.rmtree(to_delete, ignore_errors=True)
+
+    def _report_checkpoint(
+        self,
+        metrics: Mapping[str, Any],
+        checkpoint: Checkpoint,
+        handling: CheckpointHandling,
+        validation: Mapping[str, Any] | None,
+    ) -> None:
+        files = files_of(checkpoint, self.context.storage, self._snapshots)
+        upload = handling.upload
+        waits = self._job.waits_for_commit if upload is None else upload == "sync"
+        with self._lock:
+            self._step, self._last_metrics = self._step + 1, metrics
+            if not self._writes:
+                self._send_report(())
+                self._reported_ignored = True
+                return
+            met = self._condition_met()
+            self._give(
+                files,
+                validation=validation,
+                with_it=partial(self._reported, met, has_checkpoint=True),
+                waits=waits,
+            )
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """Return this rank's last checkpoint, or the one that the attempt started from."""
+        with self._lock:
+            if self._reported_ignored:
+                raise CheckpointError(
+                    f"get_checkpoint() can't return what rank {self.world.me.rank} has reported: "
+                    "it isn't kept, because of CheckpointConfig(written_by='rank_0'). Call it "
+                    "before the first report, or call it on rank 0 and broadcast the result."
+                )
+            directory = self._uploader.newest()
+        if directory is not None:
+            location = self._job.checkpoints.below(directory)
+            return Checkpoint(location.address, location.filesystem)
+        return Checkpoint(str(self.checkpoint)) if self.checkpoint else None
+
+    def all_checkpoints(
+        self, mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
+        """Return the run's checkpoints; see `worker_api.get_all_reported_checkpoints`."""
+        self._expect_own_process("get_all_reported_checkpoints()")
+        validated = CheckpointConsistencyMode(mode) is CheckpointConsistencyMode.VALIDATED
+        with self._lock:
+            found = self._uploader.all_of_run(validated=validated, timeout_s=timeout_s)
+        filesystem = self._job.checkpoints.filesystem
+        return [
+            ReportedCheckpoint(
+                checkpoint=Checkpoint(path, filesystem),
+                metrics=metrics,
+                status=_STATUSES[status],
+            )
+            for path, metrics, status in found
+        ]
+
+    def shard(self, name: str) -> Any:
+        """Return this rank's shard, as the engine adapts it."""
+        if name not in self._shards:
+            known = ", ".join(map(repr, self._shards)) or "none were passed to make_trainer"
+            nearest = difflib.get_close_matches(name, self._shards, n=1)
+            meant = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise KeyError(f"No data set is named {name!r}. There are: {known}.{meant}")
+        return self._engine.adapt(self._shards[name])
+
+    def gather_over_ranks(self, piece: bytes, *, call: str) -> list[bytes]:
+        """Return every rank's bytes, by rank; see `Engine.gather_over_ranks`."""
+        self._expect_own_process(call)
+        if self.world.size == 1:
+            return [piece]
+        pieces = self._engine.gather_over_ranks(piece, self.world, call=call)
+        beat()
+        return pieces
+
+    def cursor(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
+        """Open a position in data that the training function brings itself."""
+        return self._cursors.open(plan, name)
+
+    def is_checkpoint_wanted(self) -> bool:
+        """Return whether the run waits for a checkpoint; see `worker_api.checkpoint_requested`."""
+        with self._lock:
+            if not self._saves_on_request:
+                self._saves_on_request = self._saves = True
+                self._channel.send(saves_on_request_message())
+            return self._is_last()
+
+    def _expect_own_process(self, call: str) -> None:
+        if os.getpid() != self._pid:
+            raise NotInWorkerError(
+                f"{call} was called in a child process, such as a data loader's worker. "
+                "Call it in the training function's own process."
+            )
+
+    def _is_due(self, step: int) -> bool:
+        """Return whether declarative training makes a checkpoint at this step."""
+        every = self._job.spec.run_config.checkpoint_config.checkpoint_frequency
+        if every > 0 and step % every == 0:
+            return True
+        # If every rank writes a part, only the configured steps are the same on all ranks.
+        agreed = self._job.spec.checkpoint_kind is CheckpointKind.EVERY_RANK
+        return not agreed and self._is_last()
+
+    def _is_last(self) -> bool:
+        """Return whether the next checkpoint is the last."""
+        return self._is_ending or self._uploader.is_asked_to_stop()
+
+    def _condition_met(self) -> tuple[Message, ...]:
+        """Return the message that the last report meets a condition; empty if it doesn't.
+
+        Raises:
+            Exception: whatever the user's function raises.
+        """
+        if self._stop_rule is None:
+            return ()
+        stopped = self._stop_rule.met_by(
+            Report(
+                rank=self.world.me.rank,
+                attempt=self.world.attempt,
+                step=self._step,
+                metrics=self._last_metrics,
+                time=self._clock.now(),
+            )
+        )
+        if stopped is None:
+            return ()
+        self._stop_rule, self._is_ending = None, True
+        return (condition_met_message(stopped),)
+
+    def _send_report(self, met: tuple[Message, ...]) -> None:
+        """Send a report without a checkpoint; it is the last if nothing makes checkpoints."""
+        self._channel.send(*self._reported(met))
+        if met and not self._saves:
+            self._uploader.stop()
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that training has waited for checkpoints so far."""
+        return self._uploader.stalled_s
+
+    def _reported(
+        self, met: tuple[Message, ...] = (), *, has_checkpoint: bool = False
+    ) -> list[Message]:
+        return [
+            report_message(
+                self._step,
+                self._last_metrics,
+                self.stalled_s,
+                has_checkpoint=has_checkpoint,
+                at=self._clock.now(),
+            ),
+            *met,
+        ]
+
+    @property
+    def _writes(self) -> bool:
+        return self._job.writes_checkpoints(self.world.me.rank)
+
+    def _save(self, model: Any, *, with_it: Callable[[], list[Message]]) -> None:
+        def save(directory: Path) -> Stamps:
+            self._engine.save(model, directory)
+            return {}
+
+        self._give(
+            CheckpointFiles(write=save),
+            validation={} if self._job.validates else None,
+            with_it=with_it,
+            waits=self._job.waits_for_commit,
+        )
+        self._saved_step = self._step
+
+    def _give(
+        self,
+        files: CheckpointFiles,
+        *,
+        validation: Mapping[str, Any] | None,
+        with_it: Callable[[], list[Message]],
+        waits: bool,
+    ) -> None:
+        is_last = self._is_last()
+        self._saves = True
+        self._uploader.give(
+            files,
+            step=self._step,
+            metrics=self._last_metrics,
+            positions=self._cursors.positions(),
+            validation=validation,
+            with_it=with_it,
+            waits=waits or is_last,
+        )
+        if is_last:
+            self._uploader.stop()

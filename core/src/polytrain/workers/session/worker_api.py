@@ -1,0 +1,243 @@
+"""The functions that a training function calls: `report`, `get_checkpoint` and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.config.validation_config import ValidationTaskConfig
+from polytrain.errors import NotInWorkerError
+from polytrain.linux.progress_page import beat
+from polytrain.workers.session.checkpoint_handling import (
+    DEFAULT,
+    CheckpointUploadMode,
+    handling_of,
+)
+from polytrain.workers.session.context import Context
+from polytrain.workers.session.reported_checkpoints import (
+    CheckpointConsistencyMode,
+    ReportedCheckpoint,
+)
+from polytrain.workers.session.session import WorkerSession
+
+if TYPE_CHECKING:
+    from polytrain.data.plan.cursor import Cursor
+    from polytrain.data.plan.position import DataPosition
+    from polytrain.data.plan.row_plan import Plan
+
+_current: WorkerSession | None = None
+
+
+@contextmanager
+def current_session(session: WorkerSession) -> Iterator[None]:
+    """Make a session the current one of this process's training function."""
+    global _current
+    _current = session
+    try:
+        yield
+    finally:
+        _current = None
+
+
+def report(
+    metrics: Mapping[str, Any],
+    checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode | None = None,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    validation: bool | ValidationTaskConfig = False,
+    *,
+    upload: Literal["async", "sync"] | None = None,
+) -> None:
+    """Report metrics, and optionally a checkpoint, from inside a training function.
+
+    Returns once there is a local snapshot of the checkpoint's files: links if possible, otherwise
+    copies. The files are hashed, stored and committed in the background; the caller may delete its
+    own at once. If a file is rewritten in place before it is stored, the checkpoint is void and a
+    warning is logged; later reports copy that file.
+
+    Args:
+        metrics: names to numbers, strings, or lists and dicts of them. Arrays and tensors of one
+            element count as numbers. `Result.metrics` and `Result.history` hold rank 0's.
+        checkpoint: `Checkpoint.from_directory(path)`, or files at any address. The files of all
+            ranks that pass one make one directory, unless `CheckpointConfig.written_by` says
+            otherwise. If the state is the same on every rank, pass it on rank 0 only.
+        checkpoint_dir_name: a name for `checkpoint_upload_fn`; the directory has a number.
+        checkpoint_upload_mode: ASYNC and SYNC are those of `upload`; with NO_UPLOAD the training
+            function has written the files to the storage itself, see `CheckpointUploadMode`.
+        delete_local_checkpoint_after_upload: whether to delete the reported directory once its
+            files are taken. By default only if the mode is given as ASYNC, as in Ray Train.
+        checkpoint_upload_fn: called with the checkpoint and a name before this returns; stores the
+            files, at best in `get_context().get_storage().build_checkpoint_path_from_name(name)`,
+            and returns the stored `Checkpoint`.
+        validation: whether the trainer's `validation_config` validates the checkpoint, or how.
+        upload: "sync" waits until the checkpoint is committed; `CheckpointConfig.upload` by
+            default.
+
+    Raises:
+        TypeError: a metric has another type, or another argument isn't accepted.
+        ValueError: an option is unknown or contradicts another; or a validation is wanted without a
+            checkpoint, without a `validation_config`, or with arguments that JSON can't hold.
+        CheckpointError: the checkpoint's directory doesn't exist, or the disk has no room.
+        NotInWorkerError: outside a training function, or in a child process of it.
+    """
+    handling = DEFAULT
+    if not (
+        upload is None
+        and checkpoint_dir_name is None
+        and checkpoint_upload_mode is None
+        and delete_local_checkpoint_after_upload is None
+        and checkpoint_upload_fn is None
+    ):
+        handling = handling_of(
+            upload=upload,
+            mode=checkpoint_upload_mode,
+            deletes=delete_local_checkpoint_after_upload,
+            upload_function=checkpoint_upload_fn,
+            name=checkpoint_dir_name,
+        )
+    _session("report").report_from_function(metrics, checkpoint, handling, validation)
+
+
+def heartbeat() -> None:
+    """Show that training makes progress, for example in a long evaluation.
+
+    Batches, reports and boosting rounds count as progress by themselves. See
+    `FailureConfig.hang_timeout_s` for workers that make none. Costs less than a microsecond.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    _session("heartbeat")
+    beat()
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """Return the checkpoint to resume from, or the last one that this rank reported.
+
+    After a report with a checkpoint it waits for the commit.
+
+    Returns:
+        None if there is none: training starts from the beginning.
+
+    Raises:
+        CheckpointError: this rank's reported checkpoint isn't kept, because only rank 0's is.
+        NotInWorkerError: outside a training function.
+    """
+    return _session("get_checkpoint").newest_checkpoint()
+
+
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+    timeout_s: float | None = None,
+) -> list[ReportedCheckpoint]:
+    """Return the run's committed checkpoints, oldest first, also those of earlier attempts.
+
+    It waits until what this rank has reported is committed. What `CheckpointConfig` doesn't keep
+    isn't there any more.
+
+    Args:
+        consistency_mode: VALIDATED also waits until all requested validations have ended.
+        timeout_s: maximum seconds to wait; None for no limit.
+
+    Raises:
+        TimeoutError: it took longer.
+        ValueError: the mode is unknown.
+        NotInWorkerError: outside a training function, or in a child process of it.
+    """
+    return _session("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
+
+
+def get_context() -> Context:
+    """Return this process's place in the run.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    return _session("get_context").context
+
+
+def get_dataset_shard(dataset_name: str | None = None) -> Any:
+    """Return this rank's rows of a data set: a `polytrain_plugins.Shard`, or the backend's view.
+
+    Args:
+        dataset_name: its name in the trainer's `datasets`; "train" by default.
+
+    Raises:
+        KeyError: no data set of this name was passed to `make_trainer`.
+        NotInWorkerError: outside a training function.
+    """
+    return _session("get_dataset_shard").shard("train" if dataset_name is None else dataset_name)
+
+
+def checkpoint_requested() -> bool:
+    """Return whether the run waits for a checkpoint, to stop or to resume with other workers.
+
+    If so, the next `report` with a checkpoint is the last of this process. A function that makes
+    checkpoints rarely can call this after each step, and make one at once. If every rank writes a
+    part, ranks may get the answer at different steps: they must agree first.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    return _session("checkpoint_requested").is_checkpoint_wanted()
+
+
+def gather_over_ranks(piece: bytes, *, call: str) -> list[bytes]:
+    """For `polytrain.collective`: return every rank's bytes, by rank. All ranks call this.
+
+    Args:
+        piece: this rank's bytes.
+        call: what the user calls, for errors.
+
+    Raises:
+        NotInWorkerError: outside a training function, or in a child process of it.
+    """
+    return _session(call.removesuffix("()")).gather_over_ranks(piece, call=call)
+
+
+def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
+    """For plugins: open a position in data that a training function brings, kept in checkpoints.
+
+    Args:
+        plan: the order of the data.
+        name: identifies the position in the next attempt; by default the number of the call.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    return _session("open_cursor").cursor(plan, name)
+
+
+def starting_checkpoint() -> Path | None:
+    """For plugins: return the directory of the checkpoint from which the attempt started.
+
+    It is the same after a report, unlike `get_checkpoint`; None if the attempt started fresh.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    return _session("starting_checkpoint").checkpoint
+
+
+def scratch_directory() -> Path:
+    """For plugins: return a directory on the node's disk for this rank's attempt only.
+
+    It is removed when the next attempt requests its own, or when the run ends.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    return _session("scratch_directory").scratch
+
+
+def _session(function: str) -> WorkerSession:
+    if _current is None:
+        raise NotInWorkerError(
+            f"{function}() works only inside a training function that Trainer.fit() runs."
+        )
+    return _current

@@ -1,0 +1,287 @@
+"""The worker process: offer, join, train, leave. It owns nothing, and is replaced, not repaired."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from polytrain.events.output import flush_output
+from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
+from polytrain.functions.pickling import pickled_error
+from polytrain.functions.return_values import Returned, encoded
+from polytrain.linux.progress_page import WorkerStage, enter, reports
+from polytrain.workers.processes.channel import Channel, ConnectionClosedError, Message
+from polytrain.workers.processes.preload import ImportRecorder
+from polytrain.workers.processes.report_ring import Ring, calls_every_s
+from polytrain.workers.session.device_names import device_name
+from polytrain.workers.session.job import LaunchOrder, WorkerJob, unpickled_job
+from polytrain.workers.session.messages import (
+    done_message,
+    joined_message,
+    leave_message,
+    offer_message,
+    raised_message,
+    world_from,
+)
+from polytrain.workers.session.session import WorkerSession
+from polytrain.workers.session.spawned_scripts import explain_pickling
+from polytrain.workers.session.worker_api import current_session
+from polytrain_plugins import Engine, Member, World
+
+if TYPE_CHECKING:
+    from polytrain.data.shards.shard import BatchedShard
+    from polytrain.data.shards.shared_memory import Extent
+
+
+class JoinError(Exception):
+    """The framework's collective doesn't span all ranks, or not all rows."""
+
+
+def run_worker(
+    *,
+    job: WorkerJob,
+    order: LaunchOrder,
+    rank: int,
+    shards: Callable[[], Mapping[str, BatchedShard]],
+    channel: Channel,
+    scratch: Path,
+) -> None:
+    """Run one worker process of one attempt to its end, in this process.
+
+    Sends every outcome over the channel, including exceptions of the training.
+
+    Args:
+        job: the run's job.
+        order: the order of the attempt.
+        rank: this worker process's rank.
+        shards: opens this rank's shards.
+        channel: the channel to the agent.
+        scratch: directory on the node for staged files.
+
+    Raises:
+        ConnectionClosedError: the agent is gone.
+        KeyboardInterrupt: the user interrupts it.
+    """
+    try:
+        engine = job.spec.backend.engine()
+        with contextlib.ExitStack() as stack:
+            enter(WorkerStage.OFFERING)
+            offer = stack.enter_context(engine.offering(order.members[rank]))
+            channel.send(offer_message(offer))
+            world = world_from(
+                channel.receive(), attempt=order.attempt, members=order.members, rank=rank
+            )
+            enter(WorkerStage.JOINING)
+            stack.enter_context(engine.joined(world))
+            opened = shards()
+            _check_sums(engine, world, opened)
+            enter(WorkerStage.TRAINING)
+            channel.send(_joined_message(order.members[rank], opened))
+            session = WorkerSession(
+                job=job,
+                order=order,
+                world=world,
+                engine=engine,
+                shards=opened,
+                channel=channel,
+                scratch=scratch,
+            )
+            with current_session(session):
+                try:
+                    with _children_end_here(rank):
+                        returned = _train(job, engine, opened, session)
+                except (ConnectionClosedError, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    _send_error(error, channel)
+                    # Send the error before leaving the collective: peers that miss this rank fail
+                    # too, and their errors could arrive first. The driver kills all of them.
+                    while True:
+                        channel.receive()
+            enter(WorkerStage.DONE)
+            channel.send(done_message(session.stalled_s, returned))
+            # No rank closes the collective while a slower one may need it.
+            while channel.receive() != leave_message():
+                pass
+    except (ConnectionClosedError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        _send_error(error, channel)
+
+
+def _send_error(error: BaseException, channel: Channel) -> None:
+    # Output without a newline is still buffered, and may hold the reason.
+    flush_output()
+    explain_pickling(error)
+    channel.send(raised_message(error, pickled_error(error)))
+
+
+@contextlib.contextmanager
+def _children_end_here(rank: int) -> Iterator[None]:
+    """End a process that the training function forked, when it leaves the function.
+
+    Otherwise it would send its parent's messages, and close its parent's connections.
+    """
+    launched = os.getpid()
+    code = 0
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == launched:
+            raise
+        code = 1
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        else:
+            traceback.print_exc()
+    if os.getpid() != launched:
+        print(
+            f"[polytrain: process {os.getpid()}, which rank {rank} has forked, has left the "
+            "training function and was ended. End such processes with os._exit]",
+            file=sys.stderr,
+        )
+        flush_output()
+        os._exit(code)
+
+
+def _train(
+    job: WorkerJob,
+    engine: Engine[Any],
+    shards: Mapping[str, BatchedShard],
+    session: WorkerSession,
+) -> Returned | None:
+    """Train; return what the training function has returned, unless that is None."""
+    function, config = job.spec.train_loop_per_worker, job.spec.train_loop_config
+    if function is None:
+        session.finish(engine.train(shards, session))
+        return None
+    value = function() if config is None else function(dict(config))
+    deferred = deferred_value_kind(value)
+    if deferred is not None:
+        raise TypeError(
+            f"The training function returned {deferred}, and trained nothing. "
+            f"{PLAIN_INSTEAD[deferred]}."
+        )
+    world = session.world
+    return None if value is None else encoded(value, rank=world.me.rank, world_size=world.size)
+
+
+def _joined_message(member: Member, shards: Mapping[str, BatchedShard]) -> Message:
+    counted = {name: shard.count() for name, shard in shards.items()}
+    return joined_message(
+        {name: rows for name, rows in counted.items() if rows is not None},
+        device=device_name(member.gpus, os.environ),
+        node=os.uname().nodename,
+    )
+
+
+def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedShard]) -> None:
+    """Check that the collective spans all ranks, and that their rows add up to each data set."""
+    counts = {n: s.count() for n, s in shards.items() if not s.is_whole}
+    known = {name: rows for name, rows in counts.items() if rows is not None}
+    spanned, *summed = engine.sum_over_ranks([1, *known.values()], world)
+    if spanned != world.size:
+        raise JoinError(
+            f"{type(engine).__name__}'s collective spans {spanned} of {world.size} ranks: each "
+            "part would train a model of its own. Engine.joined must enter the collective."
+        )
+    for name, rows in zip(known, summed, strict=True):
+        expected = shards[name].total_rows
+        if rows != expected:
+            raise JoinError(
+                f"The workers have {rows} rows of the data set {name!r}, which has "
+                f"{expected}: the model would be trained on other rows than it should be. "
+                "If its files have changed since the run began, start a new run."
+            )
+
+
+def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
+    """Run the body of a worker process. The agent's first message holds the attempt's order.
+
+    Args:
+        connection: the connection to the agent.
+        descriptors: memory with the job, with the data sets' specs, and with the rows that the
+            agent holds; last, connections to the agent for streaming data sets.
+
+    Returns:
+        The exit code: 0, or 1 if the agent is gone.
+    """
+    explain_breakpoints()
+    channel = ImportRecorder(connection)
+    try:
+        job_in, *data_descriptors = descriptors
+        _, pickled_order, rank, scratch = channel.receive()
+        order: LaunchOrder
+        order, extents, streams = pickle.loads(pickled_order)
+        channel.gather_reports(Ring(reports()), calls_every_s=calls_every_s(rank))
+        try:
+            job = unpickled_job(job_in)
+        except Exception as error:
+            error.add_note(
+                "The training function, its config or the backend could not be read in the worker. "
+                "Modules that it uses must be installed on every node, or lie beside the script."
+            )
+            channel.send(raised_message(error, None))
+            return 0
+        run_worker(
+            job=job,
+            order=order,
+            rank=rank,
+            shards=lambda: _shards(order, rank, data_descriptors, extents, streams),
+            channel=channel,
+            scratch=Path(scratch),
+        )
+    except ConnectionClosedError:
+        return 1
+    return 0
+
+
+def _shards(
+    order: LaunchOrder,
+    rank: int,
+    descriptors: Sequence[int],
+    extents: Sequence[Extent | None],
+    streams: int,
+) -> dict[str, BatchedShard]:
+    if not descriptors:
+        return {}
+    # Arrow is preloaded if there is data, and otherwise not imported.
+    from polytrain.data.shards.opening import open_shards
+    from polytrain.data.shards.shared_memory import from_shared_memory, mapped
+    from polytrain.workers.session.stream_connection import StreamConnection
+
+    specs_in, *others = descriptors
+    specs_extent, *table_extents = extents
+    tables_in, lines_in = others[: len(others) - streams], others[len(others) - streams :]
+    return open_shards(
+        pickle.loads(mapped(specs_in, specs_extent)),
+        map(from_shared_memory, tables_in, table_extents),
+        order.start.positions,
+        world_size=len(order.members),
+        rank=rank,
+        local_world_size=order.members[rank].local_world_size,
+        streams=[StreamConnection(socket.socket(fileno=line)) for line in lines_in],
+    )
+
+
+def explain_breakpoints() -> None:
+    """Let `breakpoint()` say how to debug, unless the user's PYTHONBREAKPOINT says what it does."""
+    chosen = os.environ.get("PYTHONBREAKPOINT", "")
+    # Ray sets the variable to a debugger of its own, which works in Ray's processes only.
+    if not chosen or chosen.startswith("ray."):
+        sys.breakpointhook = _explain
+
+
+def _explain(*arguments: Any, **named: Any) -> NoReturn:
+    raise RuntimeError(
+        "breakpoint() needs a terminal, and a worker process has none. Train in this process with "
+        "ScalingConfig(num_workers=0), where breakpoints work, or let a debugger attach to one "
+        "rank: debugpy.listen(5678); debugpy.wait_for_client()"
+    )

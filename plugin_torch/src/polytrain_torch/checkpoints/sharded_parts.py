@@ -1,0 +1,184 @@
+"""Parts of a training state whose parameters are sharded: their states go by parameters' names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from polytrain_torch.checkpoints.sharded import SafeReader, load_sharded
+from polytrain_torch.models.parallel import unwrapped
+
+State = dict[str, Any]
+
+IN_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+"""Whole tensors on rank 0."""
+
+
+class ShardedParts:
+    """The parts of a training state, among which models and optimizers may be sharded."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._parts = parts
+
+    def check_optimizers(self) -> None:
+        """Check that each optimizer trains parameters that are there, all in one part if sharded.
+
+        Raises:
+            ValueError: one was made before the model was sharded, or its model isn't a part.
+        """
+        self._raise_if_stale()
+        for name, part in self._parts.items():
+            if isinstance(part, torch.optim.Optimizer) and is_sharded(part):
+                self.trained_by(name)
+
+    def state(
+        self,
+        name: str,
+        options: StateDictOptions | None = None,
+        *,
+        has_state: bool | None = None,
+    ) -> State:
+        """Return a part's state, by the names of the model's parameters.
+
+        Args:
+            name: the part's.
+            options: torch's.
+            has_state: whether an optimizer has state for parameters; by default whether it has now.
+        """
+        part = self._parts[name]
+        state: State
+        if isinstance(part, torch.nn.Module):
+            state = get_model_state_dict(part, options=options)
+        elif not (bool(part.state) if has_state is None else has_state):
+            # To get its state, torch would take a step, which counts.
+            state = self.by_name(name, {**part.state_dict(), "state": {}})
+        else:
+            state = get_optimizer_state_dict(self.trained_by(name), part, options=options)
+        return state
+
+    def load(self, name: str, state: State, options: StateDictOptions | None = None) -> None:
+        """Load a part's state by the names of the model's parameters; as for `state`."""
+        part = self._parts[name]
+        if isinstance(part, torch.nn.Module):
+            set_model_state_dict(part, state, options=options)
+        else:
+            set_optimizer_state_dict(self.trained_by(name), part, state, options=options)
+            if not state["state"]:
+                # torch has taken a step, as above.
+                part.state.clear()
+
+    def by_name(self, optimizer: str, state: State) -> State:
+        """Return an optimizer's state with parameters' names in the model, not their numbers."""
+        model = unwrapped(self.trained_by(optimizer))
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups: list[Any] = []
+        by_name: dict[str, Any] = {}
+        for group, mine in zip(
+            state["param_groups"], self._parts[optimizer].param_groups, strict=True
+        ):
+            numbered = dict(zip(group["params"], mine["params"], strict=True))
+            named = {number: names[id(parameter)] for number, parameter in numbered.items()}
+            groups.append({**group, "params": list(named.values())})
+            by_name |= {
+                named[number]: state["state"][number]
+                for number in named
+                if number in state["state"]
+            }
+        return {"state": by_name, "param_groups": groups}
+
+    def trained_by(self, optimizer: str) -> torch.nn.Module:
+        """Return the model whose parameters an optimizer trains, which names the shards."""
+        mine = {id(parameter) for parameter in _parameters(self._parts[optimizer])}
+        trained = {
+            name: part
+            for name, part in self._parts.items()
+            if isinstance(part, torch.nn.Module) and not mine.isdisjoint(map(id, part.parameters()))
+        }
+        for part in trained.values():
+            if mine <= {id(parameter) for parameter in part.parameters()}:
+                return part
+        if not trained:
+            raise ValueError(
+                f"{optimizer}: it trains sharded parameters of a model that isn't a part. Pass the "
+                "model too: TrainingState(model=model, …)."
+            )
+        raise ValueError(
+            f"{optimizer}: it trains sharded parameters that aren't all in one part, only some in "
+            f"{' and '.join(map(repr, trained))}. Make one optimizer for each model, or pass one "
+            "module that holds all of them."
+        )
+
+    def load_all(self, names: list[str], directory: Path) -> None:
+        """Load the shards of these parts. All ranks call this."""
+        if not names:
+            return
+        saved = SafeReader(directory).read_metadata().state_dict_metadata
+        states = {
+            name: self.state(name, has_state=any(key.startswith(f"{name}.state.") for key in saved))
+            for name in names
+        }
+        load_sharded(states, directory)
+        for name, state in states.items():
+            self.load(name, state)
+
+    def _raise_if_stale(self) -> None:
+        """Sharding replaces parameters: an optimizer of the old ones silently trains nothing."""
+        models = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
+        replaced = [shapes for model in models if is_sharded(model) for shapes in _shapes(model)]
+        there = {id(parameter) for model in models for parameter in model.parameters()}
+        for name, part in self._parts.items():
+            # It may also train a model that isn't a part, beside a sharded one.
+            if (
+                isinstance(part, torch.optim.Optimizer)
+                and not is_sharded(part)
+                and there.isdisjoint(map(id, _parameters(part)))
+                and Counter(each.shape for each in _parameters(part)) in replaced
+            ):
+                raise ValueError(
+                    f"{name}: it trains no parameter of the model, because sharding has replaced "
+                    "the parameters that it was made with. Make it after prepare_model."
+                )
+
+
+def beside_shards(model: torch.nn.Module) -> State:
+    """What a rank has of a sharded model that isn't sharded, such as BatchNorm's statistics."""
+    state = unwrapped(model).state_dict()
+    return {name: each for name, each in state.items() if not isinstance(each, DTensor)}
+
+
+def is_sharded(part: Any) -> bool:
+    """Return whether a model, or an optimizer of one, has sharded parameters."""
+    return any(isinstance(parameter, DTensor) for parameter in _parameters(part))
+
+
+def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
+    """Shapes of the parameters that an optimizer may have: all, or only the trained ones."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return [Counter(each.shape for each in some) for some in (parameters, trained)]
+
+
+def _parameters(part: Any) -> Iterator[Any]:
+    if isinstance(part, torch.nn.Module):
+        yield from part.parameters()
+    elif isinstance(part, torch.optim.Optimizer):
+        for group in part.param_groups:
+            yield from group["params"]
+
+
+def names_parameters(state: State) -> bool:
+    """Whether an optimizer's state names its parameters, as full states do, or numbers them."""
+    groups: Any = state.get("param_groups")
+    return bool(groups) and any(isinstance(each, str) for each in groups[0].get("params", ()))

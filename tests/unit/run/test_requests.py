@@ -1,0 +1,80 @@
+"""Requests from other processes: who answers them, and when."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from polytrain.events.health import Stacks
+from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, StacksRequests, ask
+from polytrain.storage.location import Location
+from polytrain_plugins import Stopped
+
+
+def requests_of(path: Path, token: int, stops: list[Stopped]) -> RemoteRequests:
+    return RemoteRequests(
+        Location.of(path).open(), token, stop=stops.append, inline_thread=threading.get_ident()
+    )
+
+
+def test_a_request_to_stop_reaches_the_driver(tmp_path: Path) -> None:
+    stops: list[Stopped] = []
+    storage = Location.of(tmp_path).open()
+    with requests_of(tmp_path, 3, stops):
+        ask(storage, 3, RequestKind.STOP, timeout_s=30, reason="enough")
+    assert stops == [Stopped(by="command", reason="enough")]
+    assert str(stops[0]) == "stopped by polytrain stop: enough"
+    assert storage.list("requests") == {}
+
+
+def test_a_request_to_an_earlier_driver_is_not_taken(tmp_path: Path) -> None:
+    stops: list[Stopped] = []
+    storage = Location.of(tmp_path).open()
+    storage.write("requests/000002/0123456789abcdef", b'{"kind": "stop", "reason": ""}')
+    with requests_of(tmp_path, 3, stops):
+        ask(storage, 3, RequestKind.STOP, timeout_s=30)
+    assert len(stops) == 1
+    assert storage.list("requests") == {}
+
+
+def test_nobody_answers_for_a_driver_that_is_gone(tmp_path: Path) -> None:
+    storage = Location.of(tmp_path).open()
+    with pytest.raises(NoAnswerError, match=r"has not answered for 0\.3 s"):
+        ask(storage, 3, RequestKind.STOP, timeout_s=0.3)
+    assert storage.list("requests") == {}
+
+
+def test_an_inline_run_answers_with_the_stack_of_its_thread(tmp_path: Path) -> None:
+    with requests_of(tmp_path, 3, []):
+        answer = ask(Location.of(tmp_path).open(), 3, RequestKind.STACKS, timeout_s=30)
+    assert "test_an_inline_run_answers" in answer["stacks"]["0"]
+
+
+def test_stacks_answer_all_who_have_asked_meanwhile() -> None:
+    requests = StacksRequests()
+    assert requests.add("a", attempt=1, world_size=2, now=0)
+    assert not requests.add("b", attempt=1, world_size=2, now=1)
+    requests.take(Stacks(attempt=1, rank=1, text="one"))
+    requests.take(Stacks(attempt=0, rank=0, text="of an earlier attempt"))
+    assert list(requests.answered(now=1)) == []
+    requests.take(Stacks(attempt=1, rank=0, text="zero"))
+    assert list(requests.answered(now=2)) == [(each, {0: "zero", 1: "one"}) for each in "ab"]
+    assert requests.deadline is None
+
+
+def test_stacks_that_do_not_come_are_not_waited_for() -> None:
+    requests = StacksRequests()
+    requests.add("a", attempt=1, world_size=2, now=0)
+    requests.take(Stacks(attempt=1, rank=1, text="one"))
+    assert requests.deadline == 12
+    assert list(requests.answered(now=12)) == [("a", {1: "one"})]
+
+
+def test_a_new_attempt_is_asked_again() -> None:
+    requests = StacksRequests()
+    requests.add("a", attempt=1, world_size=2, now=0)
+    assert requests.add("b", attempt=2, world_size=1, now=5)
+    requests.take(Stacks(attempt=2, rank=0, text="zero"))
+    assert dict(requests.answered(now=6)) == {"a": {0: "zero"}, "b": {0: "zero"}}

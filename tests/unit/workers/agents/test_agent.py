@@ -1,0 +1,221 @@
+"""An agent whose zygote is the test: what it does about a process that doesn't do as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tests.unit.workers.agents.agent_specs import agent_spec
+
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.events.attempt import Exited, Failed
+from polytrain.events.health import Stacks, Started, Unkillable
+from polytrain.workers.agents.agent import Agent
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.calls import (
+    AgentEvent,
+    Kill,
+    LaunchProcess,
+    RankAssignment,
+    ReadStacks,
+    SendRoster,
+)
+from polytrain.workers.agents.placement import NodeAddress, members
+from polytrain.workers.agents.shard_cache import ShardCache
+from polytrain.workers.processes.channel import SocketChannel
+from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.zygotes import Listener
+from polytrain.workers.session.job import JobMemory, LaunchOrder
+from polytrain_plugins import Offer
+
+HERE = NodeAddress(node_id="node", host="127.0.0.1")
+
+
+class FakeZygotes:
+    """Forks nothing, and kills nothing."""
+
+    theirs: ClassVar[socket.socket]
+
+    def __init__(self, spec: ZygoteSpec, entry: str, *, listener: Listener) -> None:
+        self.listener = listener
+
+    async def connect(self) -> None:
+        """It is there."""
+
+    def fork(self, attempt: int, *, descriptors: list[int], **rest: Any) -> None:
+        # The process's end of the socket: nobody reads it, unless the test does.
+        FakeZygotes.theirs = socket.socket(fileno=socket.dup(descriptors[0]))
+
+    def kill(self, attempt: int) -> None:
+        """The process hangs in the kernel."""
+
+    def close(self) -> None:
+        self.theirs.close()
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSpec:
+    monkeypatch.setattr("polytrain.workers.agents.agent.Zygotes", FakeZygotes)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return agent_spec(tmp_path, kill_timeout_s=0.01)
+
+
+def launch_call(attempt: int = 0, *, data: Any = None) -> LaunchProcess:
+    order = LaunchOrder(
+        attempt_id=AttemptId(token=1, attempt=attempt),
+        members=members([HERE], cpus=1, gpus=0),
+        start=StartingPoint(),
+        first_checkpoint=0,
+    )
+    assignment = RankAssignment(rank=0, world_size=1, data=data) if attempt == 0 else None
+    return LaunchProcess(order=order, streams=(), assignment=assignment)
+
+
+async def received(agent: Agent, kind: type[AgentEvent]) -> Any:
+    """The next thing of this kind that the agent tells."""
+    async for batch in agent.events():
+        for happening in batch:
+            if isinstance(happening, kind):
+                return happening
+    raise AssertionError("the agent has ended")
+
+
+def with_agent(spec: AgentSpec, test: Callable[[Agent], Awaitable[None]]) -> None:
+    async def run() -> None:
+        agent = Agent(spec, HERE, {}, JobMemory(b"job"))
+        await agent.place()
+        await test(agent)
+        await agent.end()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_process_that_does_not_die_is_given_up(spec: AgentSpec) -> None:
+    """It waits in the kernel for a device, or for a file server that is gone."""
+
+    async def test(agent: Agent) -> None:
+        await agent.carry_out(launch_call())
+        await received(agent, Started)
+        await agent.carry_out(Kill(attempt=0))
+        given_up = await received(agent, Unkillable)
+        assert (given_up.attempt, given_up.rank, given_up.after_s) == (0, 0, 0.01)
+        exited = await received(agent, Exited)
+        assert (exited.attempt, exited.rank, exited.killed) == (0, 0, True)
+        # Its end comes after all: the next attempt's process isn't meant.
+        await agent.carry_out(launch_call(1))
+        agent.process_ended(0, "killed by SIGKILL", killed=True)
+        agent.process_ended(1, "exited with code 3", killed=False)
+        exited = await received(agent, Exited)
+        assert (exited.attempt, exited.how) == (1, "exited with code 3")
+
+    with_agent(spec, test)
+
+
+@pytest.fixture
+def hung() -> Iterator[threading.Event]:
+    """What a read waits for that hangs."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_an_attempt_ends_though_its_rows_are_still_read(
+    spec: AgentSpec, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request: Any = object()
+
+    def hold(wanted: Any, before: Any) -> ShardCache:
+        hung.wait()
+        return ShardCache(opened=(), request=wanted)
+
+    monkeypatch.setattr("polytrain.workers.agents.shard_cache.hold", hold)
+
+    async def test(agent: Agent) -> None:
+        launch = asyncio.create_task(agent.carry_out(launch_call(data=request)))
+        await asyncio.sleep(0)
+        await agent.carry_out(Kill(attempt=0))
+        exited = await received(agent, Exited)
+        assert (exited.attempt, exited.how) == (0, "never started")
+        hung.set()
+        await launch
+        # No process is forked for an attempt that has ended.
+        await agent.carry_out(launch_call(1))
+        started = await received(agent, Started)
+        assert started.attempt == 1
+
+    with_agent(spec, test)
+
+
+def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: AgentSpec) -> None:
+    """A process that is stopped, or hangs while it starts, reads nothing."""
+    offers = (Offer(host="127.0.0.1", port=1, details={"long": "x" * (4 << 20)}),)
+
+    async def test(agent: Agent) -> None:
+        await agent.carry_out(launch_call())
+        await agent.carry_out(SendRoster(attempt=0, offers=offers))
+        await agent.carry_out(ReadStacks(attempt=0, pausing=False))
+        assert "it has not been forked yet" in (await received(agent, Stacks)).text
+        process = SocketChannel(FakeZygotes.theirs)
+        receive = asyncio.get_running_loop().run_in_executor
+        start, roster = [await receive(None, process.receive) for _ in range(2)]
+        assert (start[0], roster[0]) == ("start", "roster")
+        assert len(str(roster[1:])) > 4 << 20
+        agent.process_ended(0, "exited with code 3", killed=False)
+
+    with_agent(spec, test)
+
+
+def test_a_refused_fork_leaves_no_descriptor_open(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run tries again and again: at last nothing of the driver could be opened any more."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(FakeZygotes, "fork", refuse)
+    FakeZygotes.theirs = socket.socket()
+
+    async def test(agent: Agent) -> None:
+        before = os.listdir("/proc/self/fd")
+        for attempt in range(3):
+            await agent.carry_out(launch_call(attempt))
+            failed = await received(agent, Failed)
+            assert "too many open files" in failed.failure.message
+        assert os.listdir("/proc/self/fd") == before
+
+    with_agent(spec, test)
+
+
+def test_a_process_that_lacks_a_descriptor_leaves_none_open(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit may be reached with any of those that a worker process needs."""
+    pipe, made = os.pipe, 0
+
+    def second_refused() -> tuple[int, int]:
+        nonlocal made
+        made += 1
+        if made % 2 == 0:
+            raise OSError(errno.EMFILE, "too many open files")
+        return pipe()
+
+    FakeZygotes.theirs = socket.socket()
+
+    async def test(agent: Agent) -> None:
+        before = os.listdir("/proc/self/fd")
+        monkeypatch.setattr(os, "pipe", second_refused)
+        for attempt in range(3):
+            await agent.carry_out(launch_call(attempt))
+            await received(agent, Failed)
+        assert os.listdir("/proc/self/fd") == before
+
+    with_agent(spec, test)
