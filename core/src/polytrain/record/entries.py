@@ -443,7 +443,6 @@ KINDS: Mapping[str, type[Entry]] = {
 """The event of a line → its entry. Any other line with a phase is a `Transitioned`."""
 
 _EVENTS: Mapping[type[Entry], str] = {kind: event for event, kind in KINDS.items()}
-_HEAD = frozenset({"time", "token", "cause"})
 
 
 def decoded(line: Mapping[str, Any], *, file: str, number: int) -> Entry:
@@ -481,10 +480,10 @@ def encoded(entry: Entry) -> dict[str, Any]:
     line: dict[str, Any] = {"time": entry.time, "token": entry.token, "event": event}
     if kind is Opened:
         line["format"] = FORMAT
-    for name, default in _FIELDS[kind].items():
+    for name, default in _WRITTEN[kind].items():
         value = getattr(entry, name)
-        if name not in _HEAD and (default is MISSING or value != default):
-            line[name] = _plain(value)
+        if value is not default and (default is MISSING or value != default):
+            line[name] = value if type(value) in _JSON else _plain(value)
     return line
 
 
@@ -500,6 +499,15 @@ _FIELDS: Mapping[type[Entry], Mapping[str, Any]] = {
     kind: _stored_fields(kind) for kind in (*KINDS.values(), Transitioned, UnknownEntry)
 }
 """Entry → the fields that a line has, with their defaults; MISSING where there is none."""
+
+_HEAD = ("time", "token", "cause")
+_WRITTEN: Mapping[type[Entry], Mapping[str, Any]] = {
+    kind: {name: default for name, default in known.items() if name not in _HEAD}
+    for kind, known in _FIELDS.items()
+}
+"""The same without what each line begins with."""
+
+_JSON = frozenset({int, float, str, bool, list, dict, tuple, type(None)})
 
 
 def _plain(value: Any) -> Any:

@@ -41,7 +41,7 @@ class RunHistory:
     """The run's identity."""
 
     configuration: Configuration = field(default_factory=Configuration)
-    """What the last driver was configured with; empty in journals that don't have it."""
+    """What the last driver was configured with; empty if it is unknown."""
 
     since_token: int = 0
     """The lease of the first driver."""

@@ -150,6 +150,12 @@ class Ledger:
 
     def take(self, entry: Entry) -> None:
         """Take the next entry of the journal, but no report of a rank above 0."""
+        if isinstance(entry, MetricsReported):
+            self._book(entry.time)
+            self._reported(entry.step)
+            if entry.stalled_s:
+                self._stalled(entry.stalled_s)
+            return
         if isinstance(entry, Opened):
             # The end of a killed driver is unknown.
             self._begin(entry.time if entry.began is None else entry.began)
@@ -157,8 +163,6 @@ class Ledger:
         if isinstance(entry, Transitioned):
             self._enter(entry.phase, entry.attempt)
         match entry:
-            case MetricsReported():
-                self._reported(entry.step)
             case Launched():
                 self._launched(entry.step, entry.world_size)
             case ProcessesRequested() if self._account in ("data_load", "data_reload"):
@@ -171,10 +175,11 @@ class Ledger:
                 self._account = "ending"
             case Closed():
                 self._account = None
-        if isinstance(entry, MetricsReported | Transitioned) and entry.stalled_s:
-            self._stalled(entry.stalled_s)
-        if isinstance(entry, Transitioned) and entry.since_s and self._failed is not None:
-            self._detected(entry.since_s)
+        if isinstance(entry, Transitioned):
+            if entry.stalled_s:
+                self._stalled(entry.stalled_s)
+            if entry.since_s and self._failed is not None:
+                self._detected(entry.since_s)
 
     def take_reports(
         self,
