@@ -134,7 +134,7 @@ def test_an_attempt_ends_though_its_rows_are_still_read(
 
     def hold(wanted: Any, before: Any) -> ShardCache:
         hung.wait()
-        return ShardCache(descriptors=(), extents=(), kept=(), order=wanted)
+        return ShardCache(opened=(), request=wanted)
 
     monkeypatch.setattr("polytrain.workers.agents.shard_cache.hold", hold)
 

@@ -46,18 +46,16 @@ def planner_of(data: Any) -> ShardCachePlanner:
 
 
 def requested(planner: ShardCachePlanner, rank: int) -> Any:
-    order = planner.order(WORKERS, rank)
-    assert order is not None
-    return order
+    return planner.request(WORKERS, rank)
 
 
 def test_a_map_style_data_set_is_in_the_memory_of_a_node_once() -> None:
     Items.pickled = 0
     planner = planner_of(Items())
-    orders = [requested(planner, rank) for rank in range(WORKERS)]
+    requests = [requested(planner, rank) for rank in range(WORKERS)]
     assert Items.pickled == 1
-    assert all(len(pickle.dumps(order)) < 2000 for order in orders), "what each agent is sent"
-    caches = [hold(order, None) for order in orders]
+    assert all(len(pickle.dumps(request)) < 2000 for request in requests), "what each agent is sent"
+    caches = [hold(request, None) for request in requests]
     try:
         assert Items.pickled == 1
         files = {os.fstat(cache.descriptors[0]).st_ino for cache in caches}
@@ -74,9 +72,9 @@ def test_a_map_style_data_set_is_in_the_memory_of_a_node_once() -> None:
 
 def test_a_table_is_in_the_memory_of_a_node_once() -> None:
     planner = planner_of(pa.table({"x": np.arange(LARGE // 8)}))
-    orders = [requested(planner, rank) for rank in range(WORKERS)]
-    assert all(len(pickle.dumps(order)) < 2000 for order in orders)
-    caches = [hold(order, None) for order in orders]
+    requests = [requested(planner, rank) for rank in range(WORKERS)]
+    assert all(len(pickle.dumps(request)) < 2000 for request in requests)
+    caches = [hold(request, None) for request in requests]
     try:
         assert len({os.fstat(cache.descriptors[1]).st_ino for cache in caches}) == 1
         tables = [from_shared_memory(cache.descriptors[1], cache.extents[1]) for cache in caches]

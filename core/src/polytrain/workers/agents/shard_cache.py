@@ -10,14 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.shards.assignment import RunDataset
-from polytrain.data.shards.shared_memory import (
-    Extent,
-    parts_to_shared_memory,
-    to_buffer,
-)
+from polytrain.data.shards.shared_memory import Extent, parts_to_shared_memory, to_buffer
 from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.functions.pickling import pickled_apart, pickled_with, unpickled
-from polytrain.workers.agents.shared_store import Shared, SharedStore
+from polytrain.workers.agents.shared_store import OpenShared, Shared, SharedStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +63,7 @@ class ShardCachePlanner:
             if spec.held is Held.ALL
         )
 
-    def order(self, world_size: int, rank: int) -> CacheRequest:
+    def request(self, world_size: int, rank: int) -> CacheRequest:
         """Return the request for the agent of a rank."""
         shard_cache = tuple(
             None if spec.held is Held.ALL else dataset.held_rows(spec, world_size, rank)
@@ -92,17 +88,21 @@ class ShardCachePlanner:
 class ShardCache:
     """The data that an agent holds."""
 
-    descriptors: tuple[int, ...]
-    """Descriptors of the pickled specs, then of each data set's table."""
+    opened: tuple[OpenShared, ...]
+    """The memory of the pickled specs, then of each data set's table."""
 
-    extents: tuple[Extent | None, ...]
-    """Their extents in the descriptors' memory, in the same order; None for all of it."""
-
-    kept: tuple[Any, ...]
-    """References that keep objects in Ray's object store."""
-
-    order: CacheRequest
+    request: CacheRequest
     """The request that it answers."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The descriptors of the memory."""
+        return tuple(each.descriptor for each in self.opened)
+
+    @property
+    def extents(self) -> tuple[Extent | None, ...]:
+        """Their extents in the descriptors' memory, in the same order; None for all of it."""
+        return tuple(each.extent for each in self.opened)
 
     def release(self) -> None:
         """Free the memory that no worker process maps."""
@@ -110,32 +110,23 @@ class ShardCache:
             os.close(descriptor)
 
 
-def hold(order: CacheRequest, before: ShardCache | None) -> ShardCache:
+def hold(request: CacheRequest, before: ShardCache | None) -> ShardCache:
     """Read the requested rows, in an agent.
 
     Args:
-        order: the request.
+        request: the request.
         before: the previous cache; it is released, unless it holds the same rows.
     """
     if before is not None:
-        if before.order.is_like(order):
+        if before.request.is_like(request):
             return before
         before.release()
-    specs = order.specs.open()
-    descriptors, extents, kept = [specs.descriptor], [specs.extent], [specs.kept]
-    tables = iter(order.tables)
-    for wanted in unpickled(order.shard_cache, order.references):
-        if wanted is None:
-            opened = next(tables).open()
-            descriptor, extent = opened.descriptor, opened.extent
-            kept.append(opened.kept)
+    opened = [request.specs.open()]
+    tables = iter(request.tables)
+    for held in unpickled(request.shard_cache, request.references):
+        if held is None:
+            opened.append(next(tables).open())
         else:
-            descriptor, extent = (
-                parts_to_shared_memory(wanted.parts(), wanted.schema, len(wanted.rows)),
-                None,
-            )
-        descriptors.append(descriptor)
-        extents.append(extent)
-    return ShardCache(
-        descriptors=tuple(descriptors), extents=tuple(extents), kept=tuple(kept), order=order
-    )
+            rows = parts_to_shared_memory(held.parts(), held.schema, len(held.rows))
+            opened.append(OpenShared(descriptor=rows))
+    return ShardCache(opened=tuple(opened), request=request)

@@ -16,11 +16,11 @@ class OpenShared:
     """Shared memory that an agent has opened."""
 
     descriptor: int
-    extent: Extent | None
+    extent: Extent | None = None
     """Its extent in the descriptor's memory; None for all of it."""
 
-    kept: Any
-    """An object that must exist while the memory is used."""
+    kept: Any = None
+    """An object that must exist while the memory is used, such as one of Ray's."""
 
 
 class Shared(Protocol):

@@ -327,7 +327,7 @@ class AgentGroup:
         for rank, agent_handle in enumerate(self._pool.ranked):
             if agent_handle.assigned != (rank, world_size):
                 agent_handle.assigned = (rank, world_size)
-                request = None if data is None else data.order(world_size, rank)
+                request = None if data is None else data.request(world_size, rank)
                 assignments[agent_handle] = RankAssignment(
                     rank=rank, world_size=world_size, data=request
                 )
