@@ -239,7 +239,7 @@ def test_nobody_sees_the_credentials(bucket: Bucket, tmp_path: Path) -> None:
     config = dict(
         storage_path="bucket/runs", storage_filesystem=filesystem, storage_timeout_s=0.5
     )
-    print(trainer(**config)._request)
+    print(trainer(**config)._spec)
     try:
         trainer(**config).fit()
     except TrainingFailedError as error:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,6 @@ from polytrain import (
 from polytrain.testing import Fault
 from polytrain.testing.contract import kit_table
 from polytrain.testing.functions import STEPS, count_steps
-from polytrain.workers.driver.agent_group import AgentGroup
-from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import hookimpl
 
 
@@ -197,45 +194,3 @@ def read_a_torn_file() -> None:
     import pickle
 
     pickle.loads(b"")
-
-
-@pytest.mark.on_ray
-def test_an_agent_that_hears_of_its_rank_last_waits_for_it(
-    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray may run the calls of an actor that awaits in another order than they were made in."""
-    launch = AgentGroup.launch
-
-    def launch_first(group: AgentGroup, order: LaunchOrder) -> None:
-        launcher = group._launcher
-        prepares_late = group._launcher = PreparesLate(launcher)
-        launch(group, order)
-        group._launcher = launcher
-        for prepare in prepares_late.late:
-            prepare()
-
-    monkeypatch.setattr(AgentGroup, "launch", launch_first)
-    result = make_trainer(
-        "reference",
-        count_steps,
-        train_loop_config={"fault": None},
-        datasets={"train": kit_table()},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=quiet,
-    ).fit()
-    assert (result.error, result.metrics["step"]) == (None, STEPS)
-
-
-class PreparesLate:
-    """A launcher that leaves `prepare` for later."""
-
-    def __init__(self, launcher: Any) -> None:
-        self._launcher = launcher
-        self.late: list[Callable[[], None]] = []
-
-    def call(self, calls: Any, method: str, *shared: Any) -> None:
-        call = partial(self._launcher.call, calls, method, *shared)
-        if method == "prepare":
-            self.late.append(call)
-        else:
-            call()
