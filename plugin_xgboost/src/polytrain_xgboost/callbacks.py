@@ -1,4 +1,4 @@
-"""The user's callbacks: called when XGBoost would call them, with one decision for all ranks."""
+"""Calls the user's callbacks when XGBoost would, and lets all ranks stop together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polytrain_xgboost.history import History, Score, add_to
 
 
 class TunableBooster(xgboost.Booster):
-    """A booster that records the parameters that callbacks set, which the model doesn't hold."""
+    """A booster that records parameters that callbacks set, since a saved model lacks them."""
 
     notes: dict[str, str] | None = None
 
@@ -46,16 +46,16 @@ class Callbacks:
         """Call once in every attempt. Returns the booster to train."""
         for callback in self._callbacks:
             booster = callback.before_training(booster)
-        # Restores the parameters from before a restart, after those that `before_training` sets.
+        # Last, so that parameters from before a restart replace those set by `before_training`.
         booster.set_param(self._history.params)
         return booster
 
     def before_iteration(self, booster: xgboost.Booster, epoch: int) -> bool:
-        """Return whether training ends before a round."""
+        """Call before a round. Return whether training ends."""
         return self._is_over(booster, "before_iteration", epoch)
 
     def after_iteration(self, booster: xgboost.Booster, epoch: int, scores: list[Score]) -> bool:
-        """Return whether training ends after a round with these metrics."""
+        """Call after a round with these metrics. Return whether training ends."""
         add_to(self._log, scores)
         return self._is_over(booster, "after_iteration", epoch)
 
