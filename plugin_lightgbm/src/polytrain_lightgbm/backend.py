@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def network_params() -> dict[str, Any]:
-    """Return the parameters with which `lightgbm.train` fits one model on all workers' rows.
+    """Return parameters for `lightgbm.train` to fit one model on all workers' rows.
 
     Call it in a training function. The network is connected before that function starts.
 

@@ -1,4 +1,4 @@
-"""A small collective of its own, since LightGBM's Python package doesn't expose LightGBM's.
+"""A small collective between ranks, since LightGBM's Python package doesn't expose its own.
 
 All ranks are connected to rank 0, which gathers and broadcasts objects. This suffices to agree on
 bins before training, and on metrics and early stopping in a round. Objects are pickled, so only

@@ -158,7 +158,7 @@ def agreed(
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         options: the options, which name the columns.
         params: LightGBM's parameters, except the network's.
-        collective: connects all ranks, each of which calls this function.
+        collective: connects all ranks, which all call this function.
         model: model to resume from.
 
     Raises:

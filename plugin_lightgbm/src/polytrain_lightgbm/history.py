@@ -53,8 +53,8 @@ class StoppingRule:
         Args:
             patience: rounds without an improvement after which to stop.
             total_rounds: rounds of the run, restarts included.
-            params: LightGBM's parameters, of which `first_metric_only` and
-                `early_stopping_min_delta` matter.
+            params: LightGBM's parameters; the rule uses `first_metric_only` and
+                `early_stopping_min_delta`.
         """
         self._rule = lightgbm.early_stopping(
             patience,

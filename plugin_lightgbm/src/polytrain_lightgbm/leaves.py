@@ -51,7 +51,7 @@ class Leaves:
             model: model to resume from, whose trees the booster has too.
             options: the run's options.
             rows: this rank's rows.
-            collective: connects all ranks, each of which creates a `Leaves`.
+            collective: connects all ranks; each creates a `Leaves`.
         """
         if model is None:
             # Otherwise LightGBM would keep a first tree without a split, and couldn't roll it back.

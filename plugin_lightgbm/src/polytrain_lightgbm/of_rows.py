@@ -12,7 +12,7 @@ import lightgbm
 
 @dataclass(frozen=True, slots=True)
 class OfRows:
-    """Calls a function of labels, scores, weights and query sizes with scores and a data set."""
+    """Lets LightGBM call a function of labels, scores, weights and query sizes."""
 
     function: Callable[..., Any]
     """Takes the first two, three or all four of these arguments."""

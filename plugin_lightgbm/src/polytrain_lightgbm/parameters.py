@@ -304,7 +304,7 @@ def reported_by_one_machine(text: str, changes: Mapping[str, Any]) -> str:
     """Return the parameters' part of a model's text, as if one process had trained the model.
 
     Args:
-        text: that part as a machine of a network writes it.
+        text: this part of the text, written by a machine of a network.
         changes: parameters that the run has changed, with the user's values.
     """
     alone = {"num_machines": 1, "tree_learner": "serial", "pre_partition": 0}

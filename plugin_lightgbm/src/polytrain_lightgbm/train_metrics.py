@@ -60,7 +60,7 @@ class TrainMetrics:
             booster: this rank's booster, before its first round.
             options: the run's options.
             rows: this rank's rows.
-            collective: connects all ranks, each of which creates a `TrainMetrics`.
+            collective: connects all ranks; each creates a `TrainMetrics`.
         """
         self._booster = booster
         self._options = options

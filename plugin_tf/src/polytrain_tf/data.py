@@ -75,7 +75,7 @@ class TensorFlowShard(ShardView):
             label_type_spec: like `feature_type_spec`, for the labels.
             additional_type_spec: like `feature_type_spec`, for the third element.
             weight_column: another name of `additional_columns`.
-            as_matrix: join the feature columns to one float32 matrix `(rows, columns)`.
+            as_matrix: join the feature columns into one float32 matrix `(rows, columns)`.
 
         Raises:
             KeyError: there is no such column.

@@ -1,4 +1,4 @@
-"""Keeps the order of data that TensorFlow splits the same on all workers.
+"""Gives data that TensorFlow splits the same order on all workers.
 
 Every worker makes the same batches of all rows, and TensorFlow gives it a part of each. If each
 worker shuffled in its own order, some rows would be used twice, and others not at all.

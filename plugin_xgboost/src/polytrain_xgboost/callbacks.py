@@ -35,7 +35,7 @@ class Callbacks:
         Args:
             callbacks: the user's callbacks.
             history: the run's history, which records what callbacks do.
-            ranks: all ranks, each of which calls its callbacks.
+            ranks: all ranks; each calls its callbacks.
         """
         self._callbacks = list(dict.fromkeys(callbacks))
         self._history = history
@@ -43,7 +43,7 @@ class Callbacks:
         self._log = history.evals_log()
 
     def before_training(self, booster: xgboost.Booster) -> xgboost.Booster:
-        """Call once in every attempt. Returns the booster to train."""
+        """Call once in every attempt. Return the booster to train."""
         for callback in self._callbacks:
             booster = callback.before_training(booster)
         # Last, so that parameters from before a restart replace those set by `before_training`.
@@ -60,7 +60,7 @@ class Callbacks:
         return self._is_over(booster, "after_iteration", epoch)
 
     def after_training(self, booster: xgboost.Booster) -> xgboost.Booster:
-        """Call once, after the last round. Returns the model."""
+        """Call once, after the last round. Return the model."""
         for callback in self._callbacks:
             booster = callback.after_training(booster)
         return booster

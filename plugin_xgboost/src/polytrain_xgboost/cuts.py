@@ -1,4 +1,4 @@
-"""Makes bins on which a given model's trees decide as they do on unbinned values.
+"""Makes bins such that a given model's trees decide as they do on unbinned values.
 
 On a binned row, XGBoost uses the lower edge of a value's bin as the value. So a tree from other
 bins decides wrongly, unless its thresholds are edges too.
@@ -88,7 +88,7 @@ class Cuts:
         return not np.isin(splits, self.edges).all()
 
     def values(self, splits: Numbers, ends: Ends | None) -> Numbers:
-        """Return values from which XGBoost makes bins on which these splits decide correctly.
+        """Return values for XGBoost to make bins from, so that these splits decide correctly.
 
         Splits of trees grown on these bins add no values, so a restart has the same bins.
 
@@ -157,7 +157,7 @@ def joined_ends(by_rank: Sequence[Sequence[Ends | None]]) -> list[Ends | None]:
 def table_for(
     cuts: Sequence[Cuts], splits: Splits, ends: Sequence[Ends | None], sample: pa.Table
 ) -> pa.Table:
-    """Return a table from which XGBoost makes bins on which all splits decide correctly.
+    """Return a table for XGBoost to make bins from, so that all splits decide correctly.
 
     Args:
         cuts: the bins of the sample, by feature.

@@ -29,7 +29,7 @@ def estimated_intercept(
     Args:
         facts: argument of `xgboost.DMatrix`, such as "label" → its array for this rank's rows.
         params: XGBoost's parameters.
-        ranks: all ranks, each of which calls this function.
+        ranks: all ranks, which all call this function.
         outside: makes calls outside the collective.
     """
     # Convert to the types that XGBoost stores.

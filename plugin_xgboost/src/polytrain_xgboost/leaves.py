@@ -99,7 +99,7 @@ class Leaves:
             options: the run's options.
             params: XGBoost's parameters, with the initial score.
             history: the run's history, with the parameters that callbacks have set.
-            ranks: all ranks, each of which creates a `Leaves`.
+            ranks: all ranks; each creates a `Leaves`.
             outside: makes calls outside the collective.
         """
         self._booster = booster

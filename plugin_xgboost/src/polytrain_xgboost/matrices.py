@@ -88,7 +88,7 @@ def training_data(
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         options: the options, which name the columns.
         params: XGBoost's parameters.
-        ranks: all ranks, each of which calls this function.
+        ranks: all ranks, which all call this function.
         outside: makes calls outside the collective.
         model: model to resume from.
         directory: directory for the bins of "train", with external memory; None for memory.
@@ -264,12 +264,12 @@ class _Binning:
         sample: pa.Table,
         ends: Sequence[Ends | None],
     ) -> xgboost.QuantileDMatrix:
-        """Return a matrix on whose bins a model's trees decide as on unbinned values.
+        """Return a matrix with bins such that a model's trees decide as on unbinned values.
 
         Args:
             model: model to resume from.
             own_bins: the bins of the run's own rows; returned if they already suffice.
-            sample: the sample from which `own_bins` was made.
+            sample: the sample that `own_bins` was made from.
             ends: the lowest and the highest value of each feature in the rows of all ranks.
         """
         features, splits = self._features(sample), splits_of(model)

@@ -89,8 +89,8 @@ class Booster(Backend):
         int,
         Whole(of="rows", least=1, remedy="Give 1 or more; 200,000 is enough for 256 bins"),
     ] = 200_000
-    """Size of the sample of all workers' rows from which the bins of all workers are made. If the
-    sample is the whole data set, the order of rows makes no difference."""
+    """Number of rows, sampled from all workers, that all workers' bins are made from. If the sample
+    is the whole data set, the order of rows makes no difference."""
 
     def __post_init__(self) -> None:
         if isinstance(self.params, Mapping):

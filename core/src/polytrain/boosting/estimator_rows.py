@@ -34,7 +34,7 @@ class Rows:
 
 
 def evaluation_sets(eval_set: Iterable[EvalSet] | None, **facts: Any) -> list[Rows]:
-    """Return the data sets to evaluate on.
+    """Return the evaluation sets.
 
     Args:
         eval_set: pairs of features and labels, or triples with each row's query.

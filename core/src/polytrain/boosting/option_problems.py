@@ -50,7 +50,7 @@ def categorical_problems(job: Job, categorical: Any, others: Iterable[str]) -> I
 
     Args:
         job: the job whose data sets are checked.
-        categorical: what the user gave.
+        categorical: the user's value.
         others: columns that aren't features.
     """
     if isinstance(categorical, str):

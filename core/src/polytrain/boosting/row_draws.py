@@ -45,7 +45,7 @@ def drawn(rate: float | Rates, *, seed: int, round_: int, first: int, rows: int)
     easy as 1, 2, 3", SC 2011.
 
     Args:
-        rate: the probability, or one for each row.
+        rate: the probability of all rows, or one for each row, shape `[rows]`.
         seed: the run's seed, the same in all rounds.
         round_: number of the round, from 0.
         first: number of the first row in the whole data set.

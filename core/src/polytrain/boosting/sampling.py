@@ -34,7 +34,7 @@ def agreed_numbers(*, rows: int, queries: int, rank: int, gather: Gather) -> Row
         rows: number of this rank's rows.
         queries: number of this rank's queries; 0 without queries.
         rank: this rank.
-        gather: gathers an object from all ranks, each of which calls this function.
+        gather: gathers an object from all ranks, which all call this function.
     """
     counts = np.array(gather([rows, queries]))
     first_row, first_query = counts[:rank].sum(axis=0).tolist()

@@ -40,7 +40,7 @@ def validated(
         options: the options, which name the columns.
         labels: the labels that the objective takes; None to skip this check.
         rules: further rules of the framework.
-        gather: gathers an object from all ranks, each of which calls this function.
+        gather: gathers an object from all ranks, which all call this function.
         is_logging_rank: whether this rank logs the warning.
 
     Raises:
@@ -73,7 +73,7 @@ def refuse(tables: Mapping[str, pa.Table], rules: Sequence[Rule], *, gather: Gat
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         rules: the rules, the same on every rank.
-        gather: gathers an object from all ranks, each of which calls this function.
+        gather: gathers an object from all ranks, which all call this function.
 
     Raises:
         BadDataError: the same on every rank, if a row of any rank breaks a rule.

@@ -39,7 +39,7 @@ def warn_of_numbers_as_text(
     Args:
         table: a rank's shard "train".
         features: the feature columns.
-        gather: gathers an object from all ranks, each of which calls this function.
+        gather: gathers an object from all ranks, which all call this function.
         is_logging_rank: whether this rank logs the warning.
     """
     texts = [name for name in features if _is_text(table.schema.field(name).type)]
