@@ -36,9 +36,9 @@ def __getattr__(name: str) -> Any:
 
 
 def normalize_pandas_for_lightgbm(df: Any) -> Any:
-    """Return a data frame whose columns of Arrow's numbers and truth values LightGBM takes.
+    """Convert a frame's Arrow-backed numbers and booleans to pandas' nullable types.
 
-    They get pandas' nullable types. Other columns are unchanged.
+    LightGBM takes those. Other columns are unchanged.
 
     Args:
         df: a `pandas.DataFrame`.
@@ -53,17 +53,17 @@ def normalize_pandas_for_lightgbm(df: Any) -> Any:
         if dtype.kind == "b":
             nullable[name] = "boolean"
         elif dtype.kind in kinds:
-            # pandas has no nullable type of 16 bits for floats.
+            # pandas has no nullable 16-bit float.
             bits = max(8 * dtype.itemsize, 32 if dtype.kind == "f" else 8)
             nullable[name] = f"{kinds[dtype.kind]}{bits}"
     return df.astype(nullable)
 
 
 def bin_reference(data: pa.Table, backend: LightGBM) -> lightgbm.Dataset:
-    """Return the bins of a run, for LightGBM in one process.
+    """Return a data set with the bins of a run, for LightGBM in one process.
 
-    `lightgbm.Dataset(…, reference=bin_reference(data, LightGBM(label="y")))` has the bins of every
-    worker of `Trainer(LightGBM(label="y"), datasets={"train": data})`.
+    `lightgbm.Dataset(…, reference=bin_reference(data, LightGBM(label="y")))` has the same bins as
+    each worker of `Trainer(LightGBM(label="y"), datasets={"train": data})`.
 
     Args:
         data: all training rows, including the columns that aren't features.

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def network_params() -> dict[str, Any]:
-    """Parameters for `lightgbm.train` inside a training function: one model on all workers' rows.
+    """Return parameters for `lightgbm.train` to fit one model on all workers' rows.
 
-    The network is connected when the function is called.
+    Call it in a training function. The network is connected before that function starts.
 
     Raises:
         NotInWorkerError: outside a training function.
@@ -43,9 +43,9 @@ def network_params() -> dict[str, Any]:
 class LightGBM(Booster):
     """Gradient boosted trees by LightGBM.
 
-    A training function is called with the network connected: `lightgbm.train` on each worker's
-    shard, with `network_params()` in its parameters, trains one model together, and the options
-    here stay unset.
+    A training function runs with the network connected: `lightgbm.train` on each worker's shard,
+    with `network_params()` in its parameters, trains one model together. The options here then
+    stay unset.
 
     In `params`, `num_threads` defaults to the worker's CPUs. A callback that changes the booster
     must do so before a round, as `lightgbm.reset_parameter` does.
@@ -85,12 +85,12 @@ class LightGBM(Booster):
 
     @property
     def objective(self) -> Any:
-        """A name, or the user's function."""
+        """The objective: a name, or the user's function."""
         return value(self.params, "objective", "regression")
 
     @property
     def draws_rows(self) -> bool:
-        """Whether this package draws the rows of a round, not LightGBM."""
+        """Whether this package, not LightGBM, draws the rows of a round."""
         if self._boosting != "gbdt" and self._boosting != "dart":
             return False
         if self.params.get("data_sample_strategy", "bagging") != "bagging":
@@ -111,12 +111,12 @@ class LightGBM(Booster):
 
     @property
     def renews_leaves(self) -> bool:
-        """Whether this package computes the leaves of objectives that need all residuals."""
+        """Whether this package computes the leaf values, from all workers' residuals."""
         return objective_of(self.params) in PERCENTILES and not self.averages_leaves
 
     @property
     def averages_leaves(self) -> str | None:
-        """The parameter with which LightGBM averages the leaves of such an objective."""
+        """The parameter that makes LightGBM average percentile leaves over the workers, or None."""
         if objective_of(self.params) not in PERCENTILES:
             return None
         others = {
@@ -131,25 +131,25 @@ class LightGBM(Booster):
     def needs_all_rounds(self) -> bool:
         """Whether a restart repeats all rounds.
 
-        DART can't drop the trees of a loaded model, a random forest takes no initial scores, and
-        with penalties for new features LightGBM forgets which ones a loaded model has.
+        DART can't drop the trees of a loaded model. A random forest takes no initial scores. With
+        penalties for new features, LightGBM forgets which features a loaded model uses.
         """
         penalties = ("cegb_penalty_feature_coupled", "cegb_penalty_feature_lazy")
         return self._boosting in ("dart", "rf") or any(map(self.params.get, penalties))
 
     def booster_params(self, threads: int) -> dict[str, Any]:
-        """Return the parameters without those of the network and of the draws made here."""
+        """Return LightGBM's parameters, except the network's and those of rows drawn here."""
         left_out = ("objective", "tree_learner", *(ROW_DRAWS if self.draws_rows else ()))
         params = without(self.params, left_out)
         objective = "none" if callable(self.objective) else self.objective
-        # `value` knows all of LightGBM's names.
+        # `value` also finds a parameter by its aliases.
         defaults = {"num_threads": threads, "verbosity": -1}
         unset = {name: each for name, each in defaults.items() if value(params, name) is None}
         return {**params, **unset, "objective": objective}
 
     @property
     def reported_params(self) -> dict[str, Any]:
-        """The user's values of parameters that a run changes, for the model's text."""
+        """The user's values of the parameters that a run changes, to write into the model."""
         defaults = {"num_threads": 0, "verbosity": 1, "bagging_fraction": 1.0, "bagging_freq": 0}
         reported = {name: value(self.params, name, default) for name, default in defaults.items()}
         for name, default in {
@@ -160,7 +160,7 @@ class LightGBM(Booster):
         return {**reported, "num_iterations": self.num_boost_round}
 
     def for_a_second_machine(self) -> LightGBM:
-        """Return a second machine's options, with only the callbacks that change the booster."""
+        """Return options for the second machine: it runs only callbacks that precede a round."""
         needed = [each for each in self.callbacks if getattr(each, "before_iteration", False)]
         return replace(self, callbacks=copy.deepcopy(needed))
 

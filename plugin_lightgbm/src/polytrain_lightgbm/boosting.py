@@ -1,4 +1,4 @@
-"""Boosting on one of LightGBM's machines, in step with the others."""
+"""Boosts on one of LightGBM's machines, in step with the others."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from polytrain_lightgbm.train_metrics import TrainMetrics
 logger = logging.getLogger(__name__)
 
 _PARAMETERS = "\nparameters:"
-"""The line after the trees in a model's text."""
+"""The line that follows the trees in a model's text."""
 
 Report = Callable[[int, Mapping[str, float], lightgbm.Booster], None]
-"""Called after every round with its number from 1, its metrics and the booster."""
+"""Called after every round with the round's number, from 1, its metrics and the booster."""
 
 
 @dataclass(kw_only=True)
@@ -45,15 +45,15 @@ class Boosting:
     machines: int
     collective: Collective
     in_step: Callable[[], None] = lambda: None
-    """Called before LightGBM waits for the others; raises if one of them has left."""
+    """Called before LightGBM waits for the other machines; raises if one of them has left."""
 
     calls_back: bool = False
-    """Whether some machine has callbacks, which may end training on it alone."""
+    """Whether there are callbacks, which may end training on one machine only."""
 
     history: History = field(default_factory=History)
     _first_score: FirstScore | None = None
     _reported_params: str = ""
-    """LightGBM's text of its parameters, before a round changes some."""
+    """The parameters' part of the model's text, before a round changes some of them."""
 
     def train(
         self, tables: Mapping[str, pa.Table], model: lightgbm.Booster | None, report: Report
@@ -62,7 +62,7 @@ class Boosting:
 
         Args:
             tables: the rank's shard "train"; on rank 0, all rows of every other data set.
-            model: trees to resume from.
+            model: model to resume from; None to start without trees.
             report: called after every round.
         """
         options, begins_with_model = self.options, self.history.given_iterations > 0
@@ -92,7 +92,7 @@ class Boosting:
         return self._boost(booster, datasets["train"], agreement, draws, leaves, report)
 
     def text_of(self, booster: lightgbm.Booster) -> str:
-        """Return the model's text as LightGBM writes it in one process."""
+        """Return the model's text, as LightGBM in one process writes it."""
         if not self._reported_params:
             return booster.model_to_string(num_iteration=-1)
         if self._first_score is None:
@@ -163,7 +163,7 @@ class Boosting:
                 found = [each for each in self.collective.all_gather(best) if each is not None]
                 best = found[0] if found else None
             history.best_iteration = None if best is None else given + best
-            # After the decision, so that a checkpoint of this round holds it.
+            # Report after the decision to stop, so that this round's checkpoint holds it.
             metrics = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
             report(round_ + 1, metrics, model)
             if best is not None:
@@ -171,13 +171,13 @@ class Boosting:
         return model
 
     def _estimated(self, agreement: Agreement, params: Mapping[str, Any]) -> FirstScore:
-        """Estimate the initial score on one rank, as LightGBM does in one process."""
+        """Estimate the initial score on rank 0 from all rows, as LightGBM in one process does."""
         rows = agreement.rows["train"]
         everybodys = self.collective.gather((rows.labels, rows.weights, rows.query_sizes))
         if everybodys is None:
             return FirstScore(self.collective.broadcast(None))
         labels, weights, sizes = map(one_after_another, zip(*everybodys, strict=True))
-        # A network belongs to a thread: on another, this rank is by itself.
+        # A network belongs to a thread: another thread of this rank is in none.
         score = by_itself(estimated, labels, weights, sizes, params)
         self.collective.broadcast(score.scores)
         return score
@@ -196,8 +196,8 @@ class Boosting:
 
         def gradients(scores: Any, train: lightgbm.Dataset) -> Any:
             found = objective(scores, train)
-            # Not earlier: the first time, LightGBM resets its parameters before it asks for
-            # gradients, and draws columns once more.
+            # Not earlier: in the first round LightGBM resets its parameters before it asks for
+            # gradients, and draws columns again.
             booster.reset_parameter(columns)
             self.in_step()
             return found
@@ -215,7 +215,7 @@ class Boosting:
 
 
 def _warn(options: LightGBM, begins_with_model: bool) -> None:
-    """Say which options LightGBM replaces, and which make a worse model."""
+    """Log which options LightGBM replaces, and which make a worse model."""
     if begins_with_model and options.init_score is not None:
         logger.warning(
             "LightGBM takes what the model to continue predicts in place of the initial scores in "
@@ -255,10 +255,10 @@ def _booster(
 
 @contextmanager
 def _acceptable(train: lightgbm.Dataset) -> Iterator[None]:
-    """Let a booster begin with labels or weights of which all are 0 on this machine.
+    """Let a booster start although all labels or weights on this machine are 0.
 
-    Some objectives refuse them, though they mean the sum over all machines. One row gets the least
-    number above 0 until the booster is there; it reads the fields again in every round.
+    Some objectives refuse that, though only the sum over all machines matters. One row gets the
+    smallest float32 above 0 until the booster exists; it reads the fields again in every round.
     """
     fields = {name: train.get_field(name) for name in ("label", "weight")}
     zeros = {name: old.copy() for name, old in fields.items() if old is not None and not old.any()}
@@ -271,14 +271,14 @@ def _acceptable(train: lightgbm.Dataset) -> Iterator[None]:
 
 
 def _begin_records(callbacks: Iterable[Any], env: CallbackEnv) -> None:
-    """Start LightGBM's own records at this round, which isn't the first in a resumed run."""
+    """Start LightGBM's `record_evaluation` callbacks at this round, which may not be round 0."""
     for callback in callbacks:
         if is_recording(callback):
             begin_record(callback, env)
 
 
 def _call(callbacks: Iterable[Any], env: CallbackEnv, *, before_iteration: bool) -> None:
-    """Call the user's callbacks before or after a round, by LightGBM's rules."""
+    """Call the user's callbacks before or after a round, in LightGBM's order."""
     mine = [
         each for each in callbacks if getattr(each, "before_iteration", False) == before_iteration
     ]

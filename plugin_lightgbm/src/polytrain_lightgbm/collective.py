@@ -1,7 +1,7 @@
-"""A small collective beside LightGBM's, which its Python package doesn't expose.
+"""A small collective between ranks, since LightGBM's Python package doesn't expose its own.
 
-All ranks are connected to rank 0, which gathers and broadcasts objects: enough to agree on bins
-before a round, and on metrics and one decision in a round. Objects are pickled, so only
+All ranks are connected to rank 0, which gathers and broadcasts objects. This suffices to agree on
+bins before training, and on metrics and early stopping in a round. Objects are pickled, so only
 authenticated ranks may send them (`connections`).
 """
 
@@ -19,7 +19,7 @@ from polytrain_lightgbm.connections import RankConnection, accept_ranks, connect
 from polytrain_plugins import World
 
 _TOGETHER_S = 300.0
-"""Seconds until all ranks must be connected. They all begin when they have each other's offers."""
+"""Seconds for all ranks to connect. They all start when they have each other's offers."""
 
 
 class Collective:
@@ -28,14 +28,14 @@ class Collective:
     def __init__(self, peers: Sequence[RankConnection], *, rank: int = 0) -> None:
         """
         Args:
-            peers: on rank 0: the connections to the others, by rank. On others: to rank 0.
+            peers: on rank 0, the connections to the others, by rank; elsewhere, that to rank 0.
             rank: this rank.
         """
         self.rank = rank
         self._peers = peers
 
     def all_gather(self, piece: Any) -> list[Any]:
-        """Return every rank's piece, by rank. Every rank calls it, with anything that pickles."""
+        """Return every rank's piece, by rank. Every rank calls it, with a picklable object."""
         pieces: list[Any] = self.broadcast(self.gather(piece))
         return pieces
 
@@ -62,11 +62,11 @@ class LeaderListener:
 
     listening_socket: socket.socket
     key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
-    """The other ranks get it from rank 0's offer."""
+    """The shared key; other ranks get it from rank 0's offer."""
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """What rank 0's offer says to the others."""
+        """The port and the key, for rank 0's offer."""
         return {
             "collective_port": self.listening_socket.getsockname()[1],
             "collective_key": self.key,
@@ -75,7 +75,7 @@ class LeaderListener:
 
 @contextmanager
 def listening(host: str) -> Iterator[LeaderListener]:
-    """Listen on any port of the address that the other ranks connect to, and on no other."""
+    """Listen on a free port of this address only, which is the one the other ranks connect to."""
     with socket.create_server((host, 0)) as listening_socket:
         yield LeaderListener(listening_socket=listening_socket)
 
@@ -84,12 +84,12 @@ def listening(host: str) -> Iterator[LeaderListener]:
 def connected(
     world: World, listener: LeaderListener | None, *, within_s: float = _TOGETHER_S
 ) -> Iterator[Collective]:
-    """Connect every rank to rank 0, whose offer names its address.
+    """Connect every rank to rank 0, whose offer has its address, and yield the collective.
 
     Args:
         world: all ranks.
-        listener: rank 0's own; None for the others.
-        within_s: seconds until all must be there.
+        listener: rank 0's listener; None on the others.
+        within_s: seconds for all ranks to connect.
     """
     with ExitStack() as stack:
         if listener is not None:

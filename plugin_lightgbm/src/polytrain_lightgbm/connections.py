@@ -1,8 +1,8 @@
 """Authenticated connections between ranks, which share a key.
 
-The key isn't sent here. Each end proves that it has the key by an HMAC over random bytes of both
-ends, which holds for this connection only. Then every message has an HMAC that covers its number
-and its sender. Messages aren't encrypted.
+The key is never sent here. Each end proves that it has the key by an HMAC over random bytes of both
+ends, which is valid for this connection only. Then every message carries an HMAC that also covers
+its number and its sender. Messages aren't encrypted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LENGTH = struct.Struct("<Q")
 _NONCE = 16
 _TAG = hashlib.sha256().digest_size
 _HELLO = struct.Struct(f"<{_NONCE}sI{_TAG}s")
-"""A rank's first message: random bytes, its number, and the proof that it has the key."""
+"""A rank's first message: its random bytes, its rank, and the proof that it has the key."""
 
 _WAITING = 256
-"""Maximum number of connections without proof; beyond it the oldest is closed."""
+"""Maximum number of unauthenticated connections; beyond it the oldest is closed."""
 
 
 class RankConnection:
@@ -35,8 +35,8 @@ class RankConnection:
     ) -> None:
         """
         Args:
-            connection: to the other end.
-            key: of this connection; None if both ends are this process's.
+            connection: a connected socket.
+            key: the connection's key; None if both ends are in this process.
             is_leader: whether this is rank 0's end.
         """
         self._connection = connection
@@ -45,7 +45,7 @@ class RankConnection:
         self._mine, self._theirs = (b"leader", b"rank") if is_leader else (b"rank", b"leader")
 
     def send(self, message: bytes) -> None:
-        """Send a message, of any size."""
+        """Send a message of any size."""
         tag = self._tag(self._mine, self._sent, message)
         self._sent += 1
         self._connection.sendall(_LENGTH.pack(len(message)) + tag + message)
@@ -54,7 +54,7 @@ class RankConnection:
         """Wait for the next message.
 
         Raises:
-            ConnectionError: the other rank has left, or the message isn't its.
+            ConnectionError: the other rank has left, or the message isn't from it.
         """
         [length] = _LENGTH.unpack(_exactly(self._connection, _LENGTH.size))
         tag = b"" if self._key is None else _exactly(self._connection, _TAG)
@@ -78,15 +78,15 @@ def connect_to_leader(
     """Connect to rank 0.
 
     Args:
-        address: where it listens.
-        key: of the attempt.
+        address: host and port of rank 0.
+        key: the attempt's key.
         rank: this rank.
-        stack: gets the connection.
-        within_s: seconds that it may take.
+        stack: closes the connection in the end.
+        within_s: timeout in seconds.
 
     Raises:
-        ConnectionError: whoever listens there doesn't have the key.
-        OSError: nobody listens there, or doesn't answer in time.
+        ConnectionError: the listener doesn't have the key.
+        OSError: nothing listens there, or it doesn't answer in time.
     """
     connection = stack.enter_context(socket.create_connection(address, timeout=within_s))
     theirs, mine = _exactly(connection, _NONCE), secrets.token_bytes(_NONCE)
@@ -106,17 +106,17 @@ def accept_ranks(
     """Wait for the other ranks to connect. Other clients don't block them.
 
     Args:
-        listener: they connect to it.
-        key: of the attempt.
-        count: how many they are; their numbers begin with 1.
-        stack: gets the connections.
-        within_s: seconds until all must be there.
+        listener: rank 0's listening socket.
+        key: the attempt's key.
+        count: the number of other ranks; they are 1 to `count`.
+        stack: closes the connections in the end.
+        within_s: timeout in seconds for all of them.
 
     Returns:
         The connections, by rank.
 
     Raises:
-        TimeoutError: some aren't there in time; the message names them.
+        TimeoutError: some ranks haven't connected in time; the message names them.
     """
     deadline = time.monotonic() + within_s
     with _Admission(listener, key, count) as admission:
@@ -138,14 +138,14 @@ def accept_ranks(
 
 
 class _Admission:
-    """Rank 0's side: reads all connections concurrently, and keeps those with the key."""
+    """Rank 0's side: reads all connections concurrently, and keeps those that have the key."""
 
     def __init__(self, listener: socket.socket, key: bytes, count: int) -> None:
         self._listener = listener
         self._key = key
         self._count = count
         self._found: dict[int, tuple[socket.socket, bytes]] = {}
-        """Rank → its connection, and the key of that."""
+        """Rank → its connection, and the connection's key."""
 
         self._waiting: dict[socket.socket, tuple[bytes, bytearray]] = {}
         """Connection → the random bytes sent to it, and the part of its answer received so far."""
@@ -167,13 +167,13 @@ class _Admission:
         return [rank for rank in range(1, self._count + 1) if rank not in self._found]
 
     def take(self) -> list[tuple[socket.socket, bytes]]:
-        """The connections and their keys, by rank. They are the caller's to close."""
+        """Return the connections and their keys, by rank. The caller closes the connections."""
         taken = [self._found[rank] for rank in sorted(self._found)]
         self._found.clear()
         return taken
 
     def wait(self, timeout_s: float) -> None:
-        """Serve new connections and their messages within this time."""
+        """Wait up to this time for new connections or messages, and handle them."""
         for ready, _ in self._selector.select(timeout_s):
             if ready.fileobj is self._listener:
                 # The client may have disconnected again.
@@ -221,13 +221,13 @@ class _Admission:
 
 def _authenticated(connection: socket.socket, key: bytes, *, is_leader: bool) -> RankConnection:
     connection.settimeout(None)
-    # Messages are tiny and answered at once: none may wait to be joined by another.
+    # Send small messages at once: Nagle's algorithm would delay them.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return RankConnection(connection, key, is_leader=is_leader)
 
 
 def _proof(key: bytes, purpose: bytes, leader: bytes, rank: bytes, number: int) -> bytes:
-    """Return the proof of the key for one connection and purpose."""
+    """Return the HMAC that proves the key, for one connection and purpose."""
     return hmac.digest(key, b"|".join((purpose, leader, rank, b"%d" % number)), "sha256")
 
 

@@ -1,6 +1,6 @@
 """Converts tables to LightGBM's data sets, with the same bins on every rank.
 
-By itself LightGBM bins each feature by the rows of one worker: the bins are bad if rows are sorted,
+LightGBM itself bins each feature by the rows of one worker: the bins are bad if rows are sorted,
 and the model depends on how the rows are split.
 """
 
@@ -36,7 +36,7 @@ class Rows:
     """The rows of a data set, or a rank's part of them."""
 
     table: pa.Table
-    """Numbers only: categories are codes."""
+    """The columns, all numeric: categories are codes."""
 
     options: LightGBM
 
@@ -47,61 +47,61 @@ class Rows:
 
     @cached_property
     def labels(self) -> Numbers:
-        """float32, shape `[rows]`."""
+        """The labels, float32, shape `[rows]`."""
         assert self.options.label is not None
         return _single(self.table, self.options.label)
 
     @cached_property
     def weights(self) -> Numbers | None:
-        """float32, shape `[rows]`; None without weights."""
+        """The weights, float32, shape `[rows]`; None without weights."""
         return None if self.options.weight is None else _single(self.table, self.options.weight)
 
     @cached_property
     def first_scores(self) -> Numbers | None:
-        """Each row's initial score, from the user's column."""
+        """The user's initial scores, float64, shape `[rows]`; None without them."""
         column = self.options.init_score
         return None if column is None else floats(self.table.column(column))
 
     @cached_property
     def query_sizes(self) -> Numbers | None:
-        """Rows of each query, one after another; None without queries."""
+        """The number of rows of each query, shape `[queries]`; None without queries."""
         column = self.options.group
         return None if column is None else group_sizes(self.table.column(column))
 
     def leaves(self, booster: lightgbm.Booster, iteration: int) -> Numbers:
-        """The leaf of each row in the one tree of an iteration; int32, shape `[rows]`."""
+        """Return each row's leaf in an iteration's only tree; int32, shape `[rows]`."""
         return _Batches(self.table.select(self.features)).leaves(booster, iteration)
 
     @property
     def counting(self) -> slice | Mask:
-        """The rows that weigh more than 0: from others LightGBM's `average_precision` gets NaN."""
+        """The rows with a weight above 0: others can make LightGBM's `average_precision` NaN."""
         return slice(None) if self.weights is None else self.weights > 0
 
     @property
     def row_weight(self) -> float:
-        """The weight of a metric that is the mean over these rows."""
+        """The total weight of these rows, for a metric that is a mean over rows."""
         return float(len(self.table)) if self.weights is None else float(self.weights.sum())
 
     @property
     def query_weight(self) -> float:
-        """The weight of a metric that is the mean over these queries; over rows without queries."""
+        """The total weight of these queries, for a metric that is their mean; or of the rows."""
         sizes = self.query_sizes
         if sizes is None or self.weights is None:
             return self.row_weight if sizes is None else float(len(sizes))
-        # As in LightGBM, a query weighs as much as its rows do on average.
+        # As in LightGBM, a query's weight is the mean weight of its rows.
         return float((np.add.reduceat(self.weights, np.cumsum(sizes) - sizes) / sizes).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What all ranks have agreed on before they bin."""
+    """Everything that all ranks agree on before they bin their rows."""
 
     categories: Mapping[str, pa.Array]
     reference: lightgbm.Dataset
-    """The data set whose bins all others take."""
+    """The data set whose bins all others use."""
 
     numbers: RowNumbers
-    """Of the rank's rows of "train" in the whole data set."""
+    """Numbers of the rank's rows of "train" in the whole data set."""
 
     rows: Mapping[str, Rows]
     """The rank's part of "train"; on rank 0, all rows of the other data sets."""
@@ -118,10 +118,10 @@ class Agreement:
 
         Args:
             rows: its rows.
-            first_score: the initial score of all rows.
-            model: trees to resume from, whose predictions are the initial scores.
-            begins_with_model: whether the run began with the user's model: LightGBM then takes
-                its predictions in place of each row's own initial score.
+            first_score: the estimated initial score of all rows; None if none was estimated.
+            model: model to resume from, whose predictions are part of the initial scores.
+            begins_with_model: whether the run started from the user's model, whose predictions
+                then replace the user's initial scores.
         """
         features = _Batches(rows.table.select(rows.features))
         scores = None if begins_with_model else rows.first_scores
@@ -156,14 +156,14 @@ def agreed(
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
-        options: which columns mean what.
-        params: LightGBM's, but for those of its network.
-        collective: all ranks, each of which calls this.
-        model: trees to resume from.
+        options: the options, which name the columns.
+        params: LightGBM's parameters, except the network's.
+        collective: connects all ranks, which all call this function.
+        model: model to resume from.
 
     Raises:
         BadDataError: on every rank, if some values can't be trained on.
-        ValueError: the trees are of other features.
+        ValueError: the model has other features.
     """
     names = options.features_of(tables["train"].column_names)
     tables = validated(
@@ -197,7 +197,11 @@ def agreed(
 
 
 def halves(table: pa.Table, group: str | None) -> tuple[pa.Table, pa.Table]:
-    """Two parts of a table, with whole queries in each."""
+    """Split a table into two parts, each with whole queries.
+
+    Raises:
+        BadDataError: the table has only one row or query.
+    """
     cut = len(table) // 2
     if group is not None:
         ends = np.cumsum(group_sizes(table.column(group)))
@@ -214,7 +218,13 @@ def halves(table: pa.Table, group: str | None) -> tuple[pa.Table, pa.Table]:
 
 
 def predicted(model: lightgbm.Booster, table: pa.Table, **options: Any) -> Numbers:
-    """What a model predicts for a table's rows: its columns by name, its own categories."""
+    """Return a model's predictions for a table. Columns are matched by name.
+
+    Args:
+        model: the model, which has its own lists of categories.
+        table: the rows.
+        options: arguments of `lightgbm.Booster.predict`.
+    """
     names = model.feature_name()
     lists = model.pandas_categorical or []
     columns = model.params.get("categorical_feature") or []
@@ -236,10 +246,10 @@ def _reference(
         label=np.zeros(len(sample)),
         feature_name=[as_lightgbm_has_it(name) for name in sample.column_names],
         categorical_feature=[as_lightgbm_has_it(name) for name in categories],
-        # All of them: they are a sample already.
+        # Use all rows: they are a sample already.
         params={**params, "bin_construct_sample_cnt": max(1, len(sample))},
     )
-    # As for a data frame with such columns, so that the model takes one.
+    # As for a pandas frame with categories, so that the model accepts such a frame.
     reference.pandas_categorical = [values.to_pylist() for values in categories.values()]
     return reference.construct()
 
@@ -247,7 +257,7 @@ def _reference(
 def _with_those_of(
     model: lightgbm.Booster, categories: Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, pa.Array]:
-    """The categories, those that a model knows first: its trees know them by their numbers."""
+    """Return the categories, the model's first: its trees refer to categories by number."""
     if model.feature_name() != [as_lightgbm_has_it(name) for name in names]:
         raise ValueError(
             f"The model to continue has the features {', '.join(model.feature_name())}; those of "
@@ -266,7 +276,7 @@ def _with_those_of(
 
 
 class _Batches(lightgbm.Sequence):
-    """Rows as LightGBM reads them: a batch at a time, never all of them once more."""
+    """Gives LightGBM rows batch by batch, so that they are never all copied at once."""
 
     batch_size = 50_000
 
@@ -280,13 +290,13 @@ class _Batches(lightgbm.Sequence):
         return _dense(self._features.slice(rows.start, rows.stop - rows.start))
 
     def predicted(self, model: lightgbm.Booster) -> Numbers:
-        """The model's raw scores, all rows for one tree, then for the next."""
-        # All of them: by default LightGBM predicts with those up to the best round.
+        """Return the model's raw scores, shape `[classes * rows]`, class by class."""
+        # Use all trees: by default LightGBM predicts with those up to the best round.
         every = self._predictions(model, raw_score=True, num_iteration=-1)
         return np.concatenate(every).T.ravel()
 
     def leaves(self, model: lightgbm.Booster, iteration: int) -> Numbers:
-        """The leaf of each row in the one tree of an iteration."""
+        """Return each row's leaf in an iteration's only tree; int32, shape `[rows]`."""
         how = {"pred_leaf": True, "start_iteration": iteration, "num_iteration": 1}
         return np.concatenate(self._predictions(model, **how)).ravel().astype(np.int32)
 
@@ -294,10 +304,10 @@ class _Batches(lightgbm.Sequence):
         return [model.predict(self[rows], **how) for rows in self._slices(self.batch_size)]
 
     def added_to(self, scores: Numbers, model: lightgbm.Booster) -> Numbers:
-        """Scores, and one tree after the other on top of them, as in training: the last bits
+        """Return scores plus the trees' outputs, added tree by tree as in training: the last bits
         depend on the order."""
         added = scores.copy()
-        # Fewer at once: each row has a number for each tree.
+        # Fewer rows at once: each row has a leaf for each tree.
         for rows in self._slices(self.batch_size // 10):
             leaves = model.predict(self[rows], pred_leaf=True, num_iteration=-1).astype(int)
             for tree, of_tree in enumerate(leaves.T):
@@ -316,7 +326,7 @@ def _in_numbers(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table
 
 
 def _dense(features: pa.Table) -> Numbers:
-    """float64, shape `[rows, features]`; NaN where there is no value."""
+    """Return features as float64, shape `[rows, features]`, NaN for nulls."""
     dense = np.empty((len(features), features.num_columns))
     for index, column in enumerate(features.columns):
         dense[:, index] = column.cast(pa.float64(), safe=False).to_numpy()

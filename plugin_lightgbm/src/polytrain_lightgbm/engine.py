@@ -1,4 +1,4 @@
-"""The engine: LightGBM's network over all ranks' addresses, and boosting."""
+"""The engine: connects LightGBM's network over all ranks' addresses, and boosts."""
 
 from __future__ import annotations
 
@@ -74,20 +74,20 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         self._collective = None
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
-        # The number of ranks is measured, not assumed: the core checks it.
+        # Measure the number of ranks, since the core checks it.
         only_first = _mean_over_ranks(float(world.me.rank == 0), world)
         ranks = round(1 / only_first) if only_first > 0 else 0
         return [_sum_over_ranks(value, ranks, world) for value in values]
 
     def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
-        # A sum over all ranks trains a tree.
+        # A sum over all ranks trains a tree, which is slower.
         assert self._collective is not None, "several ranks are connected"
         return self._collective.all_gather(piece)
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> lightgbm.Booster:
         options, me = self._options, session.world.me
         model = self._begun(session.checkpoint)
-        # A run from another's checkpoint may be without what ended that one.
+        # A run from another run's checkpoint may lack the option or callback that ended that run.
         may_stop = options.early_stopping_rounds is not None or bool(options.callbacks)
         done, over = (
             len(self._history.rounds),
@@ -144,7 +144,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         return by_two_machines(first, second)
 
     def save(self, model: lightgbm.Booster, directory: Path) -> None:
-        # All trees: a restart resumes from the last, not from the best.
+        # Save all trees: a restart resumes from the last round, not from the best.
         text = (
             model.model_to_string(num_iteration=-1)
             if self._boosting is None
@@ -169,7 +169,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         return predicted(model, table, **options)
 
     def _begun(self, checkpoint: Path | None) -> lightgbm.Booster | None:
-        """The trees to resume from, and what is known of their rounds."""
+        """Return the model to resume from, or None, and load the history of its rounds."""
         given = self._options.init_model
         if checkpoint is not None:
             self._history = History.from_json((checkpoint / HISTORY_FILE).read_text())
@@ -182,17 +182,17 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
 
 
 def _sum_over_ranks(value: int, ranks: int, world: World) -> int:
-    # In two halves: labels have 24 bits.
+    # Sum the high and the low half: float32 labels are exact up to 24 bits only.
     high, low = divmod(value, _HALF)
     sums = [round(_mean_over_ranks(float(half), world) * ranks) for half in (high, low)]
     return sums[0] * _HALF + sums[1]
 
 
 def _mean_over_ranks(value: float, world: World) -> float:
-    """The mean of the ranks' numbers.
+    """Return the mean of the ranks' numbers.
 
-    LightGBM offers no collective operation to call; but where nothing can be learned, the first
-    score of a regression is the mean of all ranks' labels.
+    LightGBM has no collective operation to call. But a regression that can learn nothing predicts
+    its initial score, the mean of all ranks' labels.
     """
     params = {**QUIET, **parallel_params(world.size), "objective": "regression"}
     booster = tiny_booster(params, label=value)

@@ -1,4 +1,4 @@
-"""LightGBM as scikit-learn's estimators, trained on any number of workers."""
+"""scikit-learn estimators that LightGBM trains on any number of workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _METRIC_OF_SEVERAL = {
     **dict.fromkeys(("logloss", "binary_logloss", "multi_logloss"), "logloss"),
     **dict.fromkeys(("error", "binary_error", "multi_error"), "error"),
 }
-"""Metrics that `eval_metric` may call by any of these names, whatever the number of classes."""
+"""Name in `eval_metric` → metric, to follow "binary_" or "multi_" by the number of classes."""
 
 _EVAL_AT = ("eval_at", "ndcg_eval_at", "ndcg_at", "map_eval_at", "map_at")
 _OF_PREDICT = (
@@ -46,7 +46,7 @@ _OF_PREDICT = (
     *("predict_disable_shape_check", *parameter_names("num_threads")),
     *parameter_names("verbosity"),
 )
-"""LightGBM's parameters for predictions."""
+"""LightGBM's parameters that `predict` accepts."""
 
 
 class _LGBMEstimator(BackendEstimator):
@@ -63,7 +63,7 @@ class _LGBMEstimator(BackendEstimator):
 
     @property
     def _default_metric(self) -> str:
-        """The metric of a function as objective."""
+        """The default metric if the objective is a function."""
         return "l2"
 
     def fit(
@@ -102,8 +102,8 @@ class _LGBMEstimator(BackendEstimator):
                 the parameter `categorical`.
             callbacks: LightGBM's callbacks.
             init_model: a model to continue: a booster, the path of its file, or an estimator.
-            eval_X: the rows to evaluate on, or a tuple of several; in place of `eval_set`.
-            eval_y: the labels to evaluate on, or a tuple of several.
+            eval_X: rows to evaluate on, or a tuple with those of several sets; replaces `eval_set`.
+            eval_y: labels to evaluate on, or a tuple with those of several sets.
         """
         evaluated = evaluation_sets(
             _pairs(eval_set, eval_X, eval_y),
@@ -178,7 +178,7 @@ class _LGBMEstimator(BackendEstimator):
         for name in ("bin_construct_sample_cnt", "subsample_for_bin"):
             if name in params:
                 options["bin_sample_rows"] = params.pop(name)
-        # By any of LightGBM's names the user's objective has precedence over the default one.
+        # The user's objective, under any alias, has precedence over the default.
         objective = value(self._given, "objective", params["objective"])
         params = {**without(params, ["objective"]), "objective": objective}
         given = params.pop("eval_metric")
@@ -210,15 +210,15 @@ class _LGBMEstimator(BackendEstimator):
         validate_features: bool = True,
         **kwargs: Any,
     ) -> Values:
-        """Return what the objective predicts, shape `[rows]`; a classifier's classes.
+        """Return the predictions, shape `[rows]`; a classifier predicts classes.
 
         Args:
             X: a frame, or an array of shape `[rows, features]`.
             raw_score: return scores before the objective converts them.
             start_iteration: the first round to use.
-            num_iteration: how many rounds to use; by default up to the best, or the last.
+            num_iteration: number of rounds to use; by default up to the best, or the last.
             pred_leaf: return the leaf of each row in each tree, shape `[rows, trees]`.
-            pred_contrib: return what each feature contributes, shape `[rows, features + 1]`.
+            pred_contrib: return each feature's contribution, shape `[rows, features + 1]`.
             validate_features: match columns by name; otherwise, by position.
             kwargs: LightGBM's parameters for predictions.
         """
@@ -259,9 +259,9 @@ class _LGBMEstimator(BackendEstimator):
 
     @property
     def feature_importances_(self) -> Values:
-        """How often each feature is split on; shape `[features]`, whole numbers.
+        """The number of splits on each feature, integers, shape `[features]`.
 
-        With the parameter `importance_type="gain"`, the total gain of its splits.
+        With the parameter `importance_type="gain"`, the total gain of these splits.
         """
         kind = self._given.get("importance_type", "split")
         found: Values = self.booster_.feature_importance(importance_type=kind)
@@ -274,7 +274,7 @@ class _LGBMEstimator(BackendEstimator):
 
     @property
     def evals_result_(self) -> dict[str, dict[str, list[float]]]:
-        """`"validation_0"` and so on → metric → its values, round by round."""
+        """Evaluation set, such as "validation_0" → metric → its value after each round."""
         return self._evaluations
 
     @property
@@ -284,7 +284,7 @@ class _LGBMEstimator(BackendEstimator):
 
     @property
     def best_score_(self) -> dict[str, dict[str, float]]:
-        """Set of `eval_set` → metric → its value after the best, or last, round."""
+        """Evaluation set → metric → its value after the best, or last, round."""
         best = self.best_iteration_
         return {
             name: {metric: values[best - 1] for metric, values in metrics.items()}
@@ -293,20 +293,20 @@ class _LGBMEstimator(BackendEstimator):
 
 
 class PolytrainLGBMRegressor(_LGBMEstimator, BackendRegressor):
-    """Predicts numbers, by squared error unless `objective` says otherwise."""
+    """Predicts numbers; minimizes the squared error unless `objective` is set."""
 
     def _default_params(self) -> Mapping[str, Any]:
         return {"objective": "regression"}
 
 
 class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
-    """Predicts which of two or more classes."""
+    """Predicts one of two or more classes."""
 
     def model_classes(self, model: lightgbm.Booster) -> int:
         return int(model.num_model_per_iteration())
 
     def class_params(self, classes: int) -> Mapping[str, Any]:
-        """Probabilities of the classes."""
+        """Return the parameters for an objective that predicts class probabilities."""
         if classes == 2:
             return {"objective": "binary"}
         return {"objective": "multiclass", "num_class": classes}
@@ -365,8 +365,8 @@ class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
                 the parameter `categorical`.
             callbacks: LightGBM's callbacks.
             init_model: a model to continue: a booster, the path of its file, or an estimator.
-            eval_X: the rows to evaluate on, or a tuple of several; in place of `eval_set`.
-            eval_y: the classes to evaluate on, or a tuple of several.
+            eval_X: rows to evaluate on, or a tuple with those of several sets; replaces `eval_set`.
+            eval_y: classes to evaluate on, or a tuple with those of several sets.
         """
         evaluated = evaluation_sets(
             _pairs(eval_set, eval_X, eval_y),
@@ -431,16 +431,16 @@ class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
     ) -> Values:
         """Return class probabilities, shape `[rows, classes]`, in the order of `classes_`.
 
-        With a function as objective LightGBM knows none: as with its own estimator, these are raw
-        scores, and so is what `predict` returns.
+        If the objective is a function, LightGBM has no probabilities: as with its own estimator,
+        this method and `predict` then return raw scores.
 
         Args:
             X: a frame, or an array of shape `[rows, features]`.
             raw_score: return scores before the objective converts them.
             start_iteration: the first round to use.
-            num_iteration: how many rounds to use; by default up to the best, or the last.
+            num_iteration: number of rounds to use; by default up to the best, or the last.
             pred_leaf: return the leaf of each row in each tree, shape `[rows, trees]`.
-            pred_contrib: return what each feature contributes, shape `[rows, features + 1]`.
+            pred_contrib: return each feature's contribution, shape `[rows, features + 1]`.
             validate_features: match columns by name; otherwise, by position.
             kwargs: LightGBM's parameters for predictions.
         """
@@ -479,7 +479,7 @@ class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
         Args:
             X: a frame, or an array of shape `[rows, features]`.
             start_iteration: the first round to use.
-            num_iteration: how many rounds to use; by default up to the best, or the last.
+            num_iteration: number of rounds to use; by default up to the best, or the last.
             validate_features: match columns by name; otherwise, by position.
             kwargs: LightGBM's parameters for predictions.
         """
@@ -494,19 +494,19 @@ class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
 
     @property
     def _has_own_objective(self) -> bool:
-        """Whether the model was trained with a function, so that its scores aren't converted."""
+        """Whether the objective was a function, so that scores aren't converted."""
         return "\nobjective=" not in self.booster_.model_to_string(num_iteration=1)
 
 
 class PolytrainLGBMRanker(_LGBMEstimator, BackendRanker):
-    """Predicts an order within queries, by LambdaMART unless `objective` says otherwise."""
+    """Predicts an order within queries; uses LambdaMART unless `objective` is set."""
 
     @property
     def _default_metric(self) -> str:
         return "ndcg"
 
     def ranking_params(self) -> Mapping[str, Any]:
-        """LambdaMART."""
+        """Return the parameters for LambdaMART."""
         return {"objective": "lambdarank"}
 
     def fit(
@@ -546,17 +546,17 @@ class PolytrainLGBMRanker(_LGBMEstimator, BackendRanker):
             eval_names: their names; by default "validation_0" and so on.
             eval_sample_weight: the weights for each of `eval_set`.
             eval_init_score: the initial scores for each of `eval_set`.
-            eval_group: what `group` is, for each of `eval_set`.
-            eval_qid: what `qid` is, for each of `eval_set`.
+            eval_group: like `group`, for each of `eval_set`.
+            eval_qid: like `qid`, for each of `eval_set`.
             eval_metric: a metric, or several: names, and functions of relevances and scores.
-            eval_at: the ranks at which metrics of rankings are taken.
+            eval_at: the positions k of ranking metrics such as NDCG@k.
             feature_name: the features' names; "auto" takes those of `X`.
             categorical_feature: features to treat as categories, by name or number; "auto" takes
                 the parameter `categorical`.
             callbacks: LightGBM's callbacks.
             init_model: a model to continue: a booster, the path of its file, or an estimator.
-            eval_X: the rows to evaluate on, or a tuple of several; in place of `eval_set`.
-            eval_y: the relevances to evaluate on, or a tuple of several.
+            eval_X: rows to evaluate on, or a tuple with those of several sets; replaces `eval_set`.
+            eval_y: relevances to evaluate on, or a tuple with those of several sets.
         """
         if (group is None) == (qid is None):
             raise ValueError(
@@ -586,7 +586,7 @@ class PolytrainLGBMRanker(_LGBMEstimator, BackendRanker):
 
 
 def _pairs(eval_set: Any, rows: Any, labels: Any) -> Any:
-    """Return the data sets to evaluate on, whichever way they are given."""
+    """Return the evaluation sets as pairs, from `eval_set` or from `eval_X` and `eval_y`."""
     if rows is None and labels is None:
         return eval_set
     if eval_set is not None or rows is None or labels is None:

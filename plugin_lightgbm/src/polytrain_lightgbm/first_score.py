@@ -1,8 +1,8 @@
 """The initial score of boosting, the same at any number of workers.
 
-By itself LightGBM averages the workers' scores, whatever their numbers of rows. Here one worker
-estimates the score on all labels, as LightGBM does in one process. All workers start with it, and
-it is added to the first trees, as in LightGBM.
+LightGBM itself averages the workers' scores without regard to their numbers of rows. Here one
+worker estimates the score from all labels, as LightGBM does in one process. All workers start with
+it, and it is added to the first trees, as in LightGBM.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import numpy as np
 from polytrain_lightgbm.parameters import OF_FEATURES, without
 
 _NOTHING = 1e-15
-"""LightGBM doesn't add a score that is this close to zero."""
+"""LightGBM doesn't add a score whose absolute value is at most this."""
 
 
 class FirstScore:
-    """The score of every row before the first round, one for each of the round's trees."""
+    """The score of every row before the first round: one number for each tree of a round."""
 
     def __init__(self, scores: Sequence[float]) -> None:
         self.scores = tuple(scores)
         self._shrinkages: dict[int, float] = {}
-        """Of the trees that a score was added to, when it was."""
+        """Index of a first tree → its shrinkage when the score was added."""
 
     def of_rows(self, rows: int) -> np.ndarray[Any, Any]:
-        """As `lightgbm.Dataset` takes it: float64, all rows for one tree, then for the next."""
+        """Return the score for `lightgbm.Dataset`: float64, shape `[trees * rows]`, by tree."""
         return np.repeat(np.array(self.scores), rows)
 
     def add_to_first_trees(self, booster: lightgbm.Booster) -> None:
-        """Have the trees of the first round, the only one so far, predict it too."""
+        """Add the score to the leaves of the first round's trees, after that round."""
         for index, tree in enumerate(_first_trees(booster)):
             if abs(self.scores[index]) > _NOTHING:
                 self._shrinkages[index] = tree["shrinkage"]
@@ -42,15 +42,15 @@ class FirstScore:
                     booster.set_leaf_output(index, leaf, value + self.scores[index])
 
     def as_text(self, booster: lightgbm.Booster) -> str:
-        """The model, with first trees as LightGBM alone writes them.
+        """Return the model's text, with first trees as LightGBM in one process writes them.
 
-        Leaves are all of a tree that can be set. In the text there are two more places: what would
-        be predicted at the inner nodes, and that the tree isn't shrunken.
+        LightGBM can set only a tree's leaves. The inner nodes' values and the shrinkage are changed
+        in the text.
         """
         text = booster.model_to_string(num_iteration=-1)
         trees = _first_trees(booster) if self._shrinkages else []
         for index, shrinkage in self._shrinkages.items():
-            # Not 1 if DART has shrunken the tree again.
+            # It isn't 1 if DART has scaled the tree since.
             scale = trees[index]["shrinkage"] / shrinkage
             values = dict(inner_values(trees[index]["tree_structure"]))
             inner = [values[node] + scale * self.scores[index] for node in sorted(values)]
@@ -67,13 +67,13 @@ def estimated(
     query_sizes: np.ndarray[Any, Any] | None,
     params: Mapping[str, Any],
 ) -> FirstScore:
-    """What LightGBM in one process begins with: the prediction of a model that can learn nothing.
+    """Estimate the initial score as LightGBM in one process does, by a model that learns nothing.
 
     Args:
-        labels: of all rows.
-        weights: of all rows, or None.
-        query_sizes: rows of each query, or None.
-        params: LightGBM's.
+        labels: labels of all ranks' rows, shape `[rows]`.
+        weights: weights of these rows, shape `[rows]`, or None.
+        query_sizes: number of rows of each query, shape `[queries]`, or None.
+        params: LightGBM's parameters.
     """
     params = {
         **without(params, OF_FEATURES),
@@ -87,7 +87,7 @@ def estimated(
 
 
 def inner_values(node: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
-    """The values of a tree's inner nodes, by number."""
+    """Yield the number and the value of each inner node of a tree."""
     nodes: list[Mapping[str, Any]] = [node]
     while nodes:
         node = nodes.pop()
@@ -97,7 +97,13 @@ def inner_values(node: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
 
 
 def with_tree(text: str, index: int, lines: Mapping[str, str]) -> str:
-    """The model with other lines in one of its trees; it says how long each tree is."""
+    """Return a model's text with some lines of one tree replaced, and `tree_sizes` corrected.
+
+    Args:
+        text: the model's text.
+        index: number of the tree, from 0.
+        lines: name of a line → its new value.
+    """
     sizes = re.search(r"^tree_sizes=(.*)$", text, re.MULTILINE)
     assert sizes is not None
     numbers = [int(size) for size in sizes[1].split()]

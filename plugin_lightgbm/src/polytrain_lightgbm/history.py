@@ -1,4 +1,4 @@
-"""What early stopping remembers over a restart, and its rule, which is LightGBM's own."""
+"""The state of early stopping, kept over restarts, and its rule, which is LightGBM's own."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from lightgbm.callback import CallbackEnv, EarlyStopException
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """What early stopping has to remember; LightGBM's model doesn't hold it."""
+    """The state of early stopping, which LightGBM's model doesn't hold."""
 
     rounds: list[list[EvalResult]] = field(default_factory=list)
-    """Of every round, the metrics of the data sets that decide when to stop: not those of "train",
-    whose last bits depend on the workers."""
+    """Each round's metrics of the evaluation sets, which decide when to stop. Metrics of "train"
+    are left out: their last bits depend on the number of workers."""
 
     best_iteration: int | None = None
     """Number of the model's best iteration, from 1, once early stopping has ended training."""
 
     given_iterations: int = 0
-    """Those of the model that the run has added its own to."""
+    """Iterations of the user's model that the run continues; 0 without one."""
 
     def to_json(self) -> str:
-        """The history as JSON text."""
+        """Return the history as JSON text."""
         return json.dumps(
             {
-                # Without the deviation over folds, which only cross-validation has.
+                # Only cross-validation has a deviation over folds, which is missing here.
                 "rounds": [[list(result) for result in round_] for round_ in self.rounds],
                 "best_iteration": self.best_iteration,
                 "given_iterations": self.given_iterations,
@@ -46,14 +46,15 @@ class History:
 
 
 class StoppingRule:
-    """Tells after every round whether to stop, from what a history holds."""
+    """Decides after every round whether to stop, from the history."""
 
     def __init__(self, patience: int, *, total_rounds: int, params: Mapping[str, Any]) -> None:
         """
         Args:
             patience: rounds without an improvement after which to stop.
-            total_rounds: of the run, restarts included.
-            params: LightGBM's, of which two are about this.
+            total_rounds: rounds of the run, restarts included.
+            params: LightGBM's parameters; the rule uses `first_metric_only` and
+                `early_stopping_min_delta`.
         """
         self._rule = lightgbm.early_stopping(
             patience,
@@ -65,11 +66,11 @@ class StoppingRule:
         self._seen = 0
 
     def best_if_over(self, env: CallbackEnv, history: History) -> int | None:
-        """The best round's number, from 1, if LightGBM would stop after the last; None if not.
+        """Return the best round's number, from 1, if LightGBM would stop now; None otherwise.
 
         Args:
-            env: of the last round.
-            history: up to it. What came before a restart is replayed.
+            env: LightGBM's environment of the last round.
+            history: the history up to that round. Rounds before a restart are replayed.
         """
         for round_ in range(self._seen, len(history.rounds)):
             self._seen += 1

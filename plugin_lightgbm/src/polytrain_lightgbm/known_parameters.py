@@ -1,4 +1,4 @@
-"""The names of all parameters of LightGBM 4.6, aliases included: the driver doesn't import it."""
+"""Lists all parameters of LightGBM 4.6, with aliases, for the driver, which doesn't import it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from polytrain_lightgbm.parameters import value
 
 
 def labels(params: Mapping[str, Any]) -> Labels | None:
-    """Return the labels that the objective takes; None if no check is needed here."""
+    """Return the labels that the objective takes; None to skip the check."""
     objective = objective_of(params)
     if objective == "binary":
         return Labels(objective=objective, low=0, high=1, whole=True)

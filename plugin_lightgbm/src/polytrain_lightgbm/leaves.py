@@ -1,12 +1,12 @@
-"""Leaf values that are percentiles of residuals, of all ranks' rows.
+"""Sets leaf values to percentiles of residuals over all ranks' rows.
 
-After a tree of `l1`, `quantile` or `mape` has grown, LightGBM gives each leaf a percentile of its
-rows' residuals; several machines average theirs, which is wrong if their rows differ. Here rank 0
-gets all residuals, and computes what LightGBM in one process does.
+After a tree of `l1`, `quantile` or `mape` has grown, LightGBM sets each leaf to a percentile of its
+rows' residuals. Several machines average their percentiles, which is wrong if their rows differ.
+Here rank 0 gathers all residuals, and computes the percentiles of LightGBM in one process.
 
-LightGBM can set a leaf's value, but doesn't correct the scores then. It does when it takes a tree
-back: so each tree is moved into another booster, and the one that trains takes it back with the
-leaves negated. It grows at a learning rate that doesn't change a score.
+LightGBM can set a leaf's value, but doesn't update the scores then. It does so when it rolls a tree
+back. So each tree grows at a learning rate that changes no score, and its copy with the percentiles
+goes into another booster. Then the training booster gets negated leaves and rolls the tree back.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from polytrain_lightgbm.private import merge
 from polytrain_lightgbm.train_metrics import predictions_of
 
 _NO_RATE = 2.0**-100
-"""A learning rate at which a tree adds nothing to a score; a power of 2, by which one can divide.
-With a smaller one, LightGBM would round leaves to 0."""
+"""A learning rate at which a tree changes no score. Dividing by this power of 2 is exact; with a
+smaller rate LightGBM would round leaves to 0."""
 
 
 class Leaves:
-    """Keeps the trees of a run, with leaves of all ranks' residuals."""
+    """Collects the trees of a run, with leaf values from all ranks' residuals."""
 
     def __init__(
         self,
@@ -48,23 +48,23 @@ class Leaves:
         """
         Args:
             booster: this rank's booster, before its first round.
-            model: trees to resume from, which the booster has too.
+            model: model to resume from, whose trees the booster has too.
             options: the run's options.
             rows: this rank's rows.
-            collective: all ranks, each of which makes one.
+            collective: connects all ranks; each creates a `Leaves`.
         """
         if model is None:
-            # Else LightGBM would keep a first tree without a split, and couldn't take it back.
+            # Otherwise LightGBM would keep a first tree without a split, and couldn't roll it back.
             merge(booster, by_itself(_without_a_split))
         self.model = model
-        """All trees, to predict and to save."""
+        """The model with all trees, for predictions and checkpoints."""
 
         self._booster = booster
         self._before = booster.num_trees()
         self._rows = rows
         self._collective = collective
         objective = objective_of(options.params)
-        # In single precision, as LightGBM has it.
+        # LightGBM holds it in float32.
         given = options.params.get("alpha", 0.9) if objective == "quantile" else 0.5
         self._alpha = float(np.float32(given))
         self._weights = rows.weights
@@ -75,7 +75,7 @@ class Leaves:
         self._rate: dict[str, Any] = {}
 
     def before_round(self) -> dict[str, Any]:
-        """Return parameters for the round, which callbacks may have changed."""
+        """Note the learning rate, which callbacks may have changed; return the one to grow at."""
         params = self._booster.params
         names = parameter_names("learning_rate")
         name = next((each for each in names if each in params), "learning_rate")
@@ -83,10 +83,10 @@ class Leaves:
         return {name: _NO_RATE}
 
     def after_round(self, drawn: Mask | None) -> None:
-        """Give the leaves of the round's tree their values, and move it into `model`.
+        """Set the leaves of the round's tree, and move the tree into `model`.
 
         Args:
-            drawn: this rank's rows that the round has used; None for all.
+            drawn: mask of this rank's rows that the round has used; None for all.
         """
         booster, index = self._booster, self._before
         booster.reset_parameter(self._rate)
@@ -105,12 +105,12 @@ class Leaves:
             self._set(np.array(grown) - values)
             booster.rollback_one_iter()
         elif self.model is None:
-            # Nothing could be split.
+            # The first round found no split.
             rows = sum(self._collective.all_gather(len(self._scores)))
             self._keep(0, {"leaf_count": str(rows)})
 
     def _percentiles(self, leaves: Numbers, grown: Numbers, drawn: Mask | None) -> Numbers:
-        """Return the percentile of each leaf; what it has, if it has no rows."""
+        """Return each leaf's percentile, shape `[leaves]`; its grown value if it has no rows."""
         used = slice(None) if drawn is None else drawn
         residuals = self._rows.labels - self._scores
         weights = None if self._weights is None else self._weights[used]
@@ -130,7 +130,7 @@ class Leaves:
             self._booster.set_leaf_output(self._before, leaf, float(value))
 
     def _keep(self, index: int, lines: Mapping[str, str]) -> None:
-        """Append a copy of one of the booster's trees to `model`, with other lines in its text."""
+        """Append a copy of one tree of the booster to `model`, with some lines replaced."""
         text = self._booster.model_to_string(start_iteration=index, num_iteration=1)
         kept = lightgbm.Booster(model_str=with_tree(text, 0, lines))
         if self.model is not None:
@@ -143,15 +143,15 @@ def percentile(values: Numbers, weights: Numbers | None, alpha: float) -> float:
 
     Args:
         values: float64, shape `[rows]`, one or more.
-        weights: float32, shape `[rows]`; None if all count alike.
-        alpha: from 0 to 1.
+        weights: float32, shape `[rows]`; None if all are equal.
+        alpha: the percentile as a fraction, from 0 to 1.
     """
     if len(values) == 1:
         return float(values[0])
     order = np.argsort(values, kind="stable")
     values = values[order]
     if weights is None:
-        # From above.
+        # Without weights LightGBM counts from the largest value.
         position = (len(values) - 1) * (1 - alpha)
         place = int(position) + 1
         if place >= len(values):
@@ -171,7 +171,7 @@ def percentile(values: Numbers, weights: Numbers | None, alpha: float) -> float:
 
 
 def _without_a_split() -> lightgbm.Booster:
-    """Return a booster with a tree that predicts 0."""
+    """Return a booster with one tree that predicts 0."""
     booster = tiny_booster(QUIET, label=0.0)
     booster.update()
     return booster

@@ -1,4 +1,4 @@
-"""The names of features that LightGBM accepts."""
+"""Rules for feature names in LightGBM."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORBIDDEN = '",:[]{}\n\t'
-"""LightGBM writes names into text, and into JSON, as they are."""
+"""Characters that break LightGBM's text and JSON, where it doesn't escape names."""
 
 
 def as_lightgbm_has_it(name: str) -> str:
-    """A feature's name in a model: in its text, names stand between spaces."""
+    """Return a feature's name as in a model, whose text separates names by spaces."""
     return name.replace(" ", "_")
 
 
 def renamed(table: pa.Table) -> pa.Table:
-    """The table with its columns called as in a model."""
+    """Return the table with its columns named as in a model."""
     return table.rename_columns([as_lightgbm_has_it(name) for name in table.column_names])
 
 
 def name_problems(job: Job, others: Collection[str]) -> Iterator[Problem]:
-    """Columns that LightGBM can't tell apart, and features without a name.
+    """Yield columns whose names are the same to LightGBM, and features without a name.
 
     Args:
-        job: whose data set "train" is looked at.
+        job: the job whose data set "train" is checked.
         others: columns that aren't features.
     """
     columns = job.datasets["train"].columns if "train" in job.datasets else ()

@@ -1,4 +1,4 @@
-"""LightGBM's network: several machines, or two machines in one process."""
+"""LightGBM's network, of several machines or of two machines in one process."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Network:
         """
         Args:
             machines: `host:port` of every machine, by rank; IPv4.
-            port: this one's.
+            port: this machine's port.
         """
         self._machines = machines
         self._port = port
-        # Only a booster gives access to it.
+        # LightGBM gives access to the network only through a booster.
         self._carrier = tiny_booster(QUIET, label=0.0)
 
     def enter(self) -> None:
-        """Connect to all others, which do the same. Says so on stdout; see `silent_stdout`."""
+        """Connect to all other machines. LightGBM prints a line; see `silent_stdout`."""
         # LightGBM can't bind a port that is still held.
         self._port.release()
         self._carrier.set_network(
@@ -53,15 +53,15 @@ class Network:
 def by_two_machines(
     train: Callable[[Collective], Ours], partner: Callable[[Collective], object]
 ) -> Ours:
-    """Call both concurrently, each as a machine of one network; return the first one's result.
+    """Call both concurrently, each as a machine of one network; return the result of `train`.
 
-    One machine by itself counts rows where several estimate how many there are, and ends in another
-    model. Two threads of one process can be two machines.
+    LightGBM on one machine counts rows in a leaf, and on several it estimates the number, so the
+    models differ. Two threads of one process can be two machines.
 
     Args:
         train: called on this thread, as rank 0.
-        partner: called on another. It learns from the collective that `train` has failed, so
-            it must not be inside a call of LightGBM when that may happen.
+        partner: called on another thread, as rank 1. The collective tells it that `train` has
+            failed, so it must not be inside a call of LightGBM when that may happen.
     """
     with ExitStack() as stack:
         ports = [stack.enter_context(held_port()) for _ in range(2)]
@@ -93,14 +93,14 @@ def by_two_machines(
 
 
 def by_itself(call: Callable[..., Ours], /, *args: Any) -> Ours:
-    """Make a call on a thread that is in no network, and wait for it."""
+    """Make a call on a thread that is in no network, and return its result."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(call, *args).result()
 
 
 @contextmanager
 def silent_stdout() -> Iterator[None]:
-    """Silence stdout: LightGBM's network prints that it listens, whatever its verbosity is."""
+    """Silence stdout: LightGBM's network prints that it listens, at any verbosity."""
     kept = os.dup(1)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -112,7 +112,7 @@ def silent_stdout() -> Iterator[None]:
 
 
 def tiny_booster(params: Mapping[str, Any], *, label: float) -> lightgbm.Booster:
-    """Return a booster over four rows with the same label, which costs almost no time."""
+    """Return a booster over four rows with the same label, for calls that need a booster."""
     data = lightgbm.Dataset(
         np.arange(4.0).reshape(4, 1),
         label=np.full(4, label),

@@ -1,6 +1,6 @@
-"""The names of LightGBM's objectives and metrics, and what an objective needs beside it.
+"""The names of LightGBM's objectives and metrics, and the options that an objective needs.
 
-Without LightGBM, which takes a metric that it doesn't know for none.
+This module doesn't import LightGBM, which would ignore an unknown metric.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = {each: name for name, others in _OBJECTIVES.items() for each in (name, 
 MULTICLASS = ("multiclass", "multiclassova")
 RANKING = ("lambdarank", "rank_xendcg")
 PERCENTILES = ("mape", "quantile", "regression_l1")
-"""Their leaves are percentiles of residuals."""
+"""Objectives whose leaves are percentiles of residuals."""
 
 _METRICS = (
     *("auc", "auc_mu", "average_precision", "binary_error", "binary_logloss"),
@@ -47,21 +47,21 @@ _METRICS = (
     *("multi_logloss", "ndcg", "r2", "xentlambda", "xentropy"),
     *("custom", "na", "none", "null"),
 )
-"""Besides the names of objectives, which stand for what they minimise."""
+"""Metrics besides the names of objectives, which are also names of metrics."""
 
 
 def objective_of(params: Mapping[str, Any]) -> str | None:
-    """LightGBM's first name for the objective; None for a function, or what is no name of its."""
+    """Return the objective's main name in LightGBM; None for a function or an unknown name."""
     given = value(params, "objective", "regression")
     return _NAMES.get(given.lower()) if isinstance(given, str) else None
 
 
 def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator[Problem]:
-    """What is wrong with the objective, and with the metrics.
+    """Yield the problems of the objective and of the metrics.
 
     Args:
-        params: the user's.
-        group: the option of this name.
+        params: the user's parameters.
+        group: the option `group`.
     """
     objective = value(params, "objective", "regression")
     if not callable(objective):
@@ -83,7 +83,7 @@ def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator
 
 
 def _metrics(given: Any) -> Iterable[str]:
-    """LightGBM takes them as a list, and as text with commas."""
+    """Return the metrics' names, from a list or from text with commas."""
     if isinstance(given, str):
         return [each.strip() for each in given.split(",") if each.strip()]
     if not isinstance(given, Iterable):

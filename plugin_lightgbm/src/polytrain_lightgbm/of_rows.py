@@ -1,4 +1,4 @@
-"""Objectives and metrics of labels and scores, as functions that `lightgbm.train` takes."""
+"""Adapts objectives and metrics of LightGBM's estimators to `lightgbm.train`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import lightgbm
 
 @dataclass(frozen=True, slots=True)
 class OfRows:
-    """A function of scores and data set for one of labels, scores, weights and queries' sizes."""
+    """Lets LightGBM call a function of labels, scores, weights and query sizes."""
 
     function: Callable[..., Any]
-    """It takes the first two of these arguments, or three, or all four."""
+    """Takes the first two, three or all four of these arguments."""
 
     def __post_init__(self) -> None:
         if not 2 <= len(signature(self.function).parameters) <= 4:

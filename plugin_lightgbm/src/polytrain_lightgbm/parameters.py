@@ -1,4 +1,4 @@
-"""LightGBM's parameters: their names, their checks, and those that the run sets.
+"""LightGBM's parameters: names, checks, and the parameters that the run sets.
 
 This module doesn't import LightGBM, since the driver uses it.
 """
@@ -104,13 +104,13 @@ ROW_DRAWS = (
     *("bagging_fraction", "bagging_freq", "bagging_seed"),
     *("pos_bagging_fraction", "neg_bagging_fraction"),
 )
-"""The parameters that say which rows a round sees."""
+"""The parameters that decide which rows a round uses."""
 
 OF_FEATURES = (
     *("monotone_constraints", "feature_contri", "max_bin_by_feature", "forcedbins_filename"),
     *("cegb_penalty_feature_lazy", "cegb_penalty_feature_coupled"),
 )
-"""The parameters that hold features by their numbers, or a value for each."""
+"""The parameters that refer to features by number, or have a value for each feature."""
 
 # Parameters that the run sets, with LightGBM's aliases: names, meaning and remedy.
 _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -167,7 +167,7 @@ _NOT_IN_PARALLEL = {
     ),
     "forcedsplits_filename": "LightGBM's learner for several machines takes no forced splits",
 }
-"""Parameters that its data-parallel learner refuses or crashes with, and why."""
+"""Parameter that LightGBM's data-parallel learner refuses or crashes with → the reason."""
 
 _XGBOOSTS = {
     "base_score": "boost_from_average",
@@ -175,7 +175,7 @@ _XGBOOSTS = {
     "eval_metric": "metric",
     "gamma": "min_gain_to_split",
 }
-"""XGBoost's parameters → LightGBM's equivalents; the others are aliases of LightGBM's."""
+"""XGBoost's parameter → LightGBM's equivalent; XGBoost's other names are aliases in LightGBM."""
 
 _WHOLE = (
     *("num_leaves", "max_depth", "max_bin", "min_data_in_leaf", "min_data_in_bin"),
@@ -192,7 +192,7 @@ _REAL = (
 
 
 def parameter_names(name: str) -> tuple[str, ...]:
-    """A parameter's own name, and its aliases."""
+    """Return a parameter's own name and its aliases."""
     return (name, *ALIASES.get(name, ()))
 
 
@@ -218,7 +218,7 @@ _GPUS = (
 
 
 def gpu_problems(job: Job) -> Iterator[Problem]:
-    """That workers have been given GPUs."""
+    """Yield a problem if workers have GPUs."""
     if job.use_gpu:
         yield Problem(
             field="ScalingConfig.use_gpu",
@@ -283,29 +283,29 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
 
 
 def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """A parameter, by whichever of LightGBM's names it was given."""
+    """Return a parameter's value, given under any of its names in LightGBM."""
     return next((params[each] for each in parameter_names(name) if each in params), default)
 
 
 def without(params: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The parameters but for some, under all of LightGBM's names."""
+    """Return the parameters without these, whichever aliases they have."""
     left_out = {*_all_names(names)}
     return {name: value for name, value in params.items() if name not in left_out}
 
 
 def parallel_params(world_size: int) -> dict[str, Any]:
-    """What makes LightGBM train with the other ranks; nothing in a world of one."""
+    """Return the parameters for data-parallel training; none if the world size is 1."""
     if world_size == 1:
         return {}
     return {"tree_learner": "data", "num_machines": world_size, "pre_partition": True}
 
 
 def reported_by_one_machine(text: str, changes: Mapping[str, Any]) -> str:
-    """What a model says of its parameters, had one process trained it.
+    """Return the parameters' part of a model's text, as if one process had trained the model.
 
     Args:
-        text: LightGBM's own text, of a machine in a network.
-        changes: parameters that the run has changed, as the user would have them.
+        text: this part of the text, written by a machine of a network.
+        changes: parameters that the run has changed, with the user's values.
     """
     alone = {"num_machines": 1, "tree_learner": "serial", "pre_partition": 0}
     for name, its_value in {**alone, **changes}.items():

@@ -1,7 +1,6 @@
-"""The private names of LightGBM that polytrain uses, each with the reason.
+"""All uses of LightGBM's private names, which a newer version may rename.
 
-What a newer version may rename stands here alone. The driver uses two of them, so importing this
-module doesn't import LightGBM.
+The driver calls two of these functions, so importing this module doesn't import LightGBM.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ if TYPE_CHECKING:
 
 
 def is_early_stopping(callback: Any) -> bool:
-    """Return whether `lightgbm.early_stopping` made it; the class has no public name."""
+    """Return whether `lightgbm.early_stopping` made the callback; its class isn't public."""
     return type(callback).__name__ == "_EarlyStoppingCallback"
 
 
 def is_recording(callback: Any) -> bool:
-    """Return whether `lightgbm.record_evaluation` made it; the class has no public name."""
+    """Return whether `lightgbm.record_evaluation` made the callback; its class isn't public."""
     return type(callback).__name__ == "_RecordEvaluationCallback"
 
 
 def begin_record(callback: Any, env: lightgbm.callback.CallbackEnv) -> None:
-    """Have such a callback begin with a round that isn't 0: by itself it begins in round 0 only."""
+    """Initialize a `record_evaluation` callback, which does so itself in round 0 only."""
     callback._init(env)
 
 
 def merge(booster: lightgbm.Booster, other: lightgbm.Booster) -> None:
     """Insert copies of another booster's trees before a booster's own.
 
-    `lightgbm.train(init_model=…)` does so too, but it predicts every row in Python first.
+    `lightgbm.train(init_model=…)` does so too, but first it predicts every row.
     """
     from lightgbm.basic import _LIB, _safe_call
 

@@ -34,7 +34,7 @@ class ReportCallback(RoundReporter):
 
 
 class RayTrainReportCallback(RayTrainReporter, ReportCallback):
-    """The same, with the arguments of Ray Train's callback of this name."""
+    """Reports like `ReportCallback`, with the arguments of Ray Train's callback of this name."""
 
     @staticmethod
     def read_model(path: Path) -> lightgbm.Booster:

@@ -1,6 +1,6 @@
-"""A boosting round: the draws before it, and the evaluation after it.
+"""A boosting round: the random draws before it, and the evaluation after it.
 
-The draws of a round depend only on the seed and its number, so a restart doesn't change them.
+A round's draws depend only on the seed and the round's number, so a restart doesn't change them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from polytrain_lightgbm.train_metrics import TrainMetrics, plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowDraws:
-    """Which rows count in a round: LightGBM's bagging.
+    """Draws the rows that a round uses, in place of LightGBM's bagging.
 
-    LightGBM would draw by the rows' numbers on the worker: another model for every way to split
-    them. These are drawn by their numbers in the whole data set; one that isn't has no weight.
+    LightGBM draws rows by their numbers on the worker, so its model depends on how rows are split.
+    Here rows are drawn by their numbers in the whole data set; the others get weight 0.
     """
 
     options: LightGBM
@@ -34,11 +34,11 @@ class RowDraws:
 
     @classmethod
     def of(cls, options: LightGBM, agreement: Agreement) -> RowDraws | None:
-        """The draws of a run; None if all rows count in every round."""
+        """Return the draws of a run; None if this package draws no rows."""
         return cls(options=options, agreement=agreement) if options.draws_rows else None
 
     def prepare(self, train: lightgbm.Dataset) -> None:
-        """Give every row a weight: a booster can't get weights later if it starts without."""
+        """Set every row's weight: a booster that starts without weights can't get them later."""
         train.set_field("weight", self._weights)
 
     def update(
@@ -48,7 +48,7 @@ class RowDraws:
         round_: int,
         fobj: Objective | None,
     ) -> None:
-        """Boost a round in which only those rows count that are drawn for it."""
+        """Boost a round on the rows that are drawn for it."""
         mask = self.mask(round_)
         if fobj is not None:
             booster.update(fobj=of_rows(fobj, mask))
@@ -68,7 +68,7 @@ class RowDraws:
         return np.ones_like(rows.labels) if rows.weights is None else rows.weights
 
     def mask(self, round_: int) -> Mask:
-        """This rank's rows that are drawn for a round."""
+        """Return a mask of this rank's rows that are drawn for a round, shape `[rows]`."""
         rows, params = self._rows, self.options.params
         draw = round_ // int(value(params, "bagging_freq"))
         seed = int(value(params, "bagging_seed", self.options.seed))
@@ -84,10 +84,10 @@ class RowDraws:
 
 
 def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
-    """Parameters with which the columns of a round, and random thresholds, depend on it alone.
+    """Return seeds that make a round's columns and random thresholds depend on its number alone.
 
-    LightGBM's generators resume from round to round and aren't in the model. Another seed makes it
-    build new ones.
+    LightGBM's generators continue from round to round and aren't in the model. A new seed makes
+    LightGBM create new generators.
     """
     params, found = options.params, {}
     fractions = (value(params, f"feature_fraction{part}", 1) for part in ("", "_bynode"))
@@ -105,9 +105,9 @@ def evaluated(
     train: TrainMetrics | None,
     collective: Collective,
 ) -> list[EvalResult]:
-    """The metrics of a round, those of "train" first; the same on every rank.
+    """Return the metrics of a round, "train" first; the same on every rank.
 
-    Data sets that are only evaluated are rank 0's, all rows of them.
+    Rank 0 has all rows of the evaluation sets, and broadcasts their metrics.
     """
     of_train = [] if train is None else train.after_round()
     return of_train + collective.broadcast([*map(plain, booster.eval_valid(options.feval))])

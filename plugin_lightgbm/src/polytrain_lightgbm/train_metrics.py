@@ -1,7 +1,7 @@
-"""The metrics of "train", whose rows are on all ranks.
+"""Evaluates "train", whose rows are spread over all ranks.
 
-Many are means over rows or queries: the mean of the ranks' means is exact. For the others, such as
-"auc", rank 0 gets all predictions and lets LightGBM evaluate them in one process.
+Many metrics are means over rows or queries: the weighted mean of the ranks' means is exact. For the
+others, such as "auc", rank 0 gathers all predictions, and LightGBM evaluates them in one process.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MEANS_OF_QUERIES = ("ndcg", "map")
 
 
 def plain(result: EvalResult) -> EvalResult:
-    """The result with plain numbers, whatever the user's own metric has returned."""
+    """Return the result with a float and a bool, whatever types a user's metric has returned."""
     found, maximize = float(result.metric_value), bool(result.maximize)
     return EvalResult(result.dataset_name, result.metric_name, found, maximize)
 
 
 def predictions_of(booster: lightgbm.Booster) -> Numbers:
-    """A booster's predictions for its training rows; without features it has no others."""
+    """Return a booster's predictions for its training rows, as LightGBM passes them to a metric."""
     found: list[Numbers] = []
 
     def keep(predictions: Numbers, _: Any) -> list[Any]:
@@ -60,7 +60,7 @@ class TrainMetrics:
             booster: this rank's booster, before its first round.
             options: the run's options.
             rows: this rank's rows.
-            collective: all ranks, each of which makes one.
+            collective: connects all ranks; each creates a `TrainMetrics`.
         """
         self._booster = booster
         self._options = options
@@ -71,10 +71,10 @@ class TrainMetrics:
         self._everybodys = _Everybody.gathered(rows, collective) if self._at_once else None
 
     def after_round(self) -> list[EvalResult]:
-        """Return LightGBM's metrics, then the user's own, each of all ranks' rows."""
+        """Return LightGBM's metrics, then the user's own, each over all ranks' rows."""
         rows = self._rows
         weights = (rows.row_weight, rows.query_weight)
-        # The user's own metrics aren't asked about rows that all weigh 0.
+        # The user's metrics aren't called for rows whose weights are all 0.
         feval = self._options.feval if rows.row_weight > 0 else None
         mine = [*map(plain, self._booster.eval_train(feval))]
         everybodys = self._collective.all_gather((mine, weights))
@@ -107,14 +107,14 @@ class TrainMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Everybody:
-    """Labels and weights of all ranks' rows that count."""
+    """Labels and weights of all ranks' rows with a weight above 0."""
 
     labels: Numbers
     weights: Numbers | None
 
     @classmethod
     def gathered(cls, rows: Rows, collective: Collective) -> _Everybody | None:
-        """Return those of all ranks on rank 0; None on the others."""
+        """Gather labels and weights on rank 0. Return None on the others."""
         weights = None if rows.weights is None else rows.weights[rows.counting]
         parts = collective.gather((rows.labels[rows.counting], weights))
         if parts is None:
@@ -128,11 +128,11 @@ class _Everybody:
         """Let LightGBM in one process evaluate the predictions of these rows."""
         params = {
             **without(options.params, (*OF_FEATURES, "objective", "metric", "tree_learner")),
-            # Without an objective LightGBM takes initial scores for predictions.
+            # Without an objective, LightGBM uses initial scores as predictions.
             **{**QUIET, "objective": "none", "metric": [*metrics], "boosting": "gbdt"},
         }
         if "auc_mu" in metrics:
-            # It compares raw scores: these differ from the logarithms by a constant in each row.
+            # `auc_mu` compares raw scores of a row, so a constant for each row has no effect.
             predictions = _raw(predictions, options.params)
         data = lightgbm.Dataset(
             np.zeros((len(self.labels), 1)),
@@ -146,7 +146,7 @@ class _Everybody:
 
 
 def _raw(predictions: Numbers, params: Mapping[str, Any]) -> Numbers:
-    """Return raw scores of several classes for predictions, up to a constant in each row."""
+    """Convert multiclass predictions to raw scores, up to a constant for each row."""
     objective = objective_of(params)
     if objective not in MULTICLASS:
         return predictions
@@ -160,7 +160,7 @@ def _is_a_mean(metric: str) -> bool:
 
 
 def _mean(metric: str, parts: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of the ranks' values by weight."""
+    """Return the weighted mean of the ranks' values."""
     if metric == "rmse":
         return math.sqrt(_mean("", [(value**2, weight) for value, weight in parts]))
     return sum(value * weight for value, weight in parts) / sum(weight for _, weight in parts)

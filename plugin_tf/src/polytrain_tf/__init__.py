@@ -20,7 +20,7 @@ _HOMES = {"TensorFlowShard": "data", "weigh_rows": "keras_fit"}
 
 
 def strategy() -> Any:
-    """The `tf.distribute.Strategy` of this run: multi-worker, or the default one with one worker.
+    """Return this run's `tf.distribute.Strategy`: multi-worker, or the default with one worker.
 
     Raises:
         RuntimeError: outside a training function of this backend.
@@ -40,5 +40,5 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def polytrain_backends() -> list[type[Backend]]:
-    """What the entry point of this module provides."""
+    """Provide the backends of this module's entry point."""
     return [TensorFlow]

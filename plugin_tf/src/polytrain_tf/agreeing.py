@@ -1,4 +1,4 @@
-"""What the workers of a Keras fit must agree on: when to stop, and what a model has seen."""
+"""Lets the workers of a Keras fit stop together, and average their moving statistics."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WITHIN_EPOCHS = (
 
 
 class StopsTogether(keras.callbacks.Callback):
-    """Ends training on all workers if a callback ends it on one: the others would wait for it.
+    """Ends training on all workers if a callback ends it on one: otherwise the others would wait.
 
-    It comes after all callbacks of the user. Keras's own decide by metrics, which are the same on
-    all workers, so only with callbacks of other classes do workers agree after every batch.
+    It follows all of the user's callbacks. Keras's own decide by metrics, which are the same on all
+    workers, so workers agree after every batch only if there are callbacks of other classes.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, callbacks: Sequence[Any]) -> None:
@@ -44,10 +44,10 @@ class StopsTogether(keras.callbacks.Callback):
 
 
 class AverageStatistics(keras.callbacks.Callback):
-    """Averages the moving statistics of BatchNormalization, before they are evaluated or saved.
+    """Averages BatchNormalization's moving statistics before the model is evaluated or saved.
 
-    It comes before all callbacks of the user. Each worker's layers see its own rows, and the files
-    have those of rank 0.
+    It precedes all of the user's callbacks. Each worker's statistics come from its own rows, and a
+    checkpoint would hold those of rank 0.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -75,7 +75,7 @@ class AverageStatistics(keras.callbacks.Callback):
 
 
 _averages: WeakKeyDictionary[Any, tuple[list[int], Callable[[], None]]] = WeakKeyDictionary()
-"""Model → the variables that are averaged, by id, and the function: each has a graph of its own."""
+"""Model → ids of its averaged variables, and the averaging function, whose graph is traced once."""
 
 
 def _averaging_of(model: Any, strategy: tf.distribute.Strategy) -> Callable[[], None]:
@@ -90,7 +90,7 @@ def _averaging_of(model: Any, strategy: tf.distribute.Strategy) -> Callable[[], 
 
 
 def _averaging(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> Callable[[], None]:
-    """A function that averages variables over all workers, which call it together."""
+    """Return a function that averages variables over all workers, which call it together."""
 
     def in_replica() -> None:
         context = tf.distribute.get_replica_context()
@@ -117,12 +117,12 @@ def _may_stop_within_epochs(callback: Any) -> bool:
 
 
 def _statistics(model: Any) -> list[Any]:
-    """The moving statistics that differ by worker."""
+    """Return the moving statistics that differ between workers."""
     return [
         variable
         for layer in nested_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
-        # Frozen, it sees nothing.
+        # A frozen layer doesn't update its statistics; a synchronized one already shares them.
         if layer.trainable and not layer.synchronized
         for variable in (layer.moving_mean, layer.moving_variance)
     ]

@@ -69,8 +69,8 @@ class TensorFlow(Backend):
 
     timeout_s: float | None = None
     """Seconds after which a collective operation fails if a peer doesn't join it; None for no
-    limit. A limit makes small steps slower, because TensorFlow watches every operation; a run
-    detects hangs without it."""
+    limit. A limit slows small steps, because TensorFlow watches every operation. A run detects
+    hangs without it."""
 
     model: Callable[[], Any] | None = None
     """A function that returns a `keras.Model`, compiled or not. Every worker calls it, in the
@@ -84,7 +84,7 @@ class TensorFlow(Backend):
     """Total number of epochs, including those before a restart."""
 
     batch_size: int = 32
-    """Maximum number of rows in a batch, over all workers together."""
+    """Global batch size: maximum number of rows in a batch, over all workers together."""
 
     label: str | None = None
     """Column to predict."""
@@ -129,7 +129,7 @@ class TensorFlow(Backend):
 
     def demand(self, job: Job) -> Demand:
         return Demand(
-            # By default its C++ code logs every optimisation and every cancelled collective.
+            # By default TensorFlow's C++ code logs every optimisation and cancelled collective.
             environment={"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR"},
             preload=(
                 *("tensorflow", "keras", "polytrain_tf.engine", "polytrain_tf.keras_fit"),

@@ -1,6 +1,6 @@
-"""The state of Keras's callbacks that watch for progress, in checkpoints beside the model.
+"""Saves the state of Keras's callbacks that track progress, beside the model in a checkpoint.
 
-Without it, early stopping would count epochs without progress from 0 after a restart.
+Without it, `EarlyStopping` would restart its count of epochs without progress after a restart.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _KEPT: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
     keras.callbacks.ModelCheckpoint: ("best",),
-    # Whether an epoch's checkpoint has the averages where the weights belong.
+    # Whether the saved model has the averages in place of the weights.
     keras.callbacks.SwapEMAWeights: (EMA_IN_MODEL,),
 }
-"""Attributes that hold a number, a list of arrays, or None."""
+"""Callback class → attributes to save. Each holds a number, a list of arrays, or None."""
 
 _FILE = "callbacks.npz"
 
 
 def save_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
-    """Write the state of the callbacks that watch for progress; no file if there are none."""
+    """Write the state of the callbacks that track progress; no file if there is no state."""
     arrays: dict[str, Any] = {}
     for key, name, callback in _kept(callbacks):
         value = getattr(callback, name)
@@ -40,9 +40,9 @@ def save_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
 
 
 def load_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
-    """Restore the saved state of callbacks with the same class and position.
+    """Restore the saved state of callbacks that have the same class and position.
 
-    Call this after training has begun, because callbacks reset themselves then.
+    Call this after training has begun: callbacks reset themselves when it begins.
     """
     if not (directory / _FILE).exists():
         return
@@ -51,14 +51,14 @@ def load_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
             whole = f"{key}/{name}"
             parts = [part for part in saved.files if part.startswith(f"{whole}/")]
             if parts:
-                # In the order of the save.
+                # `files` keeps the order in which arrays were saved.
                 setattr(callback, name, [saved[part] for part in parts])
             elif whole in saved.files:
                 setattr(callback, name, saved[whole].item())
 
 
 def _kept(callbacks: Sequence[Any]) -> list[tuple[str, str, Any]]:
-    """The attributes to save: the callback's key, the attribute's name, the callback."""
+    """Return the attributes to save, as (callback's key, attribute's name, callback)."""
     return [
         (f"{number}-{kind.__name__}", name, callback)
         for number, callback in enumerate(callbacks)

@@ -1,4 +1,4 @@
-"""A shard as `tf.data`, which reads ahead, so used batches are counted separately."""
+"""Gives a shard's batches to TensorFlow, which reads ahead: used batches are counted separately."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from polytrain_plugins.shard import refuse_local_shuffle
 from polytrain_tf.private import patch_tf_keras
 
 Columns = Sequence[str] | str
-"""One column, or a list of several."""
+"""The name of one column, or a list of names."""
 
 TypeSpecs = Any
-"""A `tf.TensorSpec` of one column, or of each by name; None for the default."""
+"""A `tf.TensorSpec` for one column, or a dict of column name to spec; None for the default."""
 
 
 class TensorFlowShard(ShardView):
-    """A shard that is also a `tf.data.Dataset`."""
+    """A shard that gives its batches as `tf.data.Dataset` or as tensors."""
 
     def __init__(self, shard: Shard, strategy: tf.distribute.Strategy) -> None:
         super().__init__(shard)
@@ -49,37 +49,37 @@ class TensorFlowShard(ShardView):
         weight_column: str | None = None,
         as_matrix: bool = False,
     ) -> Any:
-        """A data set of (features, labels) pairs, for `model.fit` or a custom loop.
+        """Return a data set of (features, labels) pairs, for `model.fit` or a custom loop.
 
         Each iteration is an epoch of this worker's rows. Every worker gets the same number of
-        batches. TensorFlow doesn't split the data set again. After a restart `model.fit` resumes at
-        the first batch that it hasn't trained on. `take(1)` gives the first one, to look at.
-        In a custom loop call `used()` after each step;
-        otherwise a restart resumes at the start of the epoch.
+        batches. TensorFlow doesn't split the data set again. After a restart, `model.fit` resumes
+        at the first batch that it hasn't trained on. `take(1)` gives the first batch for
+        inspection. In a custom loop, call `used()` after each step; otherwise a restart resumes at
+        the start of the epoch.
 
         Args:
             feature_columns: one column, which becomes a tensor of shape `(rows, …)`, or a list,
                 which becomes a dict of column name to tensor. Columns become float32, except
                 integers of 32 and 64 bits.
             label_columns: one column with labels, or a list; they become float32.
-            additional_columns: the third element of each batch, such as the rows' weights; as
-                `label_columns`.
+            additional_columns: the third element of each batch, such as the rows' weights; one
+                column or a list, which become float32.
             prefetch_batches: prepare this many batches ahead; TensorFlow may do so itself.
-            batch_size: rows in a worker's batch, at most; see `Shard.iter_batches`.
-            global_batch_size: rows in the batches of all workers together, at most.
+            batch_size: maximum number of rows in a worker's batch; see `Shard.iter_batches`.
+            global_batch_size: maximum number of rows in the batches of all workers together.
             drop_last: give full batches only.
-            local_shuffle_buffer_size: refused; the data set's `DataConfig` has its order.
+            local_shuffle_buffer_size: refused; the data set's `DataConfig` sets the order.
             local_shuffle_seed: refused too.
-            feature_type_spec: a `tf.TensorSpec` with the type of the features; of several columns
-                a dict of one for each.
-            label_type_spec: the same for the labels.
-            additional_type_spec: the same for the third element.
-            weight_column: the same as `additional_columns`.
-            as_matrix: several feature columns become one float32 matrix `(rows, columns)`.
+            feature_type_spec: a `tf.TensorSpec` with the type of the features; for several columns,
+                a dict of column name to spec.
+            label_type_spec: like `feature_type_spec`, for the labels.
+            additional_type_spec: like `feature_type_spec`, for the third element.
+            weight_column: another name of `additional_columns`.
+            as_matrix: join the feature columns into one float32 matrix `(rows, columns)`.
 
         Raises:
-            KeyError: if there is no such column.
-            ValueError: if a refused argument is given, or both names of the third element.
+            KeyError: there is no such column.
+            ValueError: a refused argument is given, or both names of the third element.
         """
         refuse_local_shuffle(local_shuffle_buffer_size, local_shuffle_seed)
         if weight_column is not None and additional_columns is not None:
@@ -113,7 +113,7 @@ class TensorFlowShard(ShardView):
             self._taken = taken = self.iter_ahead(**sizes)
             yield from map(parts, taken)
             if not self._reported:
-                # A loop that never calls `used` has used all batches.
+                # A loop that never calls `used` counts all batches as used now.
                 taken.all_used()
 
         signature = tf.nest.map_structure(_batches_like, parts(_no_rows(self)))
@@ -133,7 +133,7 @@ class TensorFlowShard(ShardView):
                 )
 
     def _distributed(self, dataset: Any) -> Any:
-        """The data set for this run's strategy, which doesn't split it."""
+        """Return the data set for this run's strategy, which doesn't split it again."""
         if self._strategy.num_replicas_in_sync == 1:
             return dataset
         patch_tf_keras()
@@ -144,7 +144,7 @@ class TensorFlowShard(ShardView):
             return taken
 
         distributed = self._strategy.distribute_datasets_from_function(lambda _: dataset)
-        # This worker's own batches, to look at; `fit` refuses them.
+        # `take` gives this worker's own batches for inspection; `fit` refuses them.
         distributed.take = take
         return distributed
 
@@ -159,23 +159,23 @@ class TensorFlowShard(ShardView):
         local_shuffle_buffer_size: None = None,
         local_shuffle_seed: None = None,
     ) -> Batches:
-        """Batches as dicts of column name to tensor, for custom loops.
+        """Return batches as dicts of column name to tensor, for custom loops.
 
         Each iteration is an epoch; see `Shard.iter_batches`.
 
         Args:
-            batch_size: rows in a worker's batch, at most.
-            global_batch_size: rows in the batches of all workers together, at most.
+            batch_size: maximum number of rows in a worker's batch.
+            global_batch_size: maximum number of rows in the batches of all workers together.
             drop_last: give full batches only.
             prefetch_batches: prepare this many batches ahead, on a thread.
-            dtypes: type of all columns, or of each by name; otherwise that of the data.
-            local_shuffle_buffer_size: refused; the data set's `DataConfig` has its order.
+            dtypes: type of all columns, or a dict of column name to type; by default, the data's.
+            local_shuffle_buffer_size: refused; the data set's `DataConfig` sets the order.
             local_shuffle_seed: refused too.
 
         Raises:
-            ValueError: if a refused argument is given, `dtypes` names no column, or a type of
-                whole numbers doesn't hold the values.
-            TypeError: if a column can't become a tensor, such as lists that differ in shape.
+            ValueError: a refused argument is given, `dtypes` names an unknown column, or an integer
+                type can't hold the values.
+            TypeError: a column can't become a tensor, such as lists that differ in shape.
         """
         check_named(dtypes, self.schema().names)
 
@@ -200,7 +200,7 @@ class TensorFlowShard(ShardView):
 
     @contextlib.contextmanager
     def counted_by_fit(self) -> Iterator[None]:
-        """Let `fit` count the batches in a `with` block: it calls `used`."""
+        """In a `with` block, let `fit` count the used batches: it calls `used`."""
         before, self._reported = self._reported, True
         try:
             yield
@@ -225,18 +225,18 @@ def _tensor(name: str, array: Any, dtypes: Any) -> tf.Tensor:
 
 
 def matrix_like(shard: Shard, feature_columns: Sequence[str]) -> tf.TensorSpec:
-    """The specification of the features in batches of `to_tf(as_matrix=True)`."""
+    """Return the `tf.TensorSpec` of the features in batches of `to_tf(as_matrix=True)`."""
     return _batches_like(matrix_of(_no_rows(shard), feature_columns))
 
 
 def matrix_of(batch: Any, columns: Columns) -> Any:
-    """The columns of a batch as a float32 matrix `(rows, columns)`."""
+    """Return columns of a batch as a float32 matrix `(rows, columns)`."""
     names = [columns] if isinstance(columns, str) else columns
     return np.column_stack([batch[name].astype(np.float32) for name in names])
 
 
 def columns_of(batch: Any, columns: Columns, specs: TypeSpecs, *, keeps_integers: bool) -> Any:
-    """A column's array, or a dict of arrays of several columns."""
+    """Return one column's array, or a dict of column name to array."""
     if isinstance(columns, str):
         return _typed(columns, batch[columns], specs, keeps_integers=keeps_integers)
     return {
@@ -255,13 +255,13 @@ def _typed(name: str, column: Any, spec: Any, *, keeps_integers: bool) -> Any:
         if spec.dtype.is_integer:
             check_range(name, column, spec.dtype.min, spec.dtype.max)
         return column.astype(spec.dtype.as_numpy_dtype)
-    # Ids may be larger than the whole numbers that float32 has.
+    # Ids may be too large for float32, which has exact integers up to 2**24 only.
     is_exact = column.dtype.kind not in "iu" or np.can_cast(column.dtype, np.float32)
     return column.astype(np.float32) if is_exact or not keeps_integers else column
 
 
 def _no_rows(shard: Shard) -> dict[str, Any]:
-    """A batch without rows, with the columns' shapes and types."""
+    """Return a batch without rows, with the columns' shapes and types."""
     from polytrain.extension import empty_table, to_format
 
     batch: dict[str, Any] = to_format(empty_table(shard.schema()), "numpy")
@@ -269,18 +269,18 @@ def _no_rows(shard: Shard) -> dict[str, Any]:
 
 
 def _batches_like(batch: Any) -> tf.TensorSpec:
-    """The specification of batches like this one, with any number of rows."""
+    """Return the `tf.TensorSpec` of batches like this array, with any number of rows."""
     return tf.TensorSpec(shape=(None, *batch.shape[1:]), dtype=tf.as_dtype(batch.dtype))
 
 
 def _with_length(
     dataset: Any, shard: TensorFlowShard, length: Callable[[], int], whole: Callable[[], int]
 ) -> Any:
-    """The data set, which knows how many batches its next iteration gives.
+    """Give the data set a `cardinality()`: the number of batches in its next iteration.
 
-    After a restart the first epoch is shorter than those that follow. tf_keras asks anew for every
-    epoch, Keras by the patch in `keras_fit`; both take a data set of unknown length for one that
-    has ended too early.
+    After a restart, the first epoch is shorter than the following ones. tf_keras, and Keras with
+    the patch in `keras_fit`, ask for the length in every epoch. If it were unknown, both would
+    think that the data set has ended too early.
     """
     kind = type(dataset)
     known = {

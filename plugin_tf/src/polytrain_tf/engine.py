@@ -1,4 +1,4 @@
-"""The engine: TF_CONFIG from all ranks' addresses, and the strategy that it configures."""
+"""The engine: sets TF_CONFIG from all ranks' addresses, and creates the strategy."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ _strategy: tf.distribute.Strategy | None = None
 
 
 def current_strategy() -> tf.distribute.Strategy:
-    """The strategy of the attempt that this process is in."""
+    """Return the strategy of the attempt that this process is in.
+
+    Raises:
+        RuntimeError: outside a training function of this backend.
+    """
     if _strategy is None:
         raise RuntimeError("strategy() works only inside a training function that fit() runs.")
     return _strategy
 
 
 class TensorFlowEngine(Engine[Any]):
-    """One rank of TensorFlow's collective."""
+    """One rank of a TensorFlow cluster."""
 
     def __init__(self, options: TensorFlow) -> None:
         self._options = options
@@ -52,7 +56,7 @@ class TensorFlowEngine(Engine[Any]):
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
-        # TensorFlow's server binds the port while it is held, so no other process can take it.
+        # TensorFlow's server binds the shared port while it is held: no other process can take it.
         with held_port(shared=True) as port:
             yield Offer(host=me.listen_host, port=port.number)
 
@@ -73,7 +77,7 @@ class TensorFlowEngine(Engine[Any]):
                 )
                 stack.enter_context(returned_by_its_class(_strategy))
             else:
-                # It changes nothing in the process, so an inline run can be repeated.
+                # The default strategy leaves nothing in the process, so inline runs can repeat.
                 _strategy = tf.distribute.get_strategy()
                 stack.enter_context(made_without_cluster())
             stack.enter_context(
@@ -117,7 +121,7 @@ class TensorFlowEngine(Engine[Any]):
             save_callbacks(self._callbacks, directory)
 
     def load(self, directory: Path) -> Any:
-        """The Keras model in `model.keras`."""
+        """Return the Keras model in `model.keras`."""
         return load(directory)
 
     def model_columns(
@@ -134,8 +138,10 @@ class TensorFlowEngine(Engine[Any]):
 
 
 def _by_one_rank() -> AbstractContextManager[Any]:
-    """A context in which reading a variable that a strategy sums, such as a metric's, returns this
-    rank's value without a collective operation."""
+    """Return a context in which a rank reads variables without a collective operation.
+
+    Elsewhere, the strategy sums some variables over the ranks on reading, such as metrics.
+    """
     strategy = _strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return nullcontext()
@@ -146,7 +152,10 @@ def _by_one_rank() -> AbstractContextManager[Any]:
 
 
 def _patched_keras(stack: ExitStack) -> RuntimeError | None:
-    """Why it can't be patched, if so: a loop under `strategy.run` needs no patch."""
+    """Patch Keras, or return the error if that isn't possible.
+
+    The error is only raised by `fit`: a loop under `strategy.run` needs no patch.
+    """
     from polytrain_tf.keras_fit import keras_trainer_patched
 
     try:

@@ -1,4 +1,4 @@
-"""Reports Keras's epochs when it is known which one is the last."""
+"""Reports each Keras epoch once it is known whether it was the last."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 
 class EpochCallback(keras.callbacks.Callback, ABC):
-    """Reports an epoch when the next begins, or training ends.
+    """Reports an epoch when the next one begins, or when training ends.
 
-    By then every callback has seen the end of the epoch, and may have ended training.
+    By then every callback has handled the end of the epoch, and may have ended training.
 
-    Pass the arguments of `fit` through `arrange`, so that this callback comes before all others
-    when an epoch begins. Otherwise a change that another callback makes then, such as a new
-    learning rate, would be in the checkpoint, and be made again after a restart.
+    Pass the arguments of `fit` through `arrange`, so that this callback precedes all others when an
+    epoch begins. Otherwise a change that another callback makes then, such as a new learning rate,
+    would be saved in the checkpoint, and made again after a restart.
     """
 
     others: Sequence[Any] = ()
@@ -29,23 +29,23 @@ class EpochCallback(keras.callbacks.Callback, ABC):
 
     @abstractmethod
     def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
-        """Report an epoch that is over.
+        """Report a finished epoch.
 
         Args:
             epochs: number of finished epochs, including those before a restart.
-            metrics: of the last epoch.
+            metrics: metrics of the last finished epoch, by name.
             is_last: whether training has ended.
         """
 
     def is_over(self, epochs: int) -> bool:
-        """Whether a callback had ended the fit after this number of epochs."""
+        """Return whether a callback ended the fit after this many epochs, before a restart."""
         return False
 
     def arrange(self, given: MutableMapping[str, Any]) -> None:
         """Change the arguments of a `fit` that has this callback.
 
-        This callback then begins epochs before all others, and ends them after all others. A fit
-        that a callback had ended before a restart gets no more epochs.
+        This callback then handles an epoch's start before all others, and its end after all others.
+        A fit that a callback ended before a restart gets no more epochs.
         """
         self.others = [each for each in given["callbacks"] if each is not self]
         given["callbacks"] = [_Begins(self), *self.others, self]
@@ -72,7 +72,7 @@ class EpochCallback(keras.callbacks.Callback, ABC):
 
 
 class _Begins(keras.callbacks.Callback):
-    """Calls `on_epoch_begin` of another callback, which handles it once."""
+    """Calls `on_epoch_begin` of another callback earlier than Keras does."""
 
     def __init__(self, one: EpochCallback) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Begins(keras.callbacks.Callback):
 
 
 def _as_number(value: Any) -> Any:
-    """A metric as a number, or as a list with a number for each class."""
+    """Return a metric as a float, or as a list with a float for each class."""
     if np.ndim(value) == 0:
         return float(value)
     return keras.ops.convert_to_numpy(value).tolist()

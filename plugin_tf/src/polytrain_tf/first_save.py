@@ -1,4 +1,4 @@
-"""Loads the first save of a run as a restart would, so that what can't resume fails at once."""
+"""Loads a run's first checkpoint as a restart would: a run that can't resume fails early."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import polytrain
 
 Load = Callable[[Path], Any]
-"""Returns the model of a checkpoint."""
+"""Loads the model from a checkpoint's directory."""
 
 
 class FirstSave:
-    """The first checkpoint that a new run saves."""
+    """Checks the first checkpoint that a new run saves."""
 
     def __init__(self) -> None:
         self._load: Load | None = None
@@ -27,14 +27,14 @@ class FirstSave:
         """Load the first checkpoint once. All ranks call this, after each save.
 
         Args:
-            model: the one that was saved.
-            directory: of the checkpoint.
+            model: the model that was saved.
+            directory: the checkpoint's directory.
 
         Raises:
-            ValueError: it can't be loaded, or isn't compiled then.
+            ValueError: the model can't be loaded, or isn't compiled after loading.
         """
         load, self._load = self._load, None
-        # In an inline run, several attempts share a process.
+        # In inline runs, several attempts share a process.
         if load is None or self._context is not polytrain.get_context():
             return
         try:
@@ -46,7 +46,7 @@ class FirstSave:
                 "@keras.saving.register_keras_serializable(), or name them in "
                 "checkpointed_model(custom_objects={'name': …})."
             ) from error
-        # `compiled` isn't to be relied on: Keras sets it in a model that it couldn't compile.
+        # `compiled` is unreliable: Keras also sets it in a model that it couldn't compile.
         if getattr(model, "optimizer", None) and not getattr(loaded, "optimizer", None):
             raise ValueError(
                 f"{type(model).__name__}: checkpointed_model() can't compile what has been saved, "

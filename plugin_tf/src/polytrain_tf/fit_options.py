@@ -1,4 +1,4 @@
-"""Checks of the options of declarative training that work without Keras.
+"""Checks the options of declarative training on the driver, without importing Keras.
 
 The workers make the remaining checks when they call `keras.Model.fit`.
 """
@@ -43,7 +43,7 @@ def model_problems(model: Any) -> Iterator[Problem]:
 
 
 def compile_problems(arguments: Any) -> Iterator[Problem]:
-    """Yield arguments that the model's `compile` wouldn't take."""
+    """Yield a problem for each argument that the model's `compile` wouldn't accept."""
     if callable(arguments):
         return
     if not isinstance(arguments, Mapping):
@@ -72,7 +72,7 @@ def compile_problems(arguments: Any) -> Iterator[Problem]:
 
 
 def count_problems(**options: Any) -> Iterator[Problem]:
-    """Yield the options that aren't whole numbers of at least 1."""
+    """Yield a problem for each option that isn't a whole number of at least 1."""
     for option, value in options.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield Problem(
@@ -93,7 +93,7 @@ def batch_problems(batch_size: Any, job: Job) -> Iterator[Problem]:
 
 
 def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> Iterator[Problem]:
-    """Yield features that don't exist, or don't hold numbers."""
+    """Yield a problem for each feature that doesn't exist, or isn't a number or a tensor."""
     if isinstance(features, str):
         yield Problem(
             field="features",
@@ -142,7 +142,7 @@ def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> I
 
 
 def validation_problems(job: Job) -> Iterator[Problem]:
-    """Yield a problem if there are more data sets to evaluate than `fit` takes."""
+    """Yield a problem if there is more than one evaluation set: `fit` takes one."""
     others = sorted(set(job.datasets) - {"train"})
     if len(others) > 1:
         yield Problem(
@@ -153,7 +153,7 @@ def validation_problems(job: Job) -> Iterator[Problem]:
 
 
 def callback_problems(callbacks: Any, job: Job) -> Iterator[Problem]:
-    """Yield what is wrong with the callbacks."""
+    """Yield the problems of the callbacks."""
     if is_instance_of(callbacks, "keras", "Callback"):
         yield Problem(
             field="callbacks",
@@ -198,7 +198,7 @@ def _are_names(features: Any) -> bool:
 
 
 def _chosen(features: Sequence[str] | None, others: Sequence[str | None], job: Job) -> list[str]:
-    """The features of all data sets: by default the other columns of "train"."""
+    """Return the feature columns; by default all columns of "train" except `others`."""
     if features is not None:
         return list(features)
     train = job.datasets.get("train")

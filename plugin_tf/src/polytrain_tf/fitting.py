@@ -1,4 +1,4 @@
-"""Declarative training: a model that a function builds, and Keras's own `fit`."""
+"""Declarative training: builds the user's model, and calls Keras's own `fit`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.saved import Progress, load_into, progress_of
 
 ReportProgress = Callable[[Progress, Mapping[str, Any]], None]
-"""Called after every epoch, with its metrics."""
+"""Called after every epoch, with the progress and the epoch's metrics."""
 
 
 class Fitting:
-    """A model under a strategy, made from the options and the checkpoint, if there is one."""
+    """Builds a model under a strategy, restores it from the checkpoint, if any, and fits it."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Fitting:
         self._checkpoint = checkpoint
         callbacks = options.callbacks
         self.callbacks = list(callbacks() if callable(callbacks) else callbacks)
-        """The user's."""
+        """The user's callbacks."""
 
         with strategy.scope():
             self.model = _compiled(options)
@@ -68,10 +68,10 @@ class Fitting:
             validation_data=others[0] if others else None,
             initial_epoch=self._progress.epochs,
             epochs=self._options.epochs,
-            # The shard has its own order.
+            # The shard's batches already have their order.
             shuffle=False,
             verbose=0,
-            # `fit_watched` arranges them.
+            # `fit_watched` arranges the callbacks.
             callbacks=[*self.callbacks, _Companion(self._checkpoint, self._feature_names, report)],
         )
 
@@ -123,6 +123,6 @@ def _compiled(options: TensorFlow) -> Any:
 
 
 def _make_variables(model: Any, features: tf.TensorSpec) -> None:
-    """Make the variables of the layers, which may wait for the first rows, and of the optimizer."""
+    """Create the variables of layers, which may wait for a first batch, and of the optimizer."""
     model(np.zeros((1, *features.shape[1:]), dtype=features.dtype.as_numpy_dtype))
     model.optimizer.build(model.trainable_variables)

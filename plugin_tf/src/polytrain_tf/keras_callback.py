@@ -21,9 +21,9 @@ _MOMENTS = tuple(
 
 
 class ReportCheckpointCallback(tf.keras.callbacks.Callback):
-    """Reports Keras's logs, and saves the model, at the chosen moments of a fit.
+    """Reports Keras's logs, and saves the model, at the chosen hooks of a fit.
 
-    It is for Keras 3 or, if `TF_USE_LEGACY_KERAS=1` is set as Ray Train needs it, for tf_keras.
+    It works with Keras 3 or, if `TF_USE_LEGACY_KERAS=1` is set as for Ray Train, with tf_keras.
 
     A checkpoint is Keras's own file, `model.keras`. A restarted training function loads it itself.
     `polytrain_tf.reporting.ReportCallback` resumes a fit exactly, with the state of other
@@ -38,12 +38,12 @@ class ReportCheckpointCallback(tf.keras.callbacks.Callback):
     ) -> None:
         """
         Args:
-            checkpoint_on: when the model is saved and reported: Keras's moments without `on_`.
-            report_metrics_on: when metrics alone are reported.
-            metrics: names of Keras's logs, or reported names to such names; all by default.
+            checkpoint_on: hooks that save the model and report: Keras's names without `on_`.
+            report_metrics_on: hooks that report only metrics.
+            metrics: names of Keras's logs, or a dict of reported name to such a name; default: all.
 
         Raises:
-            ValueError: Keras has no such moment.
+            ValueError: Keras has no such hook.
         """
         super().__init__()
         self._metrics = metrics
@@ -56,7 +56,7 @@ class ReportCheckpointCallback(tf.keras.callbacks.Callback):
             setattr(self, f"on_{moment}", partial(self._report, moment, moment in saves))
 
     def _report(self, moment: str, saves: bool, *given: Any, **named: Any) -> None:
-        # Epochs and batches come with their number, which the logs follow.
+        # Hooks of epochs and batches get a number before the logs.
         logs = named.get("logs", given[-1] if given else None)
         if moment == "epoch_end":
             self._epoch = given[0] + 1

@@ -1,33 +1,33 @@
 """Makes Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``, and after a restart.
 
-Keras 3.15's TensorFlow trainer breaks on more than one worker in two places, and means something
-else in four others. In a seventh it expects what a restart doesn't give:
+Keras 3.15's TensorFlow trainer fails on several workers in two places, and gives wrong results in
+four others. A seventh place fails after a restart:
 
-* ``_maybe_symbolic_build`` wants one batch's shapes to build the model from and calls
+* ``_maybe_symbolic_build`` needs one batch's shapes to build the model, and calls
   ``strategy.reduce("MEAN", batch, axis=None)`` on the whole ``(x, y)`` structure.  The multi-worker
   strategy accepts a single value there, not a structure, and raises "Attempt to convert a value
-  (PerReplica...) to a Tensor".  Shapes and dtypes need no reduction, let alone a collective: each
-  value's first local replica has them.  A model that is built needs no batch: reading one anyway,
-  as Keras does, begins the data twice in each ``fit`` and ``evaluate``.
+  (PerReplica...) to a Tensor".  Shapes and dtypes need no reduction: the replacement reads each
+  value's first local replica.  A built model needs no batch: Keras reads one anyway, which starts
+  the data twice in each ``fit`` and ``evaluate``.
 * ``reduce_per_replica`` calls ``strategy.reduce("MEAN", value, axis=0)`` on every output of a step.
-  ``axis=0`` averages over a replica's first dimension as well, and the outputs are scalar metric
-  results that have none.  The mean over replicas alone is ``axis=None``.
-* ``_clip_gradients`` clips what each worker has, before it is summed: the sum is another one than
-  that of a clipped whole, and may be larger than the limit.  Summed first, and divided by the
-  number of workers afterwards, gradients make the clipped whole in the sum that follows.
-* ``reduce_values`` divides a loss by the number of workers, whose gradients are summed, but not one
-  that is a scalar already: a function passed to ``compile`` that returns its mean. Such a loss is
-  divided too.
-* ``BaseOptimizer.scale_loss`` leaves a loss as it is, so that workers with different numbers of
-  rows count the same. A mean over a worker's rows is weighted by its share of all workers' rows; a
-  sum isn't.
-* ``SeedGenerator.next`` gives all workers the same seeds, so that their rows get the same masks of
-  a Dropout layer. Each worker's differ by its number.
-* ``TFEpochIterator`` reads the number of batches once per ``fit``. The epoch that a restart resumes
-  in its middle is shorter than those that follow, so a shard is asked for each iterator.
+  ``axis=0`` averages over a replica's first dimension as well, but the outputs are scalar metric
+  results without dimensions.  The replacement uses ``axis=None``, the mean over replicas alone.
+* ``_clip_gradients`` clips each worker's gradients before they are summed, so the sum differs from
+  the clipped sum, and may exceed the limit.  The replacement sums gradients, clips, and divides by
+  the number of workers, so that the sum that follows is the clipped sum.
+* ``reduce_values`` divides a loss by the number of workers, because gradients are summed, but not a
+  loss that already is a scalar, such as the mean that a function passed to ``compile`` returns.
+  The replacement divides such a loss too.
+* ``BaseOptimizer.scale_loss`` doesn't weight a loss, so workers with different numbers of rows
+  count the same. The replacement weights a mean over rows by the worker's share of all workers'
+  rows. It doesn't weight a sum.
+* ``SeedGenerator.next`` gives all workers the same seeds, so a Dropout layer has the same masks on
+  all workers. The replacement offsets the seeds by the worker's number.
+* ``TFEpochIterator`` reads the number of batches once per ``fit``. An epoch that a restart resumes
+  is shorter than the following ones, so the replacement reads the number for each iterator.
 
-These seven are replaced (`private` names them), in a Keras that the replacements were checked
-against. In a world of one Keras's own code runs, except for the last.
+These seven functions are replaced (`private` names them), in Keras versions that the replacements
+were checked against. With one worker, Keras's own code runs, except for the last function.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _is_patched = False
 
 @contextlib.contextmanager
 def keras_trainer_patched() -> Iterator[None]:
-    """Patch Keras's TensorFlow trainer in a ``with`` block; one inside it changes nothing.
+    """Patch Keras's TensorFlow trainer in a ``with`` block. Nested blocks change nothing.
 
     Raises:
-        RuntimeError: This Keras is not one of ``CHECKED_KERAS``, or it runs on another backend.
+        RuntimeError: this Keras is not one of ``CHECKED_KERAS``, or it runs on another backend.
     """
     global _is_patched
     if _is_patched:
@@ -141,7 +141,7 @@ def _drawing_seeds(own_next: Any) -> Any:
         if replica is None or not is_multi_worker(replica.strategy):
             return seed
         number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
-        # The second number counts the seeds: never as far as this.
+        # The second number counts seeds from 0, and never reaches 2**32.
         return seed + tf.stack([tf.zeros_like(number), number * 2**32])
 
     return next_seed
@@ -168,10 +168,10 @@ _REPLACEMENTS = {
 
 
 def weigh_rows(enabled: bool = True) -> None:
-    """Set whether ``model.fit`` weighs the losses of several workers by their numbers of rows.
+    """Set whether ``model.fit`` weights workers' losses by their numbers of rows.
 
-    It does, for a shard's batches, unless this is called with False before: for losses that aren't
-    a mean over rows. All workers then count the same. All workers call this alike.
+    By default it does so for a shard's batches. Call this with False before ``fit`` if the loss
+    isn't a mean over rows: all workers then count the same. All workers must make the same call.
     """
     global _may_weigh
     _may_weigh = enabled
@@ -179,11 +179,11 @@ def weigh_rows(enabled: bool = True) -> None:
 
 @contextlib.contextmanager
 def rows_weighted(model: Any, *, is_shard: bool) -> Iterator[None]:
-    """For a ``with`` block around a model's ``fit``: weigh losses of a shard's batches by rows."""
+    """In a ``with`` block around a model's ``fit``, weight losses of a shard's batches by rows."""
     global _weighs
     _weighs = is_shard and _may_weigh
     if _traced_with.setdefault(model, _weighs) != _weighs:
-        # The graph of an earlier fit weighs otherwise.
+        # Trace again: the graph of an earlier fit weights losses differently.
         model.train_function = None
         _traced_with[model] = _weighs
     try:
@@ -194,23 +194,23 @@ def rows_weighted(model: Any, *, is_shard: bool) -> Iterator[None]:
 
 _may_weigh = True
 _weighs = False
-"""Whether the steps that are traced now weigh."""
+"""Whether steps that are traced now weight their losses by rows."""
 
 _traced_with: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 class _Traced(threading.local):
-    """What was seen last of the step that is being traced."""
+    """State of the step that this thread is tracing."""
 
     rows: Any = None
-    """What its loss is divided by, if that is a mean: the number of rows, or their weights."""
+    """The divisor of its last loss, if that is a mean: number of rows, or their total weight."""
 
 
 _traced = _Traced()
 
 
 def _weighted_by_rows(loss: Any) -> Any:
-    """The loss, times this worker's share of all workers' rows and their number."""
+    """Return the loss times this worker's share of all workers' rows, times the world size."""
     rows, _traced.rows = _traced.rows, None
     replica = tf.distribute.get_replica_context()
     if not _weighs or replica is None or not is_multi_worker(replica.strategy):
@@ -223,7 +223,7 @@ def _weighted_by_rows(loss: Any) -> Any:
 
 
 def _part(grad: Any, replicas: int) -> Any:
-    """One replica's part of a summed gradient."""
+    """Return one replica's part of a summed gradient."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(grad.values / replicas, grad.indices, grad.dense_shape)
     return None if grad is None else grad / replicas

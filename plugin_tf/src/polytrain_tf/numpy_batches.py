@@ -1,9 +1,9 @@
-"""Batches that Python functions make, copied before TensorFlow splits them over the workers.
+"""Copies batches from Python functions before TensorFlow splits them over the workers.
 
-TensorFlow takes a NumPy array of a function or generator as it is, without a copy, if it begins at
-a multiple of 64 bytes. It then writes results into slices of it, as if nothing else used the
-memory: a generator that yields `labels[start:stop]` ends up with differences in `labels`, from the
-second epoch on. `dataset.rebatch([4, 4])` shows the same in one process, without a strategy.
+TensorFlow uses a function's or generator's NumPy array without a copy if its address is a multiple
+of 64 bytes. It then writes results into slices of the array, as if nothing else used the memory: a
+generator that yields `labels[start:stop]` finds `labels` changed from the second epoch on.
+`dataset.rebatch([4, 4])` shows this in one process, without a strategy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_PYTHON = {"GeneratorDataset", "PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
 def with_arrays_copied(own_distribute: Callable[..., Any]) -> Callable[..., Any]:
-    """A strategy's `experimental_distribute_dataset` that leaves users' arrays alone."""
+    """Wrap a strategy's `experimental_distribute_dataset` so that it can't change users' arrays."""
 
     @functools.wraps(own_distribute)
     def distribute(dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -31,7 +31,7 @@ def with_arrays_copied(own_distribute: Callable[..., Any]) -> Callable[..., Any]
 
 
 def copied(dataset: Any) -> Any:
-    """The data set, with a copy of each tensor if a Python function may have made it."""
+    """Return the data set, with each tensor copied if a Python function may have made it."""
     if not isinstance(dataset, tf.data.Dataset) or not calls_python(dataset):
         return dataset
     specification = dataset.element_spec
@@ -46,7 +46,7 @@ def copied(dataset: Any) -> Any:
 
 
 def _copy(tensor: Any) -> Any:
-    # Others, such as texts, are never taken without a copy.
+    # TensorFlow always copies arrays of other types, such as strings.
     has_numbers = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
     if not has_numbers and not tensor.dtype.is_complex:
         return tensor
@@ -56,19 +56,19 @@ def _copy(tensor: Any) -> Any:
 
 
 def calls_python(dataset: Any) -> bool:
-    """Whether a step of a data set is a Python function: `from_generator`, `numpy_function`."""
+    """Return whether a step of a data set calls Python, as `from_generator` does."""
     functions = [function for step in steps(dataset) for function in functions_of(step)]
     return any(_OF_PYTHON & _operations(function.graph.as_graph_def()) for function in functions)
 
 
 def _operations(graph: Any) -> set[str]:
-    """The kinds of operations in a function, and in those that it calls."""
+    """Return the operations' types in a function's graph, and in the functions that it calls."""
     called = [node.op for function in graph.library.function for node in function.node_def]
     return {node.op for node in graph.node} | {*called}
 
 
 def steps(dataset: Any) -> Iterator[Any]:
-    """A data set and those that it is made of."""
+    """Yield a data set and, recursively, the data sets that it is made from."""
     yield dataset
     for source in sources_of(dataset):
         yield from steps(source)

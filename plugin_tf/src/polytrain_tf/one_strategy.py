@@ -1,4 +1,4 @@
-"""`tf.distribute.MultiWorkerMirroredStrategy()` in a training function gives the run's strategy."""
+"""Makes `MultiWorkerMirroredStrategy()` in a training function return the run's strategy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def returned_by_its_class(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> Iterator[None]:
-    """Let every call of the strategy's class return the strategy.
+    """Let every call of the strategy's class return this strategy.
 
-    Scripts make a strategy of their own from TF_CONFIG. A second one would start a second server
+    Scripts create their own strategy from TF_CONFIG. A second strategy would start a second server
     at the address of the first.
     """
     cls = tf.distribute.MultiWorkerMirroredStrategy
@@ -41,13 +41,13 @@ def returned_by_its_class(strategy: tf.distribute.MultiWorkerMirroredStrategy) -
         yield
     finally:
         cls.__init__ = own_init
-        # Once it was set, a deleted __new__ would no longer ignore the arguments of __init__.
+        # Don't delete __new__: once it was set, the default would refuse __init__'s arguments.
         cls.__new__ = lambda made, *_, **__: object.__new__(made)
 
 
 @contextlib.contextmanager
 def made_without_cluster() -> Iterator[None]:
-    """Let strategies of one worker start no server, although TF_CONFIG names its address.
+    """Keep strategies of one worker from starting a server, although TF_CONFIG has its address.
 
     A server would stay in the process, and a second run there would need its own.
     """

@@ -1,4 +1,4 @@
-"""Warns of losses that TensorFlow adds up over the workers, where Keras averages its own."""
+"""Warns of custom losses that TensorFlow sums over the workers; Keras averages its own losses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 class OwnLossWarning(keras.callbacks.Callback):
     """Warns after the first batch if a model's own `train_step` or `compute_loss` doesn't average.
 
-    The fit is in its `looking()`.
+    Call `fit` within `looking()`.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        # A graph from an earlier fit has been looked at.
+        # A graph from an earlier fit has been checked already.
         self._looks = model.train_function is None and any(
             getattr(type(model), name) is not getattr(keras.Model, name)
             for name in ("train_step", "compute_loss")
@@ -31,11 +31,11 @@ class OwnLossWarning(keras.callbacks.Callback):
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at what the fit in this `with` block traces."""
+        """In a `with` block, note whether the step that `fit` traces divides its loss."""
 
         def looked_at(own: Any) -> Any:
             def divide(value: Any) -> Any:
-                # Keras also calls it to find out shapes, outside of replicas.
+                # Outside of replicas, Keras calls it only to infer shapes.
                 if tf.distribute.get_replica_context() is not None:
                     self._looks = False
                 return own(value)

@@ -1,4 +1,4 @@
-"""Predictions by a Keras model, which a checkpoint holds whole."""
+"""Predicts by a Keras model from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from polytrain_tf.saved import has_progress, load, progress_of
 def feature_columns(
     backend: TensorFlow, directory: Path, columns: Sequence[str], options: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """The columns that a model gets; None if `collate_fn` chooses.
+    """Return the columns that a model needs; None if `collate_fn` chooses them.
 
     Args:
-        backend: the run's.
-        directory: the checkpoint.
-        columns: those of the data.
-        options: those of `Result.predict`.
+        backend: the run's options.
+        directory: the checkpoint's directory.
+        columns: the data's columns.
+        options: the options of `Result.predict`.
     """
     if options.get("collate_fn") is not None:
         return None
@@ -38,7 +38,7 @@ def feature_columns(
 
 
 class KerasPredictor:
-    """A model, and how rows become its input."""
+    """Converts rows to a model's input, and predicts."""
 
     def __init__(
         self,
@@ -51,14 +51,18 @@ class KerasPredictor:
         """See `prediction_options` for the options.
 
         Args:
-            directory: the checkpoint.
+            directory: the checkpoint's directory.
         """
         self._model = load(directory, custom_objects)
         self._features = features
         self._collate = collate_fn
 
     def __call__(self, table: pa.Table) -> Predictions:
-        """The model's predictions for some rows, of the columns that it gets."""
+        """Return the predictions for these rows: an array, or a dict by name of output.
+
+        Args:
+            table: the rows, with the columns that the model needs.
+        """
         batch = to_format(table, "numpy")
         rows = self._input(batch) if self._collate is None else self._collate(batch)
         output = self._model.predict_on_batch(rows)
@@ -69,7 +73,7 @@ class KerasPredictor:
         return np.asarray(output)
 
     def _input(self, batch: dict[str, Any]) -> Any:
-        """A column, a matrix of several, or, for a model with several inputs, each by its name."""
+        """Return one column, a matrix of columns, or a dict if the model has several inputs."""
         if isinstance(self._features, str) or len(self._model.inputs or ()) > 1:
             columns = self._features if isinstance(self._features, str) else list(batch)
             return columns_of(batch, columns, None, keeps_integers=True)

@@ -1,4 +1,4 @@
-"""Checks of the options of `Result.predict`, without TensorFlow."""
+"""Checks the options of `Result.predict`, without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ OPTIONS = ("features", "collate_fn", "custom_objects")
 
 
 def prediction_problems(options: Mapping[str, Any], data: DatasetInfo) -> Iterator[Problem]:
-    """Yield what is wrong with the options.
+    """Yield the problems of the options.
 
-    - `features` are the columns that the model gets, as the backend's option of this name: by
-      default those that it was trained on, or all that aren't label or weight.
-    - `collate_fn` makes the model's input from a dict of column name to NumPy array instead.
-    - `custom_objects` are the classes and functions that Keras doesn't know, by name.
+    - `features`: the model's input columns, like the backend's option of this name; by default the
+      columns that it was trained on, or all columns except label and weight.
+    - `collate_fn`: makes the model's input from a dict of column name to NumPy array instead.
+    - `custom_objects`: classes and functions that Keras doesn't know, by name.
 
     Args:
-        options: what the user passed.
+        options: the options that the user passed.
         data: the rows to predict.
     """
     for name in options:

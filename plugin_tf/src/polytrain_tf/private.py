@@ -1,8 +1,7 @@
-"""The private names of Keras, tf_keras and TensorFlow that polytrain uses, each with the reason.
+"""All uses of private names of Keras, tf_keras and TensorFlow, each with its reason.
 
-What a newer version may rename stands here alone. The functions that are replaced are a table, and
-each is looked up only when it is replaced: modules may move, and a version that wasn't checked is
-refused before.
+A newer version may rename them. A function to replace is looked up only when it is replaced:
+modules may move, and unchecked versions are refused before that.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from polytrain.extension import nested_layers
 
 @dataclass(frozen=True, slots=True)
 class Replaceable:
-    """A function or method of a library that another one replaces for some time."""
+    """A library's function or method that can be replaced temporarily."""
 
     module: str
     path: str
-    """Its name in the module; a method's name comes after that of its class."""
+    """Its dotted name in the module, such as `Class.method`."""
 
     @contextmanager
     def replaced(self, make: Callable[[Any], Any]) -> Iterator[None]:
         """Replace it in a `with` block.
 
         Args:
-            make: returns the function to call instead, for the library's own.
+            make: takes the library's function, and returns the function to call instead.
         """
         parents, _, name = self.path.rpartition(".")
         owner: Any = import_module(self.module)
@@ -62,13 +61,13 @@ NEXT_ITERATOR = Replaceable(_TRAINER, "TFEpochIterator._get_iterator")
 """No public hook is called when an epoch's iterator is made."""
 
 REDUCE_LOSS = Replaceable(_LOSS, "reduce_values")
-"""It leaves a loss that is a scalar undivided, and knows how many rows a mean is over."""
+"""It doesn't divide a scalar loss, and it knows the number of rows that a mean is over."""
 
 DIVIDE_LOSS = Replaceable(_LOSS, "scale_loss_for_distribution")
-"""Whether it is called shows whether a model's own step divides its loss."""
+"""A model's own step divides its loss only if it calls this."""
 
 CLIP_GRADIENTS = Replaceable(_OPTIMIZER, "BaseOptimizer._clip_gradients")
-"""It clips what each worker has, before the sum."""
+"""It clips each worker's gradients before they are summed."""
 
 SCALE_LOSS = Replaceable(_OPTIMIZER, "BaseOptimizer.scale_loss")
 """The last place where a loss can be weighted by rows, whatever computed it."""
@@ -79,28 +78,28 @@ NEXT_SEED = Replaceable("keras.src.random.seed_generator", "SeedGenerator.next")
 SHUFFLE_ARRAYS = Replaceable(
     "keras.src.trainers.data_adapters.array_data_adapter", "ArrayDataAdapter.get_tf_dataset"
 )
-"""It shuffles in an order of each worker's own."""
+"""It shuffles in a different order on each worker."""
 
 FIT = Replaceable("keras", "Model.fit")
-"""Public; a training function calls it on models that polytrain doesn't know before."""
+"""Public, but replaced, since training functions call it on models of their own."""
 
 EMA_IN_MODEL = "_ema_weights_in_model"
-"""The attribute of `SwapEMAWeights` that says whether the model has the averages: a checkpoint that
-is saved meanwhile has them where the weights belong."""
+"""The attribute of `SwapEMAWeights` that tells whether the model holds the averages. A checkpoint
+saved meanwhile has the averages in place of the weights."""
 
 
 def divided_loss(loss: Any) -> Any:
-    """Return a loss divided by the number of workers, as Keras does it for its own."""
+    """Return a loss divided by the number of workers, as Keras divides its own losses."""
     return import_module(_LOSS).scale_loss_for_distribution(loss)
 
 
 def is_multi_worker(strategy: Any) -> bool:
-    """Return Keras's own answer, by which it decides which of its ways to take."""
+    """Return whether Keras itself treats the strategy as multi-worker."""
     return bool(import_module(_TRAINER)._collective_all_reduce_multi_worker(strategy))
 
 
 def build_from(model: Any, batch: Any) -> None:
-    """Build a model from a batch. What `fit` calls for that has no public name."""
+    """Build a model from a batch, as `fit` does; Keras has no public function for it."""
     model._symbolic_build(data_batch=batch)
 
 
@@ -120,12 +119,12 @@ def dataset_of(epochs: Any) -> Any:
 
 
 def renew_length(epochs: Any) -> None:
-    """Let Keras's iterator over epochs ask again for the number of batches, which it asks once."""
+    """Update the number of batches in Keras's iterator over epochs, which reads it only once."""
     epochs._num_batches = epochs.data_adapter.num_batches
 
 
 def sources_of(dataset: Any) -> Any:
-    """Return the data sets that a `tf.data.Dataset` is made of; the public graph has no objects."""
+    """Return the input data sets of a `tf.data.Dataset`; the public graph has no objects."""
     return dataset._inputs()
 
 
@@ -135,7 +134,7 @@ def functions_of(dataset: Any) -> Any:
 
 
 def shuffles_without_seed(dataset: Any) -> bool:
-    """Return whether this step of a `tf.data.Dataset` shuffles, and nobody has set its seed."""
+    """Return whether this step of a `tf.data.Dataset` shuffles without a seed."""
     is_shuffle = type(dataset).__name__ == "_ShuffleDataset"
     return is_shuffle and int(dataset._seed) == 0 and int(dataset._seed2) == 0
 
@@ -143,9 +142,9 @@ def shuffles_without_seed(dataset: Any) -> bool:
 def patch_tf_keras() -> None:
     """Make `fit` and `evaluate` of tf_keras take a shard's batches, if this process uses tf_keras.
 
-    tf_keras expects the number of steps of a distributed data set, and one iterator for all epochs.
-    A shard knows its number of batches, which is smaller in the epoch that a restart resumes, and
-    each epoch begins anew. There is no public way to say either. A second call changes nothing.
+    tf_keras needs the number of steps of a distributed data set, and uses one iterator for all
+    epochs. A shard knows its number of batches, which is smaller in a resumed epoch, and needs a
+    new iterator for each epoch. There is no public way for either. Later calls change nothing.
     """
     is_wanted = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     if is_wanted or "tf_keras" in sys.modules:
@@ -179,7 +178,7 @@ def _patch_tf_keras() -> None:
 
 
 def _is_shard(dataset: Any) -> bool:
-    """Whether it is of `shard.to_tf`, for several workers."""
+    """Return whether `shard.to_tf` made the data set, for several workers."""
     return hasattr(dataset, "polytrain_shard") and isinstance(
         dataset, tf.distribute.DistributedDataset
     )

@@ -1,4 +1,4 @@
-"""Callbacks that write files or send messages: only rank 0's do."""
+"""Lets only rank 0's callbacks write files or send messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLACES: dict[type, str] = {
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.TensorBoard: "log_dir",
 }
-"""The attribute with a callback's output path."""
+"""Callback class → the attribute with its output path."""
 
 
 _OF_RANK_0 = (keras.callbacks.CSVLogger, keras.callbacks.RemoteMonitor)
@@ -33,10 +33,10 @@ _REFUSED = tuple(
 def written_by_rank_0(
     callbacks: Sequence[Any], *, is_alone: bool, rank: int
 ) -> Iterator[list[Any]]:
-    """The callbacks of a rank. The files of ranks other than 0 are discarded.
+    """Yield the callbacks to use on a rank. Files of ranks other than 0 are discarded.
 
     Raises:
-        ValueError: a callback writes checkpoints of its own, beside the run's.
+        ValueError: a callback writes its own checkpoints beside the run's.
     """
     for each in callbacks:
         if not is_alone and isinstance(each, _REFUSED):
@@ -59,10 +59,10 @@ def written_by_rank_0(
 
 @contextlib.contextmanager
 def _elsewhere(callback: Any, name: str) -> Iterator[None]:
-    """Let a callback write into a temporary directory, which is discarded."""
+    """Let a callback write into a temporary directory, and discard the files."""
     own = getattr(callback, name)
     with tempfile.TemporaryDirectory() as directory:
-        # The file's name may give its format.
+        # Keep the file's name: its suffix may set the format.
         setattr(callback, name, str(Path(directory, Path(own).name)))
         try:
             yield

@@ -1,4 +1,4 @@
-"""For training functions that call `model.fit`: reports, checkpoints and resumption.
+"""Reports, checkpoints and resumption for training functions that call `model.fit`.
 
     with polytrain_tf.strategy().scope():
         model = checkpointed_model() or build_model()
@@ -28,15 +28,15 @@ _restart = FirstSave()
 class ReportCallback(EpochCallback):
     """Reports the metrics of every epoch, and a checkpoint every few epochs and at the end.
 
-    A checkpoint is Keras's own, `model.keras`: layers, weights, optimizer. Beside it are the random
-    numbers of layers that draw, which Keras begins anew when it loads a model, and what the other
-    callbacks have seen. A fit that begins at `checkpointed_epoch()` continues from that.
+    A checkpoint has Keras's own file `model.keras`, with layers, weights and optimizer. Beside it
+    are the layers' random states, which Keras resets when it loads a model, and the state of the
+    other callbacks. A fit that begins at `checkpointed_epoch()` resumes from them.
 
-    Of several fits with this callback in a training function, the one that saved the newest
-    checkpoint goes on. An earlier one raises a ValueError: its result isn't in the checkpoint.
+    If a training function has several fits with this callback, the fit that saved the newest
+    checkpoint resumes. An earlier fit raises a ValueError: its result isn't in the checkpoint.
 
-    If the training function has called `checkpointed_model()`, the first save of a run is loaded
-    once. A ValueError tells why no restart could load it.
+    If the training function has called `checkpointed_model()`, a run's first checkpoint is loaded
+    once, as a check. A ValueError tells why a restart couldn't load it.
     """
 
     def __init__(self, *, checkpoint_frequency: int = 1) -> None:
@@ -58,7 +58,7 @@ class ReportCallback(EpochCallback):
         self._fit = _fits.next()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # Not when training begins: only the first epoch shows whether this fit resumes.
+        # Not in `on_train_begin`: only the first epoch shows whether this fit resumes.
         if not self._has_begun:
             self._has_begun = True
             checkpoint = _resumed(self._fit, epoch)
@@ -79,13 +79,13 @@ class ReportCallback(EpochCallback):
 
 
 def checkpointed_model(*, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """The compiled model of the checkpoint to resume from; None in a new run.
+    """Return the compiled model of the checkpoint to resume from; None in a new run.
 
-    Under a strategy, call it in its scope.
+    With a strategy, call this in the strategy's scope.
 
     Args:
-        custom_objects: names to your classes and functions, as `keras.models.load_model` takes
-            them, unless they are decorated with `keras.saving.register_keras_serializable`.
+        custom_objects: name → your class or function, as for `keras.models.load_model`; not needed
+            for those decorated with `keras.saving.register_keras_serializable`.
 
     Raises:
         NotInWorkerError: outside a training function.
@@ -99,7 +99,7 @@ def checkpointed_model(*, custom_objects: Mapping[str, Any] | None = None) -> An
 
 
 def checkpointed_epoch() -> int:
-    """Number of finished epochs in the checkpoint to resume from; 0 in a new run.
+    """Return the number of finished epochs in the checkpoint to resume from; 0 in a new run.
 
     Raises:
         NotInWorkerError: outside a training function.
@@ -109,11 +109,11 @@ def checkpointed_epoch() -> int:
 
 
 def _resumed(fit: int, epochs: int) -> Path | None:
-    """The checkpoint that a fit resumes from.
+    """Return the checkpoint that a fit resumes from; None if it starts fresh.
 
     Args:
-        fit: its number in the training function.
-        epochs: after how many it begins.
+        fit: the fit's number in the training function, from 1.
+        epochs: number of epochs finished before the fit.
 
     Raises:
         ValueError: a later fit saved the checkpoint.

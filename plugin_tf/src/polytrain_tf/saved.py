@@ -1,4 +1,4 @@
-"""Keras models in checkpoints, with the progress of training and the layers' random states.
+"""Saves and loads Keras models, with the progress of training and the layers' random states.
 
 This uses only Keras, so it works with all of its backends.
 """
@@ -24,7 +24,7 @@ from polytrain import CheckpointError
 from polytrain_tf.backend import MODEL_FILE
 
 _SAFE_FROM = (3, 11)
-"""The first Keras whose safe mode has no known way around it (CVE-2025-1550, 8747 and 9906)."""
+"""The first Keras version without known bypasses of safe mode (CVE-2025-1550, 8747 and 9906)."""
 
 _PROGRESS_FILE = "progress.json"
 _SEEDS_FILE = "seeds.npz"
@@ -36,26 +36,25 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far training has come."""
+    """The progress of training."""
 
     epochs: int = 0
     """Number of finished epochs."""
 
     is_over: bool = False
-    """Whether a callback has ended it."""
+    """Whether a callback has ended training."""
 
     fit: int = 1
-    """Number of the fit in the training function."""
+    """Number of the fit in the training function, from 1."""
 
     features: tuple[str, ...] | None = None
-    """The columns that the model was trained on, without a training function."""
+    """The columns that the model was trained on; None with a training function."""
 
 
 def save(model: Any, directory: Path, progress: Progress) -> None:
-    """Write Keras's own file, with layers, weights and optimizer, and the rest beside it.
+    """Write Keras's own file, with layers, weights and optimizer, and the progress and seeds.
 
-    Equal models make equal files, so the metrics are reset before. The model may be one of
-    tf_keras.
+    Equal models give equal files, so metrics are reset first. The model may be of tf_keras.
     """
     model.reset_metrics()
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
@@ -69,10 +68,10 @@ def save(model: Any, directory: Path, progress: Progress) -> None:
 
 @contextmanager
 def reported(metrics: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield a directory for a model, and report what was written there. All ranks call this.
+    """Yield a directory for a model, then report it as a checkpoint. All ranks call this.
 
-    Every rank writes, and rank 0's files are the checkpoint: a strategy sums some of a model's
-    variables when they are read.
+    Only rank 0's files become the checkpoint. Every rank must write, because reading some of a
+    model's variables is a collective operation.
     """
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
@@ -82,15 +81,15 @@ def reported(metrics: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """The model, compiled as it was.
+    """Return the saved model, compiled as it was.
 
     Args:
-        directory: of the checkpoint.
-        custom_objects: names to classes and functions that Keras doesn't know.
+        directory: the checkpoint's directory.
+        custom_objects: name → class or function that Keras doesn't know.
 
     Raises:
-        CheckpointError: this Keras could run code from the file, the file is one of tf_keras, or it
-            needs classes or functions that aren't here.
+        CheckpointError: this Keras version could run code from the file, tf_keras wrote the file,
+            or a class or function that the model uses isn't registered.
     """
     if _version() < _SAFE_FROM:
         raise CheckpointError(
@@ -127,7 +126,7 @@ def _version() -> tuple[int, ...]:
 
 
 def _version_of(file: Path) -> str:
-    """The version of the Keras that wrote a model's file; empty if that isn't known."""
+    """Return the version of Keras that wrote a model's file; "" if unknown."""
     if not zipfile.is_zipfile(file):
         return ""
     with zipfile.ZipFile(file) as opened:
@@ -137,18 +136,18 @@ def _version_of(file: Path) -> str:
 
 
 def load_into(model: Any, directory: Path) -> None:
-    """Load the saved weights and optimizer into a model that is built and compiled."""
+    """Load saved weights, optimizer and random states into a built and compiled model."""
     model.load_weights(directory / MODEL_FILE)
     _load_seeds(model, directory)
 
 
 def has_progress(directory: Path) -> bool:
-    """Whether the progress was saved: a training function may have written only the model."""
+    """Return whether the progress was saved; a training function may have saved only the model."""
     return (directory / _PROGRESS_FILE).exists()
 
 
 def progress_of(directory: Path) -> Progress:
-    """How far training had come."""
+    """Return the progress of training in a checkpoint."""
     values = json.loads((directory / _PROGRESS_FILE).read_text())
     features = values.get("features")
     return Progress(**{**values, "features": None if features is None else tuple(features)})
@@ -161,13 +160,12 @@ def _load_seeds(model: Any, directory: Path) -> None:
 
 
 def _seeds(model: Any) -> list[Any]:
-    """The states of its random number generators."""
+    """Return the states of the model's random number generators."""
     return [each for each in model.variables if each.path.endswith("seed_generator_state")]
 
 
 def _write_normalised(source: Path, target: Path) -> None:
-    """Copy a `.keras` file without the parts that differ between equal models: the date, and the
-    memory addresses of objects."""
+    """Copy a `.keras` file without the date and memory addresses, which differ for equal models."""
     with zipfile.ZipFile(source) as read, zipfile.ZipFile(target, "w") as written:
         for name in sorted(read.namelist()):
             member = zipfile.ZipInfo(name, _LONG_AGO)
@@ -180,7 +178,7 @@ def _write_normalised(source: Path, target: Path) -> None:
 
 
 def _normalised(value: Any, numbers: dict[int, int]) -> Any:
-    """A description without its date, and with its shared objects numbered in order."""
+    """Return a model's description without the date, with shared objects numbered in order."""
     if isinstance(value, list):
         return [_normalised(each, numbers) for each in value]
     if not isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Arrays and `tf.data` that TensorFlow splits, in the same order on all workers.
+"""Gives data that TensorFlow splits the same order on all workers.
 
-TensorFlow splits the batches that every worker makes of all rows. If each worker shuffled for
-itself, rows would come twice, or not at all.
+Every worker makes the same batches of all rows, and TensorFlow gives it a part of each. If each
+worker shuffled in its own order, some rows would be used twice, and others not at all.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from polytrain_tf.summing import summing
 
 @contextlib.contextmanager
 def shuffled_alike(strategy: tf.distribute.Strategy, rank: int) -> Iterator[None]:
-    """Let `fit` shuffle arrays in one order on all workers, in a `with` block.
+    """In a `with` block, let `fit` shuffle arrays in the same order on all workers.
 
-    All workers enter it together. The order follows rank 0's `keras.utils.set_random_seed`.
-    Without a seed, each call has another order.
+    All workers enter it together. Rank 0's `keras.utils.set_random_seed` decides the order. Without
+    a seed, each call has a different order.
     """
     seed = [*summing(strategy)([_own_seed() if rank == 0 else 0]), 0]
     own_shuffle = tf.random.shuffle
@@ -47,7 +47,7 @@ def shuffled_alike(strategy: tf.distribute.Strategy, rank: int) -> Iterator[None
 
     def counting(own_iterator: Any) -> Any:
         def get_iterator(self: Any) -> Any:
-            # Here, as all workers make the same iterators; when they are read depends on threads.
+            # Count here: all workers make the same iterators, but threads decide when they read.
             seed[1] += 1
             return own_iterator(self)
 
@@ -58,18 +58,18 @@ def shuffled_alike(strategy: tf.distribute.Strategy, rank: int) -> Iterator[None
 
 
 def check_order(name: str, data: Any) -> None:
-    """Raise an error if the workers couldn't share the batches that each of them makes.
+    """Raise an error if the workers might make different batches from this data.
 
     Args:
-        name: of the argument of `fit`.
-        data: its value.
+        name: name of the argument of `fit`.
+        data: the argument's value.
 
     Raises:
-        ValueError: it is a generator or a `PyDataset`, or a `tf.data.Dataset` that shuffles without
-            a seed.
+        ValueError: the data is a generator or a `PyDataset`, or a `tf.data.Dataset` that shuffles
+            without a seed.
     """
     if isinstance(data, GeneratorType | keras.utils.PyDataset):
-        # The first batches of a generator would also be lost: Keras reads them to build the model.
+        # A generator's first batches would also be lost: Keras reads them to build the model.
         raise ValueError(
             f"{name}: several workers can't share a {type(data).__name__}. TensorFlow gives each "
             "worker a part of every batch, so all must make the same batches; but each process "
@@ -83,7 +83,7 @@ def check_order(name: str, data: Any) -> None:
     policy = data.options().experimental_distribute.auto_shard_policy
     kinds = tf.data.experimental.AutoShardPolicy
     made_by = list(steps(data))
-    # Files are split before they are shuffled.
+    # TensorFlow splits files among workers before it shuffles rows.
     of_files = policy == kinds.FILE or any(
         kind in type(step).__name__ for step in made_by for kind in ("Line", "Record")
     )
@@ -99,7 +99,7 @@ def check_order(name: str, data: Any) -> None:
 
 
 def _own_seed() -> int:
-    """The next seed of TensorFlow's, if the training function has set one."""
+    """Return TensorFlow's next seed; a random one if the training function hasn't set a seed."""
     set_seed, operation = tf.compat.v1.get_seed(None)
     if set_seed is None:
         return random.SystemRandom().randrange(1 << 31)

@@ -1,4 +1,4 @@
-"""Keras's `fit` in a training function: checks its arguments and counts the used batches."""
+"""Wraps Keras's `fit`: checks its arguments, and counts the used batches of a shard."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def fit_watched(
     has_shards: Callable[[], bool],
     unfit: RuntimeError | None,
 ) -> Iterator[None]:
-    """Replace `model.fit` by one that rejects what can't be distributed and counts used batches.
+    """Replace `model.fit` by one that rejects unsuitable arguments and counts used batches.
 
-    This starts before the training function, because `model.fit(shard.to_tf(…))` looks up `fit`
+    Enter this before the training function runs, because `model.fit(shard.to_tf(…))` looks up `fit`
     before it calls `to_tf`.
 
     Args:
-        strategy: of the workers. With one worker, nothing is rejected.
-        rank: of this worker.
-        has_shards: whether the training function has asked for a shard.
-        unfit: why this Keras can't fit on several workers, nor a shard from the middle of an
-            epoch; None if it can.
+        strategy: the run's strategy. Most checks apply to several workers only.
+        rank: this worker's rank.
+        has_shards: returns whether the training function has asked for a shard.
+        unfit: the error to raise if `fit` would need a patched Keras, which is needed on several
+            workers and to resume within an epoch; None if Keras is patched.
     """
     is_alone = strategy.num_replicas_in_sync == 1
     signature = inspect.signature(keras.Model.fit)
@@ -94,13 +94,13 @@ def fit_watched(
             given["callbacks"] = listed
             return own_fit(*bound.args, **bound.kwargs)
 
-    # A method of the class: `partial` alone would lack the model.
+    # A lambda becomes a method of the class; a `partial` wouldn't get the model.
     with FIT.replaced(lambda own: lambda *args, **kwargs: watched(own, *args, **kwargs)):
         yield
 
 
 def _arrange(given: dict[str, Any]) -> None:
-    """Let the callbacks that report epochs arrange the arguments of a fit."""
+    """Make a list of a fit's callbacks, and let those that report epochs arrange its arguments."""
     callbacks = given["callbacks"]
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -112,7 +112,7 @@ def _arrange(given: dict[str, Any]) -> None:
 
 
 class _Used(keras.callbacks.Callback):
-    """Counts the used batches of a shard, before any of the user's callbacks runs."""
+    """Counts the used batches of a shard, before the user's callbacks run."""
 
     def __init__(self, shard: TensorFlowShard) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def _check_scope(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Raise an error unless all workers train this model together.
 
     Raises:
-        ValueError: it was built outside the strategy's scope.
+        ValueError: the model was built outside the strategy's scope.
     """
     if model.distribute_strategy is not strategy:
         raise ValueError(
@@ -155,10 +155,10 @@ def _check_loss_scaling(model: Any) -> None:
 
 
 def _check_steps(model: Any) -> None:
-    """Raise an error unless each call of the model's train function is a step that updates it.
+    """Raise an error unless each call of the model's train function is one optimizer step.
 
     Raises:
-        ValueError: it isn't.
+        ValueError: a call has several steps, or gradients are accumulated over steps.
     """
     if model.steps_per_execution > 1:
         raise ValueError(
@@ -176,10 +176,10 @@ def _check_steps(model: Any) -> None:
 
 
 def _check_adapted(model: Any, strategy: tf.distribute.Strategy) -> None:
-    """Raise an error if `adapt` has seen other rows on this worker than on others.
+    """Raise an error if workers have called a layer's `adapt` with different rows.
 
     Raises:
-        ValueError: a layer's statistics or vocabulary differ from the others'.
+        ValueError: a layer's statistics or vocabulary differ between workers.
     """
     digests = adapted_digests(model)
     if digests:
@@ -192,7 +192,7 @@ def _check_adapted(model: Any, strategy: tf.distribute.Strategy) -> None:
 
 
 def _is_under_way(data: Any) -> bool:
-    """Whether these are batches of a shard that a restart resumes in the middle of an epoch."""
+    """Return whether these are batches of a shard that resumes in the middle of an epoch."""
     return hasattr(data, "polytrain_shard") and int(data.cardinality()) < data.polytrain_whole()
 
 

@@ -28,12 +28,12 @@ def __getattr__(name: str) -> Any:
 
 
 def bin_reference(data: pa.Table, backend: XGBoost) -> xgboost.QuantileDMatrix:
-    """Return the bins of a run, for XGBoost in one process.
+    """Return a matrix with the bins of a run, for XGBoost in one process.
 
-    `xgboost.QuantileDMatrix(…, ref=bin_reference(data, XGBoost(label="y")))` has the bins of every
-    worker of `Trainer(XGBoost(label="y"), datasets={"train": data})`, and leads to the same model.
-    With a model to continue there may be more bins than usual: then give `max_bin` there and in
-    the parameters, as the `max_bin` of what this returns.
+    `xgboost.QuantileDMatrix(…, ref=bin_reference(data, XGBoost(label="y")))` has the same bins as
+    each worker of `Trainer(XGBoost(label="y"), datasets={"train": data})`, and leads to the same
+    model. With a model to continue there may be more bins than usual: then also pass the returned
+    matrix's `max_bin`, to the new matrix and in the parameters.
 
     Args:
         data: all training rows, including the columns that aren't features.

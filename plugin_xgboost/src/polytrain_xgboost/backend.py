@@ -40,8 +40,8 @@ _OF_PREDICT = (
 class XGBoost(Booster):
     """Gradient boosted trees by XGBoost.
 
-    A training function is called with the collective connected: `xgboost.train` on each worker's
-    shard trains one model together, and the options here stay unset.
+    A training function runs with the collective connected: `xgboost.train` on each worker's shard
+    trains one model together. The options here then stay unset.
 
     In `params`, `nthread` defaults to the worker's CPUs, and `device` to "cuda" if each worker has
     a GPU. Early stopping uses the last metric of the last data set besides "train". A restart
@@ -79,10 +79,10 @@ class XGBoost(Booster):
     """With the objective "survival:aft", the column with the lower bound of each row's label."""
 
     label_upper_bound: Annotated[str | None, COLUMN] = None
-    """The same of its upper bound: infinite if the event hasn't been seen."""
+    """Column with the upper bound of each row's label; infinite if the event wasn't observed."""
 
     base_margin: Annotated[str | None, COLUMN] = None
-    """Column with each row's initial score."""
+    """Column with each row's initial score (margin)."""
 
     qid: Annotated[str | None, COLUMN] = None
     """Column with the query of each row, for ranking. Rows of a query must be consecutive, and
@@ -93,7 +93,7 @@ class XGBoost(Booster):
     XGBoost."""
 
     obj: Callable[..., Any] | None = None
-    """Your own objective, as for `xgboost.train`. It gets the rows of one worker."""
+    """Your own objective, as for `xgboost.train`. It is called with one worker's rows."""
 
     custom_metric: Callable[..., Any] | None = None
     """Your own metric, as for `xgboost.train`."""
@@ -103,8 +103,8 @@ class XGBoost(Booster):
     its file on every node. Its own training parameters are ignored."""
 
     feature_weights: Sequence[float] | None = None
-    """For each feature, in their order, how likely `colsample_bytree` and the like draw it,
-    compared with the others."""
+    """Each feature's relative probability of being drawn by `colsample_bytree` and the like, in
+    the features' order."""
 
     external_memory: bool = False
     """Keep the training rows and their bins on the nodes' disks, for data that doesn't fit into
@@ -124,22 +124,22 @@ class XGBoost(Booster):
 
     @property
     def booster_params(self) -> dict[str, Any]:
-        """The parameters for XGBoost, without those of the draws that this package makes."""
+        """XGBoost's parameters, except `subsample`: this package draws the rows."""
         params = {name: value for name, value in self.params.items() if name != "subsample"}
         constraints = params.get("monotone_constraints")
         if isinstance(constraints, list | tuple):
-            # Only as text does XGBoost take a value for each feature.
+            # XGBoost takes a value for each feature as text only.
             params["monotone_constraints"] = f"({','.join(map(str, constraints))})"
         return {**params, "seed_per_iteration": True}
 
     @property
     def row_rate(self) -> float:
-        """The fraction of rows that is drawn for a round."""
+        """The fraction of rows that are drawn for a round."""
         return float(self.params.get("subsample", 1))
 
     @property
     def quantiles_in_leaves(self) -> bool:
-        """Whether leaves are quantiles of all workers' residuals."""
+        """Whether this package sets leaves to quantiles of all workers' residuals."""
         params = self.params
         return (
             self.obj is None and params.get("objective") in QUANTILES and not self.averages_leaves
@@ -147,7 +147,7 @@ class XGBoost(Booster):
 
     @property
     def averages_leaves(self) -> bool:
-        """Whether XGBoost averages the workers' leaves."""
+        """Whether XGBoost averages quantile leaves over the workers."""
         return self.params.get("objective") in QUANTILES and self.params.get("booster") == "dart"
 
     @property
@@ -198,7 +198,7 @@ class XGBoost(Booster):
             yield from unknown_name(name, name, _OF_PREDICT, "the arguments of Booster.predict")
 
     def demand(self, job: Job) -> Demand:
-        # With external memory the agents don't hold the rows in memory either.
+        # With external memory, the agents must not hold all rows in memory either.
         return replace(super().demand(job), reads_tables=not self.external_memory)
 
     def engine(self) -> XGBoostEngine:

@@ -1,4 +1,4 @@
-"""Boosting on one rank, in step with the others."""
+"""Boosts on one rank, in step with the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polytrain_xgboost.rounds import boost
 logger = logging.getLogger(__name__)
 
 Report = Callable[[int, Mapping[str, float], xgboost.Booster], None]
-"""Called after every round with its number from 1, its metrics and the booster."""
+"""Called after every round with the round's number, from 1, its metrics and the booster."""
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class Boosting:
 
     history: History = field(default_factory=History)
     has_estimated: bool = False
-    """Whether the initial score of all rows was estimated here."""
+    """Whether this package estimated the initial score, rather than the user setting it."""
 
     def train(
         self, tables: Mapping[str, pa.Table], model: xgboost.Booster | None, report: Report
@@ -49,7 +49,7 @@ class Boosting:
 
         Args:
             tables: the rank's shard "train"; on rank 0, all rows of every other data set.
-            model: trees to resume from.
+            model: model to resume from; None to start without trees.
             report: called after every round.
         """
         data = training_data(
@@ -99,12 +99,12 @@ class Boosting:
         options, history = self.options, self.history
         done, patience = len(history.rounds), options.early_stopping_rounds
         history.has_best = patience is not None
-        # Rounds of the user's model don't count.
+        # Rounds of the user's model don't count towards `num_boost_round`.
         before = booster.num_boosted_rounds() - done
         if callbacks.before_iteration(booster, done):
             return callbacks.after_training(booster)
         while True:
-            # XGBoost begins to learn position biases in a round with the number 0.
+            # XGBoost starts to learn position biases only in round 0.
             round_ = done if options.needs_all_rounds else before + done
             if leaves is None:
                 boost(booster, data, round_=round_, options=options, params=self.params)
@@ -129,14 +129,14 @@ class Boosting:
             )
             if over:
                 booster = callbacks.after_training(booster)
-            # Last, so that a checkpoint of this round holds the round's whole outcome.
+            # Report last, so that this round's checkpoint holds the callbacks' decision too.
             metrics = {f"{score.dataset}-{score.metric}": score.value for score in scores}
             report(done, metrics, booster)
             if over:
                 return booster
 
     def _first_score(self, data: TrainingData, model: xgboost.Booster | None) -> dict[str, str]:
-        """Return the initial score as a parameter; nothing if XGBoost doesn't estimate one."""
+        """Return the initial score as a parameter; {} if none is to be estimated."""
         options = self.options
         if model is not None or options.obj is not None or "base_score" in options.params:
             return {}

@@ -1,4 +1,4 @@
-"""The user's callbacks: called when XGBoost would call them, with one decision for all ranks."""
+"""Calls the user's callbacks when XGBoost would, and lets all ranks stop together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polytrain_xgboost.history import History, Score, add_to
 
 
 class TunableBooster(xgboost.Booster):
-    """A booster that records the parameters that callbacks set, which the model doesn't hold."""
+    """A booster that records parameters that callbacks set, since a saved model lacks them."""
 
     notes: dict[str, str] | None = None
 
@@ -35,7 +35,7 @@ class Callbacks:
         Args:
             callbacks: the user's callbacks.
             history: the run's history, which records what callbacks do.
-            ranks: all ranks, each of which calls its callbacks.
+            ranks: all ranks; each calls its callbacks.
         """
         self._callbacks = list(dict.fromkeys(callbacks))
         self._history = history
@@ -43,24 +43,24 @@ class Callbacks:
         self._log = history.evals_log()
 
     def before_training(self, booster: xgboost.Booster) -> xgboost.Booster:
-        """Call once in every attempt. Returns the booster to train."""
+        """Call once in every attempt. Return the booster to train."""
         for callback in self._callbacks:
             booster = callback.before_training(booster)
-        # Restores the parameters from before a restart, after those that `before_training` sets.
+        # Last, so that parameters from before a restart replace those set by `before_training`.
         booster.set_param(self._history.params)
         return booster
 
     def before_iteration(self, booster: xgboost.Booster, epoch: int) -> bool:
-        """Return whether training ends before a round."""
+        """Call before a round. Return whether training ends."""
         return self._is_over(booster, "before_iteration", epoch)
 
     def after_iteration(self, booster: xgboost.Booster, epoch: int, scores: list[Score]) -> bool:
-        """Return whether training ends after a round with these metrics."""
+        """Call after a round with these metrics. Return whether training ends."""
         add_to(self._log, scores)
         return self._is_over(booster, "after_iteration", epoch)
 
     def after_training(self, booster: xgboost.Booster) -> xgboost.Booster:
-        """Call once, after the last round. Returns the model."""
+        """Call once, after the last round. Return the model."""
         for callback in self._callbacks:
             booster = callback.after_training(booster)
         return booster

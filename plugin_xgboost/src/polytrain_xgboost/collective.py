@@ -1,4 +1,4 @@
-"""Collective operations on picklable objects, and calls outside of the collective."""
+"""Collective operations on picklable objects, and calls outside the collective."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xgboost import collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks that train together, by default one. Every rank calls every method."""
+    """The ranks that train together, by default one. All ranks must call the same methods."""
 
     me: int = 0
     size: int = 1
@@ -36,7 +36,7 @@ class Ranks:
     def _broadcast_from(self, piece: Any, root: int) -> Any:
         if self.size == 1:
             return piece
-        # In a list: XGBoost can't broadcast None.
+        # Wrapped in a list, since XGBoost can't broadcast None.
         return collective.broadcast([piece] if root == self.me else None, root)[0]
 
 

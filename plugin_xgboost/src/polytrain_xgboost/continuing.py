@@ -1,4 +1,4 @@
-"""A model to resume from, and what its trees need of the data."""
+"""Loads a model to continue, and checks that it matches the run and the data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import xgboost
 def trees_of(given: Any) -> xgboost.Booster | None:
     """Return the user's model to continue; None without one.
 
-    A booster is used as its file is: its training parameters would be lost after a restart. The
-    best round is one of its own run, and with it predictions would leave out the new trees.
+    A booster is reloaded as from a file, without its training parameters, which a restart would
+    lose. Its best round is removed: with it, predictions would leave out the new trees.
 
     Args:
         given: the option `xgb_model`.
@@ -34,10 +34,10 @@ def forget_best_round(model: xgboost.Booster) -> None:
 
 
 def check_booster(model: xgboost.Booster, params: Mapping[str, Any]) -> None:
-    """Check that XGBoost adds trees to a model; of another booster it would lose all trees.
+    """Check that the model has the run's `booster`: otherwise XGBoost would drop its trees.
 
     Raises:
-        ValueError: the model is of another booster.
+        ValueError: the model has another booster.
     """
     theirs = json.loads(model.save_config())["learner"]["learner_train_param"]["booster"]
     asked = params.get("booster", "gbtree")
@@ -52,12 +52,12 @@ def check_booster(model: xgboost.Booster, params: Mapping[str, Any]) -> None:
 def with_those_of(
     model: xgboost.Booster, categories: Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, pa.Array]:
-    """Return the model's lists of categories: its trees refer to categories by number.
+    """Return the model's categories by column: its trees refer to categories by number.
 
     Args:
         model: the model to resume from.
         categories: the data's categories, by column.
-        names: the data's features.
+        names: the names of the data's features.
 
     Raises:
         ValueError: the model has other features, or doesn't know all categories.

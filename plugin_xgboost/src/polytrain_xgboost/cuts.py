@@ -1,6 +1,6 @@
-"""Bins on which the trees of a model decide as they do on values.
+"""Makes bins such that a given model's trees decide as they do on unbinned values.
 
-On a binned row XGBoost takes the lower edge of a value's bin for the value. So a tree from other
+On a binned row, XGBoost uses the lower edge of a value's bin as the value. So a tree from other
 bins decides wrongly, unless its thresholds are edges too.
 """
 
@@ -20,24 +20,24 @@ import xgboost
 from polytrain.boosting.numbers import Numbers, floats
 
 _ROUNDS_AT_ONCE = 100
-"""Of a model that is read as JSON, which takes many times its own memory."""
+"""Number of rounds to read as JSON at once: it takes many times the model's own memory."""
 
 Ends = tuple[float, float]
-"""The lowest and the highest value of a feature; of a category its number."""
+"""The lowest and the highest value of a feature; for categories, their numbers."""
 
 Splits = Mapping[int, Numbers]
-"""What a model's trees compare a feature with, by the feature's number: thresholds, or the numbers
-of categories. float32, ascending."""
+"""Feature's number → the thresholds, or numbers of categories, in a model's splits on the feature.
+float32, ascending, shape `[splits]`."""
 
 
 def splits_of(model: xgboost.Booster) -> Splits:
-    """Return what the trees of a model compare each feature with."""
+    """Return the distinct thresholds and categories in the splits of a model's trees."""
     found: dict[int, list[Numbers]] = {}
     for start in range(0, model.num_boosted_rounds(), _ROUNDS_AT_ONCE):
         end = min(start + _ROUNDS_AT_ONCE, model.num_boosted_rounds())
         learner = json.loads(model[start:end].save_raw("json"))["learner"]
         booster = learner["gradient_booster"]
-        # DART's trees are those of a "gbtree" inside.
+        # DART's JSON holds its trees in a nested "gbtree".
         trees = booster.get("gbtree", booster)["model"]["trees"]
         features, values = np.concatenate([_thresholds(trees), *map(_categories, trees)], axis=1)
         for feature in np.unique(features):
@@ -49,7 +49,7 @@ def splits_of(model: xgboost.Booster) -> Splits:
 
 
 def _thresholds(trees: Sequence[Mapping[str, Any]]) -> Numbers:
-    """Return a feature and a threshold for each split of numbers, shape `[2, splits]`."""
+    """Return the feature and the threshold of each numeric split, shape `[2, splits]`."""
     names = ("split_indices", "split_conditions", "left_children", "split_type")
     features, values, left, kind = (
         np.fromiter(itertools.chain.from_iterable(tree[name] for tree in trees), float)
@@ -59,7 +59,7 @@ def _thresholds(trees: Sequence[Mapping[str, Any]]) -> Numbers:
 
 
 def _categories(tree: Mapping[str, Any]) -> Numbers:
-    """Return a feature and a category for each category that a split names, shape `[2, names]`."""
+    """Return the feature and the number of each category in a tree's splits, shape `[2, n]`."""
     nodes, sizes = np.array([tree["categories_nodes"], tree["categories_sizes"]], int)
     features = np.array(tree["split_indices"], int)[nodes]
     return np.stack([np.repeat(features, sizes), tree["categories"]])
@@ -70,38 +70,38 @@ _NONE = np.array([], np.float32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
-    """The bins that XGBoost has made of a feature."""
+    """The bins that XGBoost has made for a feature."""
 
     edges: Numbers
-    """float32, ascending. Of numbers: XGBoost's lower bound of the first bin, and the upper edges
-    of all bins. Of categories: their numbers."""
+    """float32, ascending. For numbers, the first bin's lower bound and all bins' upper edges, shape
+    `[bins + 1]`. For categories, their numbers."""
 
     ends: Ends | None
-    """Of the values that the bins were made from."""
+    """Lowest and highest of the values that the bins were made from; None without values."""
 
     is_category: bool
 
     def lacks_some_of(self, splits: Numbers) -> bool:
-        """Return whether trees with these splits can't be from these bins."""
+        """Return whether some of these splits aren't edges of these bins."""
         if self.is_category:
             return bool(len(splits)) and splits[-1] > self.edges[-1]
         return not np.isin(splits, self.edges).all()
 
     def values(self, splits: Numbers, ends: Ends | None) -> Numbers:
-        """Return values that XGBoost makes bins from in which splits decide rightly.
+        """Return values for XGBoost to make bins from, so that these splits decide correctly.
 
-        They depend on no split that trees on these very bins have: a restart ends in the same bins.
+        Splits of trees grown on these bins add no values, so a restart has the same bins.
 
         Args:
-            splits: what trees compare the feature with.
-            ends: of the rows to bin; None if none of them has a value.
+            splits: thresholds or categories in the trees' splits on the feature.
+            ends: ends of the rows to bin; None if none of them has a value.
         """
         edges = self.edges
         if self.is_category:
             highest = edges[-1] if ends is None else max(edges[-1], ends[1])
             asked = highest > edges[-1] and self.lacks_some_of(splits[splits <= highest])
             return np.arange((highest if asked else edges[-1]) + 1, dtype=np.float32)
-        # XGBoost puts an edge at each value but the first, and one above the last.
+        # XGBoost puts an edge at each value except the first, and one above the last.
         unchanged = np.unique(np.array([*(self.ends or ()), *edges[1:-1]], np.float32))
         if ends is None:
             return unchanged
@@ -110,13 +110,13 @@ class Cuts:
         if np.isin(needed, [*edges, *unchanged]).all():
             return unchanged
         inner = np.concatenate([edges, needed, [high]])
-        # No row is in the first bin, whose lower bound may be above a threshold below all rows.
+        # The first bin stays empty: its lower bound may exceed a threshold that is below all rows.
         below = [np.nextafter(low, np.float32(-np.inf)), low]
         return np.unique(np.concatenate([below, inner[(inner > low) & (inner <= high)]]))
 
 
 def cuts_of(matrix: xgboost.QuantileDMatrix, sample: pa.Table) -> list[Cuts]:
-    """Return a matrix's bins by feature.
+    """Return a matrix's bins, feature by feature.
 
     Args:
         matrix: a matrix with bins.
@@ -157,12 +157,12 @@ def joined_ends(by_rank: Sequence[Sequence[Ends | None]]) -> list[Ends | None]:
 def table_for(
     cuts: Sequence[Cuts], splits: Splits, ends: Sequence[Ends | None], sample: pa.Table
 ) -> pa.Table:
-    """Return features that XGBoost makes bins from in which all splits decide rightly.
+    """Return a table for XGBoost to make bins from, so that all splits decide correctly.
 
     Args:
         cuts: the bins of the sample, by feature.
-        splits: what trees compare each feature with.
-        ends: of all ranks' rows, by feature.
+        splits: thresholds and categories in the trees' splits.
+        ends: ends of all ranks' rows, by feature.
         sample: the sample, for the names of its features and its categories.
     """
     columns = [
@@ -177,7 +177,7 @@ def table_for(
 
 
 def _as_long_as(rows: int, values: Numbers, like: pa.ChunkedArray) -> pa.Array:
-    """Return values with missing ones after them: numbers, or the categories of these numbers."""
+    """Pad values with nulls or NaN to a length; convert numbers of categories to categories."""
     if not pa.types.is_dictionary(like.type):
         return pa.array(np.pad(values, (0, rows - len(values)), constant_values=np.nan))
     codes = [*map(int, values), *[None] * (rows - len(values))]

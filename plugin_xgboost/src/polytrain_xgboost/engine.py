@@ -1,4 +1,4 @@
-"""The engine: the attempt's tracker and communicator, and boosting."""
+"""The engine: connects an attempt's ranks by a tracker, and boosts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         if me.rank != 0:
             yield Offer()
             return
-        # It listens on a free port from here on. Sorting by task id keeps our ranks.
+        # From here on it listens on a free port. Sorting by task id keeps the run's ranks.
         tracker = RabitTracker(n_workers=me.world_size, host_ip=me.listen_host, sortby="task")
         tracker.start()
         self._tracker = tracker
@@ -54,12 +54,12 @@ class XGBoostEngine(Engine[xgboost.Booster]):
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
-        # Ids are sorted as strings, hence the leading zeros.
+        # Leading zeros, since the tracker sorts ids as strings.
         communicator = collective.CommunicatorContext(
             **world.leader.details, dmlc_task_id=f"{world.me.rank:08d}"
         )
         with ExitStack() as stack:
-            # It prints its rank whatever its verbosity.
+            # XGBoost prints the rank at any verbosity.
             with redirect_stdout(io.StringIO()):
                 stack.enter_context(communicator)
             yield
@@ -135,17 +135,17 @@ class XGBoostEngine(Engine[xgboost.Booster]):
     ) -> np.ndarray[Any, Any]:
         best = model.attr("best_iteration")
         if best is not None:
-            # As xgboost's estimators do.
+            # XGBoost's estimators do the same.
             options = {"iteration_range": (0, int(best) + 1), **options}
         matrix = prediction_matrix(table, model, base_margin=self._options.base_margin)
         return np.asarray(model.predict(matrix, **options))
 
 
 def check_build(params: Mapping[str, Any]) -> None:
-    """Check that XGBoost can use the device: otherwise it trains on the CPU, with a warning.
+    """Check that XGBoost can use the device: otherwise it would train on the CPU and only warn.
 
     Raises:
-        RuntimeError: it can't use the device.
+        RuntimeError: XGBoost was built without CUDA.
     """
     if params.get("device", "cpu") != "cpu" and not xgboost.build_info()["USE_CUDA"]:
         raise RuntimeError(
@@ -155,7 +155,7 @@ def check_build(params: Mapping[str, Any]) -> None:
 
 
 def _is_finished(booster: xgboost.Booster, history: History, options: XGBoost) -> bool:
-    # A run from another's checkpoint may be without the callback that ended that one.
+    # A run from another run's checkpoint may lack the callback that ended that run.
     if len(history.rounds) >= options.num_boost_round or (history.is_over and options.callbacks):
         return True
     patience = options.early_stopping_rounds

@@ -69,15 +69,15 @@ class _XGBEstimator(BackendEstimator):
 
         Args:
             X: a frame, or an array of shape `[rows, features]`.
-            y: the labels, shape `[rows]`; of a classifier, of any type.
+            y: the labels, shape `[rows]`; for a classifier, of any type.
             sample_weight: the weight of each row, shape `[rows]`.
             base_margin: the initial score of each row, shape `[rows]`.
             eval_set: pairs of rows and labels to evaluate on.
-            verbose: print the metrics of each round, or of every so many rounds, with `eval_set`.
+            verbose: print metrics of `eval_set` every this many rounds; True: every round.
             xgb_model: a model to continue: a booster, the path of its file, or an estimator.
             sample_weight_eval_set: the weights for each of `eval_set`.
             base_margin_eval_set: the initial scores for each of `eval_set`.
-            feature_weights: what `feature_weights` of the estimator is, for this call.
+            feature_weights: like the estimator's parameter `feature_weights`, for this call.
         """
         return self._fit_by_xgboost(
             Rows(X=X, y=y, weight=sample_weight, score=base_margin),
@@ -106,7 +106,7 @@ class _XGBEstimator(BackendEstimator):
         if isinstance(xgb_model, xgboost.XGBModel | _XGBEstimator):
             xgb_model = xgb_model.get_booster()
         if isinstance(xgb_model, xgboost.Booster) and xgb_model.feature_names is None:
-            # It was trained on an array.
+            # The model was trained on an array.
             xgb_model = xgb_model.copy()
             xgb_model.feature_names = self.model_features(xgb_model)
         if feature_weights is not None:
@@ -133,7 +133,7 @@ class _XGBEstimator(BackendEstimator):
         options |= more
         if callable(params.get("objective")):
             options["obj"] = objective_of_rows(params["objective"])
-            # XGBoost converts scores to predictions as for this objective.
+            # This objective decides how XGBoost converts scores to predictions.
             params["objective"] = self._default_params().get("objective", "reg:squarederror")
         metrics = params.pop("eval_metric", ())
         metrics = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
@@ -172,7 +172,7 @@ class _XGBEstimator(BackendEstimator):
         base_margin: Any = None,
         iteration_range: Range | None = None,
     ) -> Values:
-        """Return what the objective predicts, shape `[rows]`; a classifier's classes.
+        """Return the predictions, shape `[rows]`; a classifier predicts classes.
 
         Args:
             X: a frame, or an array of shape `[rows, features]`.
@@ -218,16 +218,16 @@ class _XGBEstimator(BackendEstimator):
         return list(model.feature_names or (f"x{n}" for n in range(model.num_features())))
 
     def get_booster(self) -> xgboost.Booster:
-        """The trained booster."""
+        """Return the trained booster."""
         check_is_fitted(self, "model_")
         booster: xgboost.Booster = self.model_
         return booster
 
     @property
     def feature_importances_(self) -> Values:
-        """What each feature's splits contribute, scaled to sum 1; shape `[features]`, float32.
+        """Each feature's importance, float32, shape `[features]`, scaled to a sum of 1.
 
-        By default it is their mean gain; the parameter `importance_type` chooses.
+        The parameter `importance_type` chooses the measure; by default, the mean gain of splits.
         """
         booster = self.get_booster()
         scores = booster.get_score(importance_type=self._given.get("importance_type", "gain"))
@@ -236,7 +236,7 @@ class _XGBEstimator(BackendEstimator):
         return found / total if total else found
 
     def evals_result(self) -> dict[str, dict[str, list[float]]]:
-        """`"validation_0"` and so on → metric → its values, round by round."""
+        """Return evaluation set, such as "validation_0" → metric → its value after each round."""
         if not self._evaluations:
             raise XGBoostError("There are no evaluation results. Pass eval_set to fit().")
         return self._evaluations
@@ -253,17 +253,17 @@ class _XGBEstimator(BackendEstimator):
 
 
 class PolytrainXGBRegressor(_XGBEstimator, BackendRegressor):
-    """Predicts numbers, by squared error unless `objective` says otherwise."""
+    """Predicts numbers; minimizes the squared error unless `objective` is set."""
 
 
 class PolytrainXGBClassifier(_XGBEstimator, BackendClassifier):
-    """Predicts which of two or more classes."""
+    """Predicts one of two or more classes."""
 
     def model_classes(self, model: xgboost.Booster) -> int:
         return int(_learner(model)["learner_model_param"]["num_class"])
 
     def class_params(self, classes: int) -> Mapping[str, Any]:
-        """Probabilities of the classes."""
+        """Return the parameters for an objective that predicts class probabilities."""
         if classes == 2:
             return {"objective": "binary:logistic"}
         return {"objective": "multi:softprob", "num_class": classes}
@@ -273,7 +273,7 @@ class PolytrainXGBClassifier(_XGBEstimator, BackendClassifier):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         params, options = super()._translated(params, features)
         if self.n_classes_ > 2 and params["objective"] != "multi:softmax":
-            # As XGBoost's classifier does: other objectives have no scores for several classes.
+            # As XGBoost's classifier does: only the "multi:" objectives score several classes.
             params |= self._default_params()
         return params, options
 
@@ -321,7 +321,7 @@ class PolytrainXGBClassifier(_XGBEstimator, BackendClassifier):
             base_margin: the initial score of each row, shape `[rows]`.
             iteration_range: the first round to use, and the one after the last.
         """
-        # With this objective XGBoost itself predicts a class.
+        # With "multi:softmax", XGBoost itself predicts classes, not probabilities.
         chooses = _learner(self.get_booster())["objective"]["name"] == "multi:softmax"
         found = self._by_xgboost(
             X,
@@ -334,10 +334,10 @@ class PolytrainXGBClassifier(_XGBEstimator, BackendClassifier):
 
 
 class PolytrainXGBRanker(_XGBEstimator, BackendRanker):
-    """Predicts an order within queries, by LambdaMART unless `objective` says otherwise."""
+    """Predicts an order within queries; uses LambdaMART unless `objective` is set."""
 
     def ranking_params(self) -> Mapping[str, Any]:
-        """LambdaMART."""
+        """Return the parameters for LambdaMART."""
         return {"objective": "rank:ndcg"}
 
     def fit(
@@ -361,21 +361,21 @@ class PolytrainXGBRanker(_XGBEstimator, BackendRanker):
         """Train.
 
         Args:
-            X: a frame, or an array of shape `[rows, features]`. Its column `qid`, if it is a pandas
-                frame and has one, holds the queries.
+            X: a frame, or an array of shape `[rows, features]`. If a pandas frame has the column
+                `qid`, it holds the queries.
             y: the relevance of each row to its query, shape `[rows]`.
             group: the number of rows of each query, shape `[queries]`.
             qid: the query of each row, shape `[rows]`; rows of a query must be consecutive.
             sample_weight: the weight of each query, or of each row.
             base_margin: the initial score of each row, shape `[rows]`.
             eval_set: pairs of rows and relevances to evaluate on; or triples, with queries.
-            eval_group: what `group` is, for each of `eval_set`.
-            eval_qid: what `qid` is, for each of `eval_set`.
-            verbose: print the metrics of each round, or of every so many rounds, with `eval_set`.
+            eval_group: like `group`, for each of `eval_set`.
+            eval_qid: like `qid`, for each of `eval_set`.
+            verbose: print metrics of `eval_set` every this many rounds; True: every round.
             xgb_model: a model to continue: a booster, the path of its file, or an estimator.
             sample_weight_eval_set: the weights for each of `eval_set`.
             base_margin_eval_set: the initial scores for each of `eval_set`.
-            feature_weights: what `feature_weights` of the estimator is, for this call.
+            feature_weights: like the estimator's parameter `feature_weights`, for this call.
         """
         if group is not None:
             qid = queries_of(group)
@@ -396,7 +396,7 @@ class PolytrainXGBRanker(_XGBEstimator, BackendRanker):
         )
 
     def score(self, X: Any, y: Any) -> float:
-        """Return the last metric of these rows.
+        """Return the last of `eval_metric` on these rows, or the objective's default metric.
 
         Args:
             X: a pandas frame, whose column `qid` holds the queries.
@@ -418,7 +418,7 @@ class PolytrainXGBRanker(_XGBEstimator, BackendRanker):
 
 
 def _with_query(X: Any) -> tuple[Any, Any]:
-    """Return the features, and the special column `qid`, None if there is none."""
+    """Return the features, and the column `qid` of a pandas frame or None."""
     if isinstance(X, pd.DataFrame) and "qid" in X.columns:
         return X.drop(columns="qid"), X["qid"]
     return X, None
@@ -428,7 +428,7 @@ def _of_queries(rows: Rows) -> Rows:
     """Return the rows with their queries, and with a weight for each row.
 
     Raises:
-        ValueError: there are no queries, or there are some twice.
+        ValueError: queries are missing or given twice, or the number of weights is wrong.
     """
     X, query = _with_query(rows.X)
     if (query is None) == (rows.query is None):

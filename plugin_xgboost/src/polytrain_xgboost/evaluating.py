@@ -1,4 +1,4 @@
-"""Evaluation after a boosting round, and early stopping."""
+"""Evaluates the model after a boosting round, and decides on early stopping."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from polytrain_xgboost.history import Score
 from polytrain_xgboost.intercept import OF_COLUMNS
 from polytrain_xgboost.matrices import TrainingData
 
-# Prefixes of the names of metrics to maximize; all others are losses.
+# Name prefixes of metrics to maximize; all other metrics are minimized.
 _MAXIMIZED = ("auc", "aucpr", "pre", "map", "ndcg")
 
 Metric = Callable[[Any, xgboost.DMatrix], Any]
-"""A user's metric: predictions and a matrix to name and value, or to a list of these."""
+"""A user's metric: takes predictions and a matrix, returns (name, value) or a list of these."""
 
 
 def evaluated(
@@ -32,15 +32,15 @@ def evaluated(
 ) -> list[Score]:
     """Return the metrics of a round, "train" first; the same on every rank.
 
-    Rank 0 has all rows of the other data sets, so its metrics equal those of one process. Each rank
-    has its part of "train". XGBoost combines its own metrics, but for those that need all rows
-    together; the user's metric is averaged by weight.
+    Rank 0 has all rows of the other data sets, so their metrics equal those of one process. Each
+    rank has a part of "train". XGBoost combines its own metrics, except those that need all rows
+    together. The user's metric is averaged by weight.
     """
     found: list[Score] = []
     custom = None if options.custom_metric is None else _Custom(options)
     if options.eval_train:
         of_train = (booster, data.train, "train", round_)
-        # XGBoost refuses the metric of survival:cox in a collective, one of a single rank too.
+        # In a collective, even of one rank, XGBoost refuses the metric of "survival:cox".
         own = outside(_own, *of_train) if ranks.size == 1 else _own(*of_train)
         at_once = [each.metric for each in own if _needs_all_rows(each.metric, options)]
         if at_once and ranks.size > 1:
@@ -66,7 +66,7 @@ def evaluated(
 
 
 class _Custom:
-    """The user's own metric, by XGBoost's rules."""
+    """Evaluates the user's own metric by XGBoost's rules."""
 
     def __init__(self, options: XGBoost) -> None:
         assert options.custom_metric is not None
@@ -75,7 +75,7 @@ class _Custom:
         self._margin = options.obj is not None
 
     def scores(self, booster: xgboost.Booster, matrix: xgboost.DMatrix, name: str) -> list[Score]:
-        """Return one data set's metrics in full precision: XGBoost itself keeps six decimals."""
+        """Return one data set's metrics in full precision; XGBoost itself keeps six decimals."""
         predictions = booster.predict(matrix, training=False, output_margin=self._margin)
         found = self._metric(predictions, matrix)
         pairs = found if isinstance(found, list) else [found]
@@ -85,13 +85,13 @@ class _Custom:
 def _own(booster: xgboost.Booster, matrix: xgboost.DMatrix, name: str, round_: int) -> list[Score]:
     """Return XGBoost's metrics of one data set."""
     text = booster.eval_set([(matrix, name)], round_)
-    # The round's number, and "name-metric:value" for every metric.
+    # Tab-separated: the round's number, then "name-metric:value" for every metric.
     parts = (part.rpartition(":") for part in text.split("\t")[1:])
     return [Score(name, full.removeprefix(f"{name}-"), float(value)) for full, _, value in parts]
 
 
 def _needs_all_rows(metric: str, options: XGBoost) -> bool:
-    """Return whether XGBoost's combination of the ranks' metrics isn't that of all rows."""
+    """Return whether XGBoost's combination of the ranks' metrics differs from that of all rows."""
     return options.qid is None and metric.partition("@")[0] in ("auc", "aucpr", "pre")
 
 
@@ -103,9 +103,9 @@ def _of_all_rows(
     ranks: Ranks,
     outside: Outside,
 ) -> dict[str, float]:
-    """Let XGBoost on rank 0 evaluate all ranks' scores."""
+    """Let XGBoost on rank 0 evaluate all ranks' scores; return the metrics on every rank."""
     weights = train.get_weight()
-    # Where no row of a class counts, `aucpr` is NaN.
+    # Drop rows of weight 0: with a class of only such rows, `aucpr` would be NaN.
     counting = weights > 0 if len(weights) else slice(None)
     scores = booster.predict(train, training=False, output_margin=True)[counting]
     mine = scores, train.get_label()[counting], weights[counting]
@@ -130,7 +130,7 @@ def _of_all_rows(
 
 
 def _mean(parts: Iterable[tuple[list[Score], float]]) -> list[Score]:
-    """Return the mean of the ranks' metrics by the weight of their rows, which may be 0."""
+    """Return the ranks' metrics averaged by the weight of their rows; skip weight 0."""
     parts = [(scores, weight) for scores, weight in parts if weight > 0]
     total = sum(weight for _, weight in parts)
     return [
@@ -144,7 +144,7 @@ def is_exhausted(
 ) -> bool:
     """Return whether the last metric hasn't improved for `patience` rounds, by XGBoost's rule.
 
-    The state is in the model's attributes, so a restart resumes with it.
+    The model's attributes hold the state, so a restart resumes with it.
 
     Args:
         booster: the booster after a round.
@@ -163,7 +163,7 @@ def is_exhausted(
     _, metric, score = history[-1][-1]
     maximize = options.maximize
     if maximize is None:
-        # "mape" is a loss, although its name starts with that of "map".
+        # "mape" is minimized, although its name starts with "map".
         maximize = metric.startswith(_MAXIMIZED) and metric != "mape"
     best = booster.attr("best_score")
     if best is None or (score > float(best) if maximize else score < float(best)):

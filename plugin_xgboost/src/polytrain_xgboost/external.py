@@ -1,4 +1,4 @@
-"""External memory: rows and bins on the node's disk."""
+"""External memory: keeps rows and bins on the node's disk."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def spooled(shard: Shard, directory: Path) -> pa.Table:
 
 
 class Pages(xgboost.DataIter):
-    """Gives XGBoost a table in parts, which it bins and keeps on disk."""
+    """Gives XGBoost a table in parts, which XGBoost bins and keeps on disk."""
 
     def __init__(self, table: pa.Table, facts: Mapping[str, Any], directory: Path) -> None:
         """
         Args:
             table: the features.
-            facts: what `xgboost.DMatrix` takes besides features, by row.
+            facts: argument of `xgboost.DMatrix`, such as "label" → its array, shape `[rows]`.
             directory: directory for XGBoost's files.
         """
         self._table = table
@@ -46,7 +46,7 @@ class Pages(xgboost.DataIter):
         super().__init__(cache_prefix=str(directory / "bins"))
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        """Give XGBoost the next part; called by XGBoost."""
+        """Pass the next part to XGBoost, which calls this. Return whether there was one."""
         rows = slice(self._start, self._start + self._at_once)
         if rows.start >= len(self._table):
             return False
@@ -58,7 +58,7 @@ class Pages(xgboost.DataIter):
         return True
 
     def reset(self) -> None:
-        """Start again with the first part; called by XGBoost."""
+        """Start again with the first part. XGBoost calls this."""
         self._start = 0
 
 

@@ -1,4 +1,4 @@
-"""The history of a run's rounds, which the model doesn't hold."""
+"""The history of a run's rounds, saved beside the model, which doesn't hold it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class History:
 
     rounds: list[list[Score]] = field(default_factory=list)
     params: dict[str, str] = field(default_factory=dict)
-    """Parameters that callbacks set."""
+    """Parameters that callbacks have set."""
 
     is_over: bool = False
-    """Whether a callback ended training."""
+    """Whether a callback has ended training."""
 
     has_best: bool = False
     """Whether early stopping has put the best round into the model's attributes."""
@@ -58,6 +58,6 @@ class History:
 
 
 def add_to(log: EvalsLog, scores: Iterable[Score]) -> None:
-    """Add one round's metrics."""
+    """Append one round's metrics to a log."""
     for dataset, metric, value in scores:
         log.setdefault(dataset, {}).setdefault(metric, []).append(value)

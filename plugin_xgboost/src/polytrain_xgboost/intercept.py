@@ -1,4 +1,4 @@
-"""The initial score of all rows, estimated from all rows in one process.
+"""Estimates the initial score from all ranks' rows, in one process.
 
 If the ranks estimated it together, its last bits would depend on how the rows are split.
 """
@@ -15,24 +15,24 @@ import xgboost
 from polytrain_xgboost.collective import Outside, Ranks
 
 OF_COLUMNS = ("monotone_constraints", "interaction_constraints", "max_bin")
-"""Parameters about features, which models without features don't take."""
+"""Parameters that refer to features or bins, left out for a model without features."""
 
 _FLAG = b"boost_from_averageSL\0\0\0\0\0\0\0\1"
-"""The bytes before the flag in a model's UBJSON: its name, and a string's type and length 1."""
+"""The bytes before the flag in a model's UBJSON: its name, the type "string" and the length 1."""
 
 
 def estimated_intercept(
     facts: Mapping[str, Any], params: Mapping[str, Any], *, ranks: Ranks, outside: Outside
 ) -> str:
-    """Return XGBoost's `base_score` for all rows.
+    """Return XGBoost's `base_score` for all ranks' rows.
 
     Args:
-        facts: what `xgboost.DMatrix` takes besides features, of this rank's rows.
+        facts: argument of `xgboost.DMatrix`, such as "label" → its array for this rank's rows.
         params: XGBoost's parameters.
-        ranks: all ranks, each of which calls this function.
+        ranks: all ranks, which all call this function.
         outside: makes calls outside the collective.
     """
-    # In the types that XGBoost keeps.
+    # Convert to the types that XGBoost stores.
     by_rank = ranks.gathered({name: _as_kept(values) for name, values in facts.items()})
     estimate = None
     if ranks.me == 0:
@@ -47,7 +47,7 @@ def _as_kept(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _estimate(facts: Mapping[str, Any], params: Mapping[str, Any]) -> str:
-    """Let XGBoost estimate the score, before a round that finds nothing to split."""
+    """Let XGBoost estimate the score, by a round that finds nothing to split."""
     rows = len(next(iter(facts.values())))
     nothing = np.zeros((rows, 1), np.float32)
     matrix = xgboost.QuantileDMatrix(nothing, **facts)
@@ -61,5 +61,5 @@ def _estimate(facts: Mapping[str, Any], params: Mapping[str, Any]) -> str:
 
 
 def marked_as_estimated(model: bytes) -> bytes:
-    """Mark the `base_score` in a saved model as estimated: XGBoost takes ours for the user's."""
+    """Mark the `base_score` in a saved model as estimated; XGBoost thinks that the user set it."""
     return model.replace(_FLAG + b"0", _FLAG + b"1", 1)

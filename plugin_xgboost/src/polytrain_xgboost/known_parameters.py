@@ -1,4 +1,4 @@
-"""The names of XGBoost's parameters, aliases included: the driver doesn't import it."""
+"""Lists XGBoost's parameters, with aliases, for the driver, which doesn't import XGBoost."""
 
 from __future__ import annotations
 

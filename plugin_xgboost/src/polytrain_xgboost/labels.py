@@ -1,4 +1,4 @@
-"""The labels that XGBoost's objectives take, and bounds of labels."""
+"""The labels that XGBoost's objectives take, and checks of label bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polytrain_xgboost.backend import XGBoost
 
 
 def labels(params: Mapping[str, Any]) -> Labels | None:
-    """Return the labels that the objective takes; None if no check is needed here."""
+    """Return the labels that the objective takes; None to skip the check."""
     objective = str(params.get("objective", "reg:squarederror"))
     if objective in ("binary:logistic", "binary:logitraw", "reg:logistic"):
         return Labels(objective=objective, low=0, high=1)
@@ -31,7 +31,7 @@ def labels(params: Mapping[str, Any]) -> Labels | None:
 
 
 def refuse_crossed(tables: Mapping[str, pa.Table], options: XGBoost, *, gather: Gather) -> None:
-    """Refuse rows whose upper bound is below the lower one. Every rank calls it.
+    """Refuse rows whose upper bound is below the lower bound. Every rank calls it.
 
     Raises:
         BadDataError: the same on every rank, if a row of any rank has such bounds.

@@ -1,11 +1,11 @@
-"""Leaf values that are quantiles of residuals, of all ranks' rows.
+"""Sets leaf values to quantiles of residuals over all ranks' rows.
 
-After a tree of `reg:absoluteerror` or `reg:quantileerror` has grown, XGBoost gives each leaf a
-quantile of its rows' residuals; several ranks average theirs, which is wrong if their rows differ.
+After a tree of `reg:absoluteerror` or `reg:quantileerror` has grown, XGBoost sets each leaf to a
+quantile of its rows' residuals. Several ranks average theirs, which is wrong if their rows differ.
 Here all residuals are gathered, and the quantiles are those of XGBoost in one process.
 
-XGBoost can't change a leaf, except in a model's text. To load a whole model again in every round
-would be slow, as it predicts all rows with all trees then. So each round trains a model of its own
+XGBoost can change leaves only in a model's JSON. Reloading the whole model in every round would be
+slow, since XGBoost then predicts all rows with all trees. So each round trains a separate model
 from the scores so far, and `GrowingBooster` appends its trees when the whole model is used.
 """
 
@@ -31,7 +31,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class GrowingBooster(TunableBooster):
-    """A booster whose newest trees are appended when it is used."""
+    """A booster that appends new trees only when it is used."""
 
     _waiting: tuple[bytes, ...] = ()
 
@@ -39,7 +39,7 @@ class GrowingBooster(TunableBooster):
         """Append the trees of a round.
 
         Args:
-            round_: a model of these trees alone, as XGBoost's JSON.
+            round_: XGBoost's JSON of a model with only these trees.
         """
         self._waiting += (round_,)
 
@@ -49,7 +49,7 @@ class GrowingBooster(TunableBooster):
 
     @property
     def handle(self) -> Any:
-        """XGBoost's handle, which all methods use."""
+        """XGBoost's handle. All methods use it, so reading it first appends the waiting trees."""
         waiting, self._waiting = self._waiting, ()
         if waiting:
             with outside_the_collective() as outside:
@@ -63,7 +63,7 @@ class GrowingBooster(TunableBooster):
     def _append(self, texts: tuple[bytes, ...]) -> None:
         model, rounds = json.loads(self.save_raw("json")), [*map(json.loads, texts)]
         if self.num_boosted_rounds() == 0:
-            # Without trees it has no features either.
+            # A booster without trees has no features: the first round's model replaces it.
             attributes = model["learner"]["attributes"]
             model, *rounds = rounds
             model["learner"]["attributes"] = attributes
@@ -79,7 +79,7 @@ class GrowingBooster(TunableBooster):
 
 
 class Leaves:
-    """Boosts rounds, with leaves of all ranks' residuals."""
+    """Boosts rounds, with leaf values from all ranks' residuals."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Leaves:
             options: the run's options.
             params: XGBoost's parameters, with the initial score.
             history: the run's history, with the parameters that callbacks have set.
-            ranks: all ranks, each of which makes one.
+            ranks: all ranks; each creates a `Leaves`.
             outside: makes calls outside the collective.
         """
         self._booster = booster
@@ -112,10 +112,10 @@ class Leaves:
         self._latest: xgboost.Booster = booster
 
     def boost(self, round_: int) -> xgboost.Booster:
-        """Boost a round. Returns a booster that predicts the data as the whole model does.
+        """Boost a round. Return a booster that predicts this data as the whole model does.
 
         Args:
-            round_: number of the round, from 0, including those of the user's model.
+            round_: number of the round, from 0, counting rounds of the user's model.
         """
         data, params = self._data, {**self._params, **self._history.params}
         scores = self._update_scores()
@@ -130,7 +130,7 @@ class Leaves:
         return self._latest
 
     def _update_scores(self) -> Floats:
-        """Begin with the scores so far. Returns those of "train", of shape `[rows, groups]`."""
+        """Set the scores so far as base margins. Return those of "train", `[rows, groups]`."""
         data, latest = self._data, self._latest
         for matrix in data.evaluated.values():
             matrix.set_base_margin(self._outside(latest.predict, matrix, output_margin=True))
@@ -144,10 +144,10 @@ class Leaves:
         """Set the leaves of a round's model.
 
         Args:
-            model: the model, as XGBoost's JSON has it.
-            one: the same model.
+            model: the parsed JSON of the model, to change.
+            one: the same model as a booster.
             scores: the scores of "train" before the round, of shape `[rows, groups]`.
-            drawn: this rank's rows that the round has used; None for all.
+            drawn: mask of this rank's rows that the round has used; None for all.
         """
         train, config = self._data.train, json.loads(one.save_config())["learner"]
         trees = model["learner"]["gradient_booster"]["model"]
@@ -156,7 +156,7 @@ class Leaves:
         given = config["objective"].get("quantile_loss_param", {}).get("quantile_alpha", "[0.5]")
         alphas = [float(np.float32(alpha)) for alpha in json.loads(given)]
         weights = train.get_weight() if drawn is None else self._data.weights * drawn
-        # XGBoost leaves out rows without a hessian.
+        # XGBoost leaves out rows whose hessian is 0.
         used = weights > 0 if len(weights) else slice(None)
         nodes = one.predict(train, pred_leaf=True).reshape(train.num_row(), -1).astype(np.int32)
         residuals = train.get_label()[:, np.newaxis] - scores
@@ -175,9 +175,9 @@ def quantile(values: Floats, weights: Floats | None, alpha: float) -> np.float32
     """Return a quantile as XGBoost's objectives compute it.
 
     Args:
-        values: shape `[rows]`, one or more.
-        weights: shape `[rows]`, above 0; None if all count alike, which is interpolated.
-        alpha: from 0 to 1.
+        values: float32, shape `[rows]`, one or more.
+        weights: float32, shape `[rows]`, above 0; None interpolates between values.
+        alpha: the quantile, from 0 to 1.
     """
     order = np.argsort(values, kind="stable")
     values = values[order]
@@ -197,6 +197,6 @@ def quantile(values: Floats, weights: Floats | None, alpha: float) -> np.float32
 
 
 def _load(booster: xgboost.Booster, model: bytes) -> None:
-    """Load a model's JSON, and apply it: later, that would be a collective operation."""
+    """Load a model's JSON, and apply it now: later, that would be a collective operation."""
     booster.load_model(bytearray(model))
     booster.save_config()

@@ -1,7 +1,7 @@
 """Converts tables to XGBoost's matrices, with the same bins on every rank.
 
-By itself XGBoost bins the rows of each rank and merges the bins, so the bins and the model depend
-on how the rows are split.
+XGBoost itself bins the rows of each rank and merges the bins, so the bins and the model depend on
+how the rows are split.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ class TrainingData:
 
     train: xgboost.QuantileDMatrix
     max_bin: int
-    """Maximum number of bins of a feature, as XGBoost's parameter."""
+    """Maximum number of bins of a feature, for XGBoost's parameter of this name."""
 
     evaluated: Mapping[str, xgboost.DMatrix]
-    """On rank 0, all rows of the other data sets."""
+    """On rank 0, all rows of the evaluation sets; elsewhere empty."""
 
     has_others: bool
-    """Whether there are other data sets."""
+    """Whether the run has evaluation sets; the same on every rank."""
 
     first_row: int
     """Number of the rank's first row in the whole data set; with queries, of its first query."""
 
     facts: Mapping[str, Any]
-    """What XGBoost takes besides features, by row."""
+    """Argument of `xgboost.DMatrix`, such as "label" → its array for the rank's rows."""
 
     @cached_property
     def weights(self) -> np.ndarray[Any, Any]:
-        """The weight of each row, or of each query, before rows are drawn."""
+        """The weights before rows are drawn, float32, shape `[rows]` or `[queries]`."""
         weights = self.train.get_weight()
         if len(weights):
             return weights
         return np.ones(self._queries or self.train.num_row(), np.float32)
 
     def by_row(self, mask: Mask) -> Mask:
-        """Return a mask of rows for a mask of rows or of queries."""
+        """Convert a mask of rows or of queries to a mask of shape `[rows]`."""
         if not self._queries:
             return mask
         return np.repeat(mask, np.diff(self.train.get_uint_info("group_ptr")))
@@ -88,14 +88,14 @@ def training_data(
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         options: the options, which name the columns.
         params: XGBoost's parameters.
-        ranks: all ranks, each of which calls this function.
+        ranks: all ranks, which all call this function.
         outside: makes calls outside the collective.
-        model: trees to resume from.
+        model: model to resume from.
         directory: directory for the bins of "train", with external memory; None for memory.
 
     Raises:
         BadDataError: on every rank, if some values can't be trained on.
-        ValueError: the trees have other features, or don't know all categories.
+        ValueError: the model has other features, or doesn't know all categories.
     """
     tables = _validated(tables, options, ranks)
     categories = _categories(tables, options, ranks, model)
@@ -115,7 +115,7 @@ def training_data(
     train = outside(binning.train, mine, facts, reference, directory)
     if options.feature_weights is not None:
         train.set_info(feature_weights=options.feature_weights)
-    # Trees from other bins may have thresholds that are above or below all training rows.
+    # Trees from other bins may have thresholds outside the range of the training rows.
     shared_bins = train if reference is own_bins else None
     return TrainingData(
         train=train,
@@ -150,12 +150,12 @@ def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
 def prediction_matrix(
     table: pa.Table, model: xgboost.Booster, *, base_margin: str | None
 ) -> xgboost.DMatrix:
-    """Return a table's rows as a model's matrix: columns by name, the model's categories.
+    """Return a matrix of a table's rows, with the columns and categories of a model.
 
     Args:
         table: the rows; categories that the model doesn't know become missing values.
         model: the model that predicts them.
-        base_margin: column with each row's initial score; ignored if it is missing.
+        base_margin: column with each row's initial score; ignored if the table lacks it.
     """
     lists = model.get_categories(export_to_arrow=True).to_arrow()
     categories = {name: values for name, values in lists if values is not None}
@@ -174,7 +174,7 @@ def prediction_matrix(
 def _validated(
     tables: Mapping[str, pa.Table], options: XGBoost, ranks: Ranks
 ) -> dict[str, pa.Table]:
-    """Return the tables, if XGBoost can train on them."""
+    """Return the tables; raise BadDataError if XGBoost can't train on them."""
     schema = tables["train"].schema
     features = pa.schema([schema.field(name) for name in options.features_of(schema.names)])
     checked = validated(
@@ -200,7 +200,7 @@ def _categories(
     categories = agreed_categories(
         tables, features=names, also=options.categorical, gather=ranks.gathered
     )
-    # From Arrow XGBoost takes only strings as categories, and at least one.
+    # For Arrow tables, XGBoost needs categories that are strings, and at least one.
     categories = {
         name: as_text(values) if len(values) else pa.array([""])
         for name, values in categories.items()
@@ -216,7 +216,7 @@ class _Binning:
     def matrix(
         self, table: pa.Table, facts: Mapping[str, Any], bins: xgboost.QuantileDMatrix | None
     ) -> xgboost.DMatrix:
-        """Return a matrix with the bins of another, or with values."""
+        """Return a matrix with the bins of `bins`, or with unbinned values if it is None."""
         if bins is None:
             how = {name: value for name, value in self._how.items() if name != "max_bin"}
             return xgboost.DMatrix(self._features(table), **facts, **how)
@@ -236,7 +236,7 @@ class _Binning:
         return xgboost.ExtMemQuantileDMatrix(pages, ref=reference, **how)
 
     def facts(self, table: pa.Table) -> dict[str, Any]:
-        """Return what `xgboost.DMatrix` takes besides features."""
+        """Return `xgboost.DMatrix`'s arguments for labels, weights, margins and queries."""
         options = self.options
         facts = {
             **{option: _numbers(table, column) for option, column in options.labels.items()},
@@ -245,15 +245,15 @@ class _Binning:
         }
         if options.qid is not None:
             sizes = group_sizes(table.column(options.qid))
-            # XGBoost needs ascending numbers.
+            # XGBoost needs query numbers in ascending order.
             facts["qid"] = np.repeat(np.arange(len(sizes)), sizes)
             if facts["weight"] is not None:
-                # XGBoost weighs queries: the weight of each is that of its first row.
+                # XGBoost takes one weight for each query: use that of its first row.
                 facts["weight"] = facts["weight"][np.cumsum(sizes) - sizes]
         return {name: values for name, values in facts.items() if values is not None}
 
     def reference(self, sample: pa.Table) -> xgboost.QuantileDMatrix:
-        """Return the matrix whose bins all others take, with weighted rows if there are weights."""
+        """Return the matrix whose bins all others use; weights count if there are no queries."""
         weight = None if self.options.qid else _numbers(sample, self.options.weight)
         return self._quantiles(sample, weight=weight)
 
@@ -264,12 +264,12 @@ class _Binning:
         sample: pa.Table,
         ends: Sequence[Ends | None],
     ) -> xgboost.QuantileDMatrix:
-        """Return a reference on whose bins a model's trees decide as on values.
+        """Return a matrix with bins such that a model's trees decide as on unbinned values.
 
         Args:
-            model: trees to resume from.
-            own_bins: the rows' own reference, which is returned if it is one already.
-            sample: what that was made from.
+            model: model to resume from.
+            own_bins: the bins of the run's own rows; returned if they already suffice.
+            sample: the sample that `own_bins` was made from.
             ends: the lowest and the highest value of each feature in the rows of all ranks.
         """
         features, splits = self._features(sample), splits_of(model)

@@ -1,4 +1,4 @@
-"""Objectives and metrics of labels and predictions, as functions that `xgboost.train` takes."""
+"""Adapts objectives and metrics of XGBoost's estimators to `xgboost.train`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Function = Callable[..., Any]
 
 
 def objective_of_rows(function: Function) -> Function:
-    """Return a function of scores and matrix for one of labels and scores.
+    """Convert an objective of labels and scores to one of scores and matrix.
 
     Args:
-        function: of labels, scores and, if it has this argument, `sample_weight`.
+        function: takes labels, scores and, optionally, `sample_weight`.
     """
     takes_weights = "sample_weight" in signature(function).parameters
 
@@ -32,10 +32,10 @@ def objective_of_rows(function: Function) -> Function:
 
 
 def metric_of_rows(function: Function) -> Function:
-    """Return a function of predictions and matrix for one of labels and predictions.
+    """Convert a metric of labels and predictions to one of predictions and matrix.
 
     Args:
-        function: of labels, predictions and, if there are weights, `sample_weight`.
+        function: takes labels, predictions and, if there are weights, `sample_weight`.
     """
 
     def metric(predictions: Any, rows: xgboost.DMatrix) -> tuple[str, float]:
@@ -48,6 +48,6 @@ def metric_of_rows(function: Function) -> Function:
 
 
 def _weights(rows: xgboost.DMatrix) -> Any:
-    """Return the rows' weights; None if all weigh 1, which they do where rows are drawn."""
+    """Return the rows' weights; None if all are 1, as they are if only this package set them."""
     weights = rows.get_weight()
     return weights if (weights != 1).any() else None

@@ -15,7 +15,7 @@ from polytrain_plugins import (
 )
 from polytrain_xgboost.known_parameters import KNOWN_PARAMETERS
 
-# Parameters that the run sets: their names, their meaning, and the remedy.
+# Parameters that the run sets: names, meaning and remedy.
 _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("num_boost_round", "num_round", "n_estimators"),
@@ -42,7 +42,7 @@ _LIGHTGBMS = {
     "num_leaves": "max_leaves",
     "num_threads": "nthread",
 }
-"""LightGBM's parameters → XGBoost's equivalents."""
+"""LightGBM's parameter → XGBoost's equivalent."""
 
 _OBJECTIVES = (
     *("binary:hinge", "binary:logistic", "binary:logitraw", "count:poisson"),
@@ -61,7 +61,7 @@ _METRICS = (
     *("mape", "merror", "mlogloss", "mphe", "ndcg", "poisson-nloglik", "pre", "quantile"),
     *("rmse", "rmsle", "tweedie-nloglik"),
 )
-"""Some take a parameter after an "@", and a "-" at the end."""
+"""Names of metrics. Users may append "@" and a parameter, and "-", as in "ndcg@8-"."""
 
 _WHOLE = (
     *("max_depth", "max_leaves", "max_bin", "max_cat_to_onehot", "max_cat_threshold"),
@@ -158,13 +158,12 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
 
 
 def bound_problems(options: Any) -> Iterator[Problem]:
-    """Yield what is wrong with the columns to predict: "survival:aft" takes two bounds, all others
-    a label.
+    """Yield the problems of the label columns: "survival:aft" takes two bounds, all others a label.
 
     Args:
         options: the backend.
     """
-    # What isn't a mapping is a problem of its own.
+    # If `params` isn't a mapping, another check reports it.
     params = options.params if isinstance(options.params, Mapping) else {}
     if str(params.get("objective")) != "survival:aft":
         yield from needed_without_function(options, label="Name the column to predict")
@@ -190,8 +189,10 @@ def bound_problems(options: Any) -> Iterator[Problem]:
 
 
 def query_problems(params: Mapping[str, Any], qid: str | None) -> Iterator[Problem]:
-    """Yield a problem if the objective needs queries and `qid` isn't set: XGBoost would take all
-    rows of a worker as one query."""
+    """Yield a problem if the objective needs queries and `qid` isn't set.
+
+    XGBoost would treat all rows of a worker as one query.
+    """
     objective = str(params.get("objective"))
     if objective.startswith("rank:") and qid is None:
         yield needed_by_objective(objective, "qid", "Name the column with each row's query")
@@ -225,7 +226,7 @@ def _device_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
 
 
 def function_problems(**functions: Any) -> Iterator[Problem]:
-    """Yield the options that aren't a function that XGBoost can call."""
+    """Yield a problem for each option that isn't a function that XGBoost can call."""
     for option, function in functions.items():
         if function is None:
             continue
@@ -244,7 +245,7 @@ def function_problems(**functions: Any) -> Iterator[Problem]:
 
 
 def callback_problems(callbacks: Any) -> Iterator[Problem]:
-    """Yield what is wrong with the option `callbacks`, without importing XGBoost."""
+    """Yield the problems of the option `callbacks`, without importing XGBoost."""
     if not isinstance(callbacks, Sequence):
         yield Problem(
             field="callbacks", what=f"{callbacks!r} is not a list", remedy="Pass callbacks=[…]"
@@ -266,7 +267,7 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
 
 
 def feature_weight_problems(weights: Any, features: Sequence[str]) -> Iterator[Problem]:
-    """Yield what is wrong with the option `feature_weights`."""
+    """Yield the problems of the option `feature_weights`."""
     is_list = isinstance(weights, list | tuple)
     if not is_list or not all(isinstance(each, int | float) and each > 0 for each in weights):
         yield Problem(

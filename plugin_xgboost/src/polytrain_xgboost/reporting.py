@@ -19,7 +19,7 @@ class ReportCallback(RoundReporter, xgboost.callback.TrainingCallback):
     CHECKPOINT_NAME = MODEL_FILE
 
     _unreported: tuple[int, Mapping[str, Any]] | None = None
-    """The previous round and its metrics: only the next call shows whether it was the last."""
+    """The previous round and its metrics, kept until the next call shows if it was the last."""
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         self._report_previous(model, is_last=False)
@@ -47,7 +47,7 @@ class ReportCallback(RoundReporter, xgboost.callback.TrainingCallback):
 
 
 class RayTrainReportCallback(RayTrainReporter, ReportCallback):
-    """The same, with the arguments of Ray Train's callback of this name."""
+    """Reports like `ReportCallback`, with the arguments of Ray Train's callback of this name."""
 
     @staticmethod
     def read_model(path: Path) -> xgboost.Booster:

@@ -1,6 +1,6 @@
 """A boosting round, and its random draws.
 
-The draws of a round depend only on the seed and its number, so a restart doesn't change them.
+A round's draws depend only on the seed and the round's number, so a restart doesn't change them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def boost(
     Args:
         booster: the booster to add trees to.
         data: this rank's data.
-        round_: number of the round, from 0, including those of the user's model.
+        round_: number of the round, from 0, counting rounds of the user's model.
         options: the run's options.
         params: XGBoost's parameters.
     """
@@ -41,7 +41,7 @@ def boost(
         _reset_column_draws(booster, params["tree_method"])
     objective: Objective | None = options.obj
     if objective is not None and params.get("booster") == "dart":
-        # DART drops trees before XGBoost seeds the round.
+        # DART drops trees before XGBoost sets the round's seed.
         booster.set_param({"seed": options.seed + round_})
     mask = drawn_rows(data, round_, options)
     if mask is None:
@@ -58,7 +58,7 @@ def boost(
 
 
 def drawn_rows(data: TrainingData, round_: int, options: XGBoost) -> Mask | None:
-    """Return a mask of the rank's rows, or of its queries, that a round uses; None for all."""
+    """Return a mask of the rank's rows (or queries) that a round uses; None if it uses all."""
     if options.row_rate == 1:
         return None
     return drawn(
@@ -71,10 +71,10 @@ def drawn_rows(data: TrainingData, round_: int, options: XGBoost) -> Mask | None
 
 
 def _reset_column_draws(booster: xgboost.Booster, method: str) -> None:
-    """Make the next round draw its columns from the seed and its number.
+    """Make the next round's column draws depend only on the seed and the round's number.
 
-    The updater has a generator that continues from round to round and isn't in the model. Setting
-    another method and the old one again makes XGBoost build a new updater.
+    The updater's generator continues from round to round and isn't in the model. Setting another
+    method and then the old one again makes XGBoost create a new updater.
     """
     booster.set_param({"tree_method": "approx"})
     booster.save_config()

@@ -1,1 +1,1 @@
-"""What tree boosters share: options, table validation, categories, sampling, estimators."""
+"""Code that tree boosters share: options, table validation, categories, sampling, estimators."""

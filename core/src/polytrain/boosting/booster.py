@@ -60,7 +60,7 @@ class Booster(Backend):
     """See `Demand.preload`."""
 
     params: Annotated[Mapping[str, Any], PARAMS] = field(default_factory=dict)
-    """Parameters, as for the framework's own `train`: one that is None has its default."""
+    """Parameters, as for the framework's own `train`; None stands for the default."""
 
     num_boost_round: Annotated[int, _ROUNDS] = 10
     """Boosting rounds in total, including those before a restart."""
@@ -89,8 +89,8 @@ class Booster(Backend):
         int,
         Whole(of="rows", least=1, remedy="Give 1 or more; 200,000 is enough for 256 bins"),
     ] = 200_000
-    """Size of the sample of all workers' rows from which the bins of all workers are made. If the
-    sample is the whole data set, the order of rows makes no difference."""
+    """Number of rows, sampled from all workers, that all workers' bins are made from. If the sample
+    is the whole data set, the order of rows makes no difference."""
 
     def __post_init__(self) -> None:
         if isinstance(self.params, Mapping):
@@ -104,19 +104,19 @@ class Booster(Backend):
 
     @abstractmethod
     def parameter_problems(self, job: Job) -> Iterable[Problem]:
-        """Yield what is wrong with `params`, which is a mapping."""
+        """Yield the problems of `params`, which is a mapping."""
 
     def label_problems(self) -> Iterable[Problem]:
-        """Yield what is wrong with the options for the columns to predict."""
+        """Yield the problems of the options for the columns to predict."""
         return needed_without_function(self, label="Name the column to predict")
 
     def other_problems(self, job: Job) -> Iterable[Problem]:
-        """Yield what is wrong with this framework's own options; nothing by default."""
+        """Yield the problems of this framework's own options; nothing by default."""
         return ()
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The columns to predict, by their options. Two are the bounds of one value."""
+        """Option → column to predict. Two columns are the bounds of one value."""
         return {} if self.label is None else {"label": self.label}
 
     @property

@@ -43,9 +43,9 @@ def agreed_categories(
 
 
 def codes_of(column: pa.ChunkedArray, categories: pa.Array) -> pa.Array:
-    """Return each value's position in the list of categories, int32; null if it isn't there."""
+    """Return each value's index in the categories, int32, shape `[rows]`; null if it isn't one."""
     if len(categories) == 0:
-        # The list may have no type.
+        # An empty list may have no type.
         return pa.nulls(len(column), pa.int32())
     if pa.types.is_dictionary(column.type):
         # Before chunks are combined: one chunk's index type may not hold all categories.
@@ -93,17 +93,17 @@ def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
 
 
 def _of_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values in the type of the categories; null where it has no such value."""
+    """Return values in the type of the categories; null where the type can't hold a value."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return as_text(values).cast(kind)
     if pa.types.is_floating(values.type) and pa.types.is_integer(kind):
         return _integers(values)
-    # Whole numbers that a float doesn't hold were rounded in the categories too.
+    # Integers too large for a float were rounded in the categories too.
     return values.cast(kind, safe=not pa.types.is_floating(kind))
 
 
 def _integers(values: pa.Array) -> pa.Array:
-    """Return floats as int64; null where one isn't a whole number of that type."""
+    """Return floats as int64; null where a float isn't a whole number in int64's range."""
     whole = pc.and_(pc.equal(values, pc.floor(values)), pc.less(pc.abs(values), 2.0**63))
     return pc.if_else(whole, values, None).cast(pa.int64(), safe=False)
 
@@ -114,9 +114,9 @@ def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
         values = sorted({value for each in lists for value in each.to_pylist()})
     kind = pa.string() if pa.types.is_large_string(lists[0].type) else lists[0].type
     if len({each.type for each in lists}) > 1:
-        # A column may have whole numbers in one data set, and larger ones or floats in another.
+        # A column may be int32 in one data set, and int64 or floats in another.
         kind = pa.float64() if any(map(_has_floats, lists)) else None
-    # A new array: XGBoost doesn't take a slice of another one.
+    # A new array: XGBoost doesn't take a slice of another array.
     return pa.array(values, kind)
 
 
@@ -125,7 +125,7 @@ def _has_floats(values: pa.Array) -> bool:
 
 
 def _lists(column: pa.ChunkedArray) -> list[pa.Array]:
-    """Return the category lists of a column's chunks; of a plain column its sorted values."""
+    """Return the distinct category lists of a column's chunks; a plain column's sorted values."""
     if not pa.types.is_dictionary(column.type):
         return [_without_missing(pc.unique(column)).sort()]
     lists: list[pa.Array] = []

@@ -22,7 +22,7 @@ SCORE, QUERY = "polytrain score", "polytrain query"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """A data set, as a user passes it."""
+    """A data set, as a user passes it to an estimator."""
 
     X: Any
     y: Any
@@ -34,16 +34,16 @@ class Rows:
 
 
 def evaluation_sets(eval_set: Iterable[EvalSet] | None, **facts: Any) -> list[Rows]:
-    """Return the data sets to evaluate on.
+    """Return the evaluation sets.
 
     Args:
-        eval_set: pairs of features and labels; triples have each row's query too.
-        facts: an argument's name to its values for each data set, or None.
+        eval_set: pairs of features and labels, or triples with each row's query.
+        facts: argument name → one entry for each data set, or None.
 
     Raises:
-        ValueError: an argument hasn't one entry for each data set.
+        ValueError: an argument doesn't have one entry for each data set.
     """
-    # Both libraries' estimators take one pair as well.
+    # Both libraries' estimators accept one pair in place of a list.
     sets = [eval_set] if isinstance(eval_set, tuple) else list(eval_set or ())
     found: list[dict[str, Any]] = [
         dict(zip(("X", "y", "query"), each, strict=False)) for each in sets
@@ -72,17 +72,17 @@ _FACTS = {
     "eval_group": "query",
     "eval_qid": "query",
 }
-"""The arguments for evaluation, and the fact of a data set that each holds."""
+"""Argument of `fit` → the field of `Rows` that it sets for each evaluation set."""
 
 
 def queries_of(sizes: Any) -> Values:
-    """Return each row's query, for the number of consecutive rows of each query."""
+    """Return each row's query number, shape `[rows]`, from the queries' sizes, `[queries]`."""
     counts = column_or_1d(sizes)
     return np.repeat(np.arange(len(counts)), counts)
 
 
 def table_of(frame: Any) -> pa.Table:
-    """Return a frame's rows.
+    """Return a frame as an Arrow table.
 
     Raises:
         TypeError: the frame isn't in memory.
@@ -92,7 +92,7 @@ def table_of(frame: Any) -> pa.Table:
     if isinstance(frame, pd.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)
     if hasattr(frame, "__arrow_c_stream__"):
-        # For example polars.
+        # For example, a polars DataFrame.
         return pa.table(frame)
     raise TypeError(
         f"X is a {type(frame).__module__}.{type(frame).__qualname__}, which isn't a table in "
@@ -102,14 +102,14 @@ def table_of(frame: Any) -> pa.Table:
 
 
 def without(table: pa.Table, missing: float | None) -> pa.Table:
-    """Return the table with nulls for a number that stands for missing values."""
+    """Return the table with nulls in place of the number that stands for missing values."""
     if missing is None or np.isnan(missing):
         return table
     for index, column in enumerate(table.columns):
         kind = column.type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             continue
-        # As the libraries do, which hold numbers as float32.
+        # The libraries compare in float32 too.
         same = pc.equal(column.cast(pa.float32(), safe=False), pa.scalar(missing, pa.float32()))
         kept = pc.if_else(same, pa.scalar(None, kind), column)
         table = table.set_column(index, table.field(index).name, kept)
@@ -125,10 +125,10 @@ def numbers(values: Any) -> Values:
 
 
 def weights_of(weights: Any, rows: Any) -> Values:
-    """Return the weight of each row.
+    """Return the weights as float64, shape `[rows]`.
 
     Raises:
-        ValueError: all rows weigh nothing, or there isn't one weight for each row.
+        ValueError: all weights are 0, or there isn't one for each row.
     """
     checked = numbers(weights)
     check_consistent_length(rows, checked)
@@ -138,7 +138,7 @@ def weights_of(weights: Any, rows: Any) -> Values:
 
 
 def scores_of(scores: Any, rows: Any, name: str) -> Values:
-    """Return the initial score of each row.
+    """Return the initial scores as float64, shape `[rows]`.
 
     Raises:
         ValueError: there isn't one score for each row.
@@ -155,10 +155,10 @@ def scores_of(scores: Any, rows: Any, name: str) -> Values:
 
 
 def renamed(table: pa.Table, names: Sequence[str], argument: str) -> pa.Table:
-    """Return the table with other names of columns.
+    """Return the table with renamed columns.
 
     Raises:
-        ValueError: the number of names isn't that of the columns.
+        ValueError: there isn't one name for each column.
     """
     if len(names) != table.num_columns:
         raise ValueError(

@@ -1,6 +1,6 @@
 """scikit-learn estimators that a booster trains on any number of workers.
 
-The estimators of a booster define which backend trains, and how to read its models.
+A booster's own estimators name the backend that trains, and read its models.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain_plugins import Backend, InvalidJobError, Problem
 
 PART_ROWS = 100_000
-"""So many rows are predicted in this process in any case, as `Result.predict` does it."""
+"""Up to this many rows are predicted in this process, as `Result.predict` does."""
 
 
 class BackendEstimator(BaseEstimator, ABC):
@@ -76,10 +76,10 @@ class BackendEstimator(BaseEstimator, ABC):
                 rounds.
             categorical: numeric columns to treat as categories; strings always are.
             scaling_config: the number of workers and their resources; one worker by default.
-                More of them predict, too, if there are more than 100,000 rows.
+                Several workers also predict, if there are more than 100,000 rows.
             run_config: where to store the run; by default only the model is kept.
-            params: the parameters of the framework, and of its own estimators. A name that neither
-                has is refused by `fit`.
+            params: parameters of the framework, and of its own estimators. `fit` refuses any other
+                name.
         """
         self.n_estimators = n_estimators
         self.early_stopping_rounds = early_stopping_rounds
@@ -116,13 +116,13 @@ class BackendEstimator(BaseEstimator, ABC):
         return self
 
     _parameter_names: ClassVar[Collection[str]] = ()
-    """The framework's parameters, and the names that its checks know."""
+    """The framework's parameters, and the other names that its checks handle."""
 
     _estimator_names: ClassVar[Collection[str]] = ()
-    """What the framework's own estimators take besides, and these do too."""
+    """Further parameters of the framework's own estimators that these accept too."""
 
     _refused_names: ClassVar[Mapping[str, str]] = {}
-    """What they don't take → what to do instead."""
+    """A parameter that these estimators refuse → what to do instead."""
 
     @property
     @abstractmethod
@@ -140,7 +140,7 @@ class BackendEstimator(BaseEstimator, ABC):
     def _translated(
         self, params: dict[str, Any], features: Sequence[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the framework's parameters and the backend's options for the estimator's.
+        """Translate the estimator's parameters to the framework's, and to options of the backend.
 
         Args:
             params: the parameters of the estimator and of this call of `fit`.
@@ -154,18 +154,18 @@ class BackendEstimator(BaseEstimator, ABC):
         elif isinstance(state, np.random.Generator):
             params["random_state"] = int(state.integers(np.iinfo(np.int32).max))
         if isinstance(params.get("n_jobs"), int) and params["n_jobs"] <= 0:
-            # All CPUs: those of a worker, which is the default.
+            # It means all CPUs: by default, training uses all CPUs of a worker.
             del params["n_jobs"]
         return params, {}
 
     @property
     def _given(self) -> dict[str, Any]:
-        """The parameters that aren't None, which stands for the framework's default."""
+        """The parameters that aren't None; None stands for the framework's default."""
         return {name: value for name, value in self._params.items() if value is not None}
 
     @property
     def _evaluations(self) -> dict[str, dict[str, list[float]]]:
-        """Set of `eval_set` → metric → its values, round by round."""
+        """Evaluation set → metric → its value after each round."""
         check_is_fitted(self, "result_")
         found: dict[str, dict[str, list[float]]] = {}
         for round_ in self.result_.history:
@@ -182,7 +182,7 @@ class BackendEstimator(BaseEstimator, ABC):
         return tags
 
     def _labels(self, y: Any) -> Values:
-        """Return the labels to train on."""
+        """Return the labels to train on, float64, shape `[rows]`."""
         return numbers(y)
 
     def _evaluated_labels(self, y: Any) -> Values:
@@ -190,7 +190,7 @@ class BackendEstimator(BaseEstimator, ABC):
 
     @abstractmethod
     def _default_params(self) -> Mapping[str, Any]:
-        """Return the framework's parameters for what is predicted."""
+        """Return the framework's parameters for this kind of prediction."""
 
     def _fit(
         self,
@@ -206,9 +206,9 @@ class BackendEstimator(BaseEstimator, ABC):
 
         Args:
             rows: the rows to train on.
-            evaluated: the data sets to evaluate on.
+            evaluated: the evaluation sets.
             params: parameters of this call.
-            names: the names of the data sets to evaluate on.
+            names: the names of the evaluation sets.
             feature_names: the names of the features, in place of those of `X`.
             options: options of the backend.
         """
@@ -244,7 +244,7 @@ class BackendEstimator(BaseEstimator, ABC):
                 early_stopping_rounds=self.early_stopping_rounds,
                 **{**columns, **options},
                 datasets=datasets,
-                # Exactly these: as scikit-learn's, an estimator takes every column of X.
+                # As in scikit-learn, every column of X is a feature.
                 dataset_config={
                     name: DataConfig(columns=table.column_names) for name, table in datasets.items()
                 },
@@ -255,7 +255,7 @@ class BackendEstimator(BaseEstimator, ABC):
         return self
 
     def _columns_besides(self, sets: Sequence[Rows]) -> dict[str, str]:
-        """Return the backend's options for the columns that are beside features and labels."""
+        """Return the backend's options that name the columns besides features and labels."""
         found = {}
         if any(each.weight is not None for each in sets):
             found["weight"] = WEIGHT
@@ -288,7 +288,7 @@ class BackendEstimator(BaseEstimator, ABC):
     def _predicted(
         self, X: Any, *, validate_features: bool = True, score: Any = None, **options: Any
     ) -> Values:
-        """Return what the framework predicts.
+        """Return the framework's predictions.
 
         Args:
             X: the rows.
@@ -330,10 +330,10 @@ class BackendEstimator(BaseEstimator, ABC):
 
     def _table(self, rows: Any, *, reset: bool, by_name: bool = True) -> pa.Table:
         """Return the features as a table; columns of a frame keep their names and types."""
-        # Asks the class: a LazyFrame would compute its columns.
+        # Look at the class: a LazyFrame's own `columns` would be computed.
         if hasattr(type(rows), "columns"):
             table = table_of(rows)
-            # A loaded model may have changed names: the framework reports what is missing.
+            # A loaded model's names may differ; then the framework reports missing columns.
             if reset or (by_name and hasattr(self, "result_")):
                 validate_data(self, rows, skip_check_array=True, reset=reset)
         else:
@@ -406,7 +406,7 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
 
 
 def by_class(predicted: Values) -> Values:
-    """Return probabilities, shape `[rows, classes]`; of one column, which is class 1's, two."""
+    """Return probabilities, shape `[rows, classes]`, also from class 1's alone, shape `[rows]`."""
     return np.column_stack([1 - predicted, predicted]) if predicted.ndim == 1 else predicted
 
 
@@ -422,7 +422,7 @@ class BackendRanker(BackendEstimator):
 
 
 def _with_facts(table: pa.Table, label: Values, rows: Rows, wanted: Collection[str]) -> pa.Table:
-    """Return the features with the columns beside them."""
+    """Return the features with the label, weight, query and score columns that are wanted."""
     check_consistent_length(table, label)
     columns = {LABEL: label}
     if WEIGHT in wanted:

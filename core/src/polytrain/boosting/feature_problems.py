@@ -1,6 +1,6 @@
 """Checks of features by their names and types.
 
-Arrow is imported only where there is a schema, whose owner has imported Arrow already.
+Arrow is imported only where there is a schema: then it is imported already.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _of_another_kind(
     if one is None or other is None or not (_is_feature(one) and _is_feature(other)):
         return
     if str(other) == "null":
-        # Only missing values, which fit any type.
+        # The column has only missing values, which fit any type.
         return
     if _holds_numbers(one) != _holds_numbers(other) or (
         is_category(one) != is_category(other) and not categorical

@@ -1,4 +1,4 @@
-"""Converts Arrow columns to numbers, and puts the arrays of all ranks together."""
+"""Converts Arrow columns to numbers, and concatenates the arrays of all ranks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def floats(column: pa.ChunkedArray) -> Numbers:
 
 
 def plainly_typed(table: pa.Table, columns: Collection[str]) -> pa.Table:
-    """Return the table with half-precision numbers, decimals and columns of nulls in these columns
-    converted to types that frameworks know."""
+    """Convert half-precision, decimal and null columns to types that frameworks know.
+
+    Other types, and columns that aren't in `columns`, stay as they are.
+    """
     chosen = set(columns)
     kinds = {field.name: _known(field.type) for field in table.schema if field.name in chosen}
     return with_columns(
@@ -35,7 +37,7 @@ def plainly_typed(table: pa.Table, columns: Collection[str]) -> pa.Table:
 
 
 def without_categories(table: pa.Table, columns: Collection[str]) -> pa.Table:
-    """Return the table with plain values in these columns where it has pandas' type `category`."""
+    """Return the table with plain values in those of these columns that are dictionaries."""
     kinds = {name: table.schema.field(name).type for name in columns}
     return with_columns(
         table,
@@ -48,13 +50,13 @@ def without_categories(table: pa.Table, columns: Collection[str]) -> pa.Table:
 
 
 def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
-    """Return the table with these columns, in place of those of the same names or after all.
+    """Return the table with these columns: they replace columns of the same name, or come last.
 
-    In one step: each `pa.Table.set_column` copies the list of all columns.
+    It does this in one step, since each `pa.Table.set_column` copies the list of all columns.
 
     Args:
         table: the table.
-        columns: name → arrays of Arrow or NumPy.
+        columns: name → Arrow or NumPy array, shape `[rows]`.
     """
     if not columns:
         return table
@@ -66,12 +68,12 @@ def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
 
 
 def one_after_another(parts: Sequence[Any]) -> Any:
-    """Return the ranks' arrays, by rank, as one; None if they have none."""
+    """Concatenate the ranks' arrays, in the order of ranks; None if they are None."""
     return None if parts[0] is None else np.concatenate(parts)
 
 
 def rows_by_leaf(leaves: Numbers) -> Iterator[tuple[int, Numbers]]:
-    """Yield each leaf that has rows, and its rows' numbers in ascending order.
+    """Yield each leaf that has rows, and the indices of its rows in ascending order.
 
     Args:
         leaves: the leaf of each row, shape `[rows]`.

@@ -11,7 +11,7 @@ from polytrain_plugins import Job, Problem, is_instance_of, missing_columns
 
 
 def _one_column(given: Any) -> Iterator[Wrong]:
-    """Yield why this doesn't name one column."""
+    """Yield the reason if this doesn't name exactly one column."""
     if isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
         yield (
             f"{given!r} names several columns, and the option takes one",
@@ -26,7 +26,7 @@ def _one_column(given: Any) -> Iterator[Wrong]:
 
 
 def _a_dict(given: Any) -> Iterator[Wrong]:
-    """Yield why this can't be `params`."""
+    """Yield the reason if this can't be `params`."""
     if not isinstance(given, Mapping):
         yield f"{given!r} is not a dict", "Pass params={…}"
 
@@ -36,7 +36,7 @@ PARAMS = Checked(_a_dict)
 
 
 def patience_problems(job: Job, rounds: int | None) -> Iterator[Problem]:
-    """Yield why there is nothing to evaluate for `early_stopping_rounds`; None turns it off."""
+    """Yield a problem if `early_stopping_rounds` is set and there is no evaluation set."""
     if rounds is not None and set(job.datasets) <= {"train"}:
         yield Problem(
             field="early_stopping_rounds",
@@ -46,11 +46,11 @@ def patience_problems(job: Job, rounds: int | None) -> Iterator[Problem]:
 
 
 def categorical_problems(job: Job, categorical: Any, others: Iterable[str]) -> Iterator[Problem]:
-    """Yield what is wrong with the option `categorical`, a list of features.
+    """Yield the problems of the option `categorical`, a list of features.
 
     Args:
         job: the job whose data sets are checked.
-        categorical: what the user gave.
+        categorical: the user's value.
         others: columns that aren't features.
     """
     if isinstance(categorical, str):
@@ -71,11 +71,11 @@ def categorical_problems(job: Job, categorical: Any, others: Iterable[str]) -> I
 
 
 def model_problems(of: str, **options: Any) -> Iterator[Problem]:
-    """Yield the options that aren't a booster or the path of a booster's file.
+    """Yield a problem for each option that isn't a booster or the path of a booster's file.
 
     Args:
         of: the module of the class `Booster`.
-        options: an option's name to what the user gave; None for none.
+        options: option name → the user's value; None if it isn't set.
     """
     for option, model in options.items():
         if isinstance(model, str | os.PathLike):

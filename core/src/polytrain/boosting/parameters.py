@@ -21,11 +21,11 @@ class Parameters:
     """All parameters."""
 
     of_the_run: Sequence[tuple[Collection[str], str, str]]
-    """Parameters that the run sets: their names, their meaning, and the remedy."""
+    """Parameters that the run sets: names, meaning and remedy of each."""
 
     other_framework: str
     translated: Mapping[str, str]
-    """The other framework's parameters → the equivalent of this one."""
+    """The other framework's parameter → this framework's equivalent."""
 
     whole: Collection[str]
     """Parameters that must be whole numbers."""
@@ -34,16 +34,16 @@ class Parameters:
     """Parameters that may be any number."""
 
     threads: Collection[str]
-    """Parameters that are a number of threads."""
+    """Parameters that set the number of threads."""
 
     @property
     def names(self) -> set[str]:
-        """All names that `problems` knows."""
+        """All names that `problems` handles."""
         of_the_run = (name for names, _, _ in self.of_the_run for name in names)
         return {*self.known, *self.translated, *of_the_run}
 
     def problems(self, params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
-        """Yield what is wrong with the user's parameters.
+        """Yield the problems of the user's parameters.
 
         Args:
             params: the framework's parameters, as the user gave them.
@@ -71,7 +71,7 @@ class Parameters:
     def _misspelt(self, params: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield unknown parameters whose names are close to a known one.
 
-        Other unknown names may belong to a newer version or to the user's objective: the framework
+        Other unknown names may belong to a newer version or to the user's objective. The framework
         itself warns of parameters that it doesn't use.
         """
         known = self.names
@@ -123,7 +123,7 @@ def _not_numbers(
     for name in names:
         if params.get(name) is None:
             continue
-        # From text, as frameworks read all parameters.
+        # Frameworks read all parameters from text.
         try:
             kind(str(params[name]))
         except ValueError:

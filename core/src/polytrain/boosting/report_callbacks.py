@@ -22,7 +22,7 @@ class RoundReporter:
     def __init__(self, *, checkpoint_frequency: int = 0) -> None:
         """
         Args:
-            checkpoint_frequency: rounds between two checkpoints; 0 for a last one only.
+            checkpoint_frequency: rounds between two checkpoints; 0 saves the last round only.
         """
         super().__init__()
         self._filename = self.CHECKPOINT_NAME
@@ -30,7 +30,7 @@ class RoundReporter:
         self._at_end = True
 
     def _reported(self, measured: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what is reported of a round's metrics."""
+        """Return the metrics to report, from all metrics of a round."""
         return measured
 
     def _report(
@@ -44,7 +44,7 @@ class RoundReporter:
         """Report a round. Only rank 0 saves the model: it is the same on all ranks.
 
         Args:
-            round_: counts from 1.
+            round_: the round's number, from 1.
             measured: metrics by their full names, such as "valid-logloss".
             is_last: whether training ends with this round.
             save: writes the model into a file.
@@ -78,13 +78,12 @@ class RayTrainReporter(RoundReporter):
     ) -> None:
         """
         Args:
-            metrics: names such as "valid-logloss", or reported names to such names; all by default.
+            metrics: names such as "valid-logloss", or reported name → such a name; default: all.
             filename: the model's file in a checkpoint; by default the one that `Result.load_model`
                 reads.
             frequency: rounds between two checkpoints; 0 for none before the end.
-            checkpoint_at_end: whether the last round has a checkpoint.
-            results_postprocessing_fn: applied to the metrics of a round; what it returns is
-                reported.
+            checkpoint_at_end: whether to save a checkpoint after the last round.
+            results_postprocessing_fn: takes a round's metrics and returns the metrics to report.
         """
         super().__init__(checkpoint_frequency=frequency)
         self._filename = filename or self.CHECKPOINT_NAME
@@ -107,15 +106,15 @@ class RayTrainReporter(RoundReporter):
         """Return the model of a checkpoint.
 
         Args:
-            checkpoint: one that this callback has reported.
-            filename: as for the callback.
+            checkpoint: a checkpoint that this callback has reported.
+            filename: the model's file, as for the callback.
         """
         with checkpoint.as_directory() as directory:
             return cls.read_model(Path(directory, filename or cls.CHECKPOINT_NAME))
 
 
 def checkpointed_model(callback: type[RayTrainReporter]) -> Any:
-    """Return the model of the checkpoint from which the attempt resumes; None without one.
+    """Return the model of the checkpoint that the attempt resumes from; None without one.
 
     Args:
         callback: reads the model.

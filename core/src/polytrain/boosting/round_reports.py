@@ -1,4 +1,4 @@
-"""Reports boosting rounds, but for those that a restart repeats; warns of metrics that are NaN."""
+"""Reports boosting rounds, except those that a restart repeats; warns of NaN metrics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RoundReports:
     def __init__(self, session: Session, *, reported: int) -> None:
         """
         Args:
-            session: the attempt's.
-            reported: rounds that were reported before. Some models have to repeat them.
+            session: the attempt's session.
+            reported: number of rounds reported before the restart. Some models repeat them.
         """
         self._session = session
         self._reported = reported
@@ -29,7 +29,7 @@ class RoundReports:
         """Report a round, and log a warning if a metric is NaN for the first time.
 
         Args:
-            round_: counts from 1.
+            round_: the round's number, from 1.
             metrics: the round's metrics by name.
             model: the model after the round.
         """

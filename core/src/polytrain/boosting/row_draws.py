@@ -1,6 +1,6 @@
-"""Random rows by their number in the whole data set, so that the split makes no difference.
+"""Draws random rows by their number in the whole data set: the split into shards has no effect.
 
-Pure. Each rank draws for its own rows, with the same result as one process.
+Each rank draws for its own rows, with the same result as one process. The functions are pure.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Rates = np.ndarray[Any, np.dtype[np.float64]]
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 Objective = Callable[[Any, Any], tuple[Any, Any]]
-"""A user's objective: scores and a data set to gradient and hessian, by row."""
+"""A user's objective: takes scores and a data set, returns each row's gradient and hessian."""
 
 _PER_BLOCK = 8
-"""Single-precision numbers for each value of Philox's counter."""
+"""Number of float32 values that Philox makes for each value of its counter."""
 
 
 def sample_of(rows: int, size: int, seed: int) -> Positions:
@@ -41,12 +41,12 @@ def sample_of(rows: int, size: int, seed: int) -> Positions:
 def drawn(rate: float | Rates, *, seed: int, round_: int, first: int, rows: int) -> Mask:
     """Draw the rows of a round's sample, each with its probability.
 
-    The numbers are Philox's, whose counter can be set: Salmon et al., "Parallel random numbers: as
+    The generator is Philox, whose counter can be set: Salmon et al., "Parallel random numbers: as
     easy as 1, 2, 3", SC 2011.
 
     Args:
-        rate: the probability, or one for each row.
-        seed: seed of all rounds.
+        rate: the probability of all rows, or one for each row, shape `[rows]`.
+        seed: the run's seed, the same in all rounds.
         round_: number of the round, from 0.
         first: number of the first row in the whole data set.
         rows: number of rows to draw for.
@@ -62,10 +62,10 @@ def drawn(rate: float | Rates, *, seed: int, round_: int, first: int, rows: int)
 
 
 def of_rows(objective: Objective, rows: Mask) -> Objective:
-    """Return an objective in which only some rows count.
+    """Return an objective whose gradients and hessians are 0 for rows that aren't drawn.
 
     Args:
-        objective: the user's objective, whose gradients may ignore weights.
+        objective: the user's objective, which may ignore weights.
         rows: mask of the drawn rows, of shape `[rows]`.
     """
 

@@ -1,4 +1,4 @@
-"""One sample of all ranks' rows, the same on every rank for every split of the rows."""
+"""Draws one sample of all ranks' rows: the same on every rank, however the rows are split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polytrain.boosting.row_draws import sample_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowNumbers:
-    """The numbers of a rank's rows in the whole data set."""
+    """Where a rank's rows and queries begin in the whole data set. Numbers count from 0."""
 
     first_row: int
     """Number of the rank's first row."""
@@ -24,17 +24,17 @@ class RowNumbers:
     """Number of the rank's first query."""
 
     total_rows: int
-    """Rows of the whole data set."""
+    """Number of rows of the whole data set."""
 
 
 def agreed_numbers(*, rows: int, queries: int, rank: int, gather: Gather) -> RowNumbers:
-    """Number the rows of all ranks, in the order of ranks.
+    """Number the rows and queries of all ranks, in the order of ranks.
 
     Args:
         rows: number of this rank's rows.
         queries: number of this rank's queries; 0 without queries.
         rank: this rank.
-        gather: gathers an object from all ranks, each of which calls this function.
+        gather: gathers an object from all ranks, which all call this function.
     """
     counts = np.array(gather([rows, queries]))
     first_row, first_query = counts[:rank].sum(axis=0).tolist()
@@ -49,8 +49,8 @@ def agreed_sample(
 
     Args:
         mine: this rank's rows; columns of numbers, or Arrow dictionaries with equal lists.
-        numbers: the numbers of these rows.
-        options: the size of the sample, and the seed.
+        numbers: the numbers of these rows in the whole data set.
+        options: the options, which give the sample's size and seed.
         gather: gathers an object from all ranks.
     """
     rows, size = numbers.total_rows, options.bin_sample_rows
@@ -59,7 +59,7 @@ def agreed_sample(
     low, high = np.searchsorted(chosen, [first, first + len(mine)])
     parts = gather(mine.take(pa.array(chosen[low:high] - first)))
     sample = pa.concat_tables(parts).combine_chunks()
-    # Sorted only if it is all rows: a smaller sample depends on their order anyway.
+    # A smaller sample depends on the order of rows anyway.
     return sample.take(_order(sample)) if rows <= size else sample
 
 

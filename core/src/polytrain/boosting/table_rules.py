@@ -18,7 +18,7 @@ from polytrain.boosting.numbers import Numbers, floats
 Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 _LARGEST = float(np.finfo(np.float32).max)
-"""Boosters have single-precision labels: larger numbers are infinite."""
+"""Boosters hold labels in float32, where larger numbers become infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Rule:
     """A rule that no row of a column may break."""
 
     option: str | None
-    """The option that names the column; None for a feature."""
+    """The backend's option that names the column; None for a feature."""
 
     column: str
     find: Callable[[pa.ChunkedArray], Found]
@@ -43,11 +43,11 @@ class Rule:
 
     remedy: str
     only_if_all: bool = False
-    """Whether only some rows may break the rule, but not all of them."""
+    """Whether the rule is broken only if all rows break it."""
 
 
 def required(option: str, column: str, *, may_be_infinite: bool = False) -> list[Rule]:
-    """Return the rules that every row has a number, which is finite unless it may be infinite."""
+    """Return the rules that every row has a number, and that it is finite unless allowed."""
     missing = Rule(
         option=option,
         column=column,
@@ -70,7 +70,7 @@ def required(option: str, column: str, *, may_be_infinite: bool = False) -> list
 
 
 def weights(option: str, column: str) -> list[Rule]:
-    """Return the rules for weights."""
+    """Return the rules that weights are finite, not negative, and not all 0."""
     return [
         *required(option, column),
         Rule(
@@ -109,7 +109,7 @@ class Labels:
         return f"{kind} from {self.low:g} to {self.high:g}"
 
     def rule(self, option: str, column: str) -> Rule:
-        """Return the rule that every label is one of them."""
+        """Return the rule that the objective takes every label of the column."""
         return Rule(
             option=option,
             column=column,
@@ -126,7 +126,7 @@ class Labels:
 def finite(features: pa.Schema, framework: str) -> list[Rule]:
     """Return the rules that no feature is infinite. The check makes no copy of floats.
 
-    Columns of whole numbers in "train" have a rule too: another data set may have floats there.
+    Integer columns of "train" have a rule too: another data set may have floats there.
     """
     return [
         Rule(

@@ -1,7 +1,7 @@
-"""Finds values that can't be trained on before training, and raises the same error on all ranks.
+"""Checks values before training, and raises the same error on all ranks.
 
-A framework itself checks the rows of one rank while the others wait, or accepts wrong values and
-trains a wrong model.
+Without these checks, a framework fails on one rank while the others wait, or accepts wrong values
+and trains a wrong model.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def validated(
 ) -> dict[str, pa.Table]:
     """Return the tables with the columns of "train", in its order, in types that frameworks know.
 
-    Logs a warning if all rows have the same label, or numbers are text.
+    Logs a warning if all rows have the same label, or if text columns hold mostly numbers.
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         options: the options, which name the columns.
-        labels: the labels that the objective takes; None if no check is needed here.
+        labels: the labels that the objective takes; None to skip this check.
         rules: further rules of the framework.
-        gather: gathers an object from all ranks, each of which calls this function.
+        gather: gathers an object from all ranks, which all call this function.
         is_logging_rank: whether this rank logs the warning.
 
     Raises:
@@ -54,7 +54,7 @@ def validated(
         for name, table in tables.items()
     }
     refuse(tables, [*_rules_of(options, labels), *rules], gather=gather)
-    # A lower bound alone may be the same in all rows.
+    # With bounds, all rows may have the same lower bound.
     [*bounds, label] = options.labels.values()
     if not bounds and is_constant(tables["train"].column(label), gather=gather) and is_logging_rank:
         logger.warning(
@@ -68,12 +68,12 @@ def validated(
 
 
 def refuse(tables: Mapping[str, pa.Table], rules: Sequence[Rule], *, gather: Gather) -> None:
-    """Check all values that have rules.
+    """Raise an error if any value breaks a rule.
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         rules: the rules, the same on every rank.
-        gather: gathers an object from all ranks, each of which calls this function.
+        gather: gathers an object from all ranks, which all call this function.
 
     Raises:
         BadDataError: the same on every rank, if a row of any rank breaks a rule.

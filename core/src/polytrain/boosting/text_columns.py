@@ -1,4 +1,4 @@
-"""Text columns that were meant as numbers: one `?` in a file makes a column text."""
+"""Finds text columns that were meant as numbers: one `?` in a file makes a column text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """The values of a text column, on one rank or on all."""
+    """Counts of a text column's values, on one rank or on all."""
 
     numbers: int
     texts: int
@@ -32,14 +32,14 @@ class Counted:
 def warn_of_numbers_as_text(
     table: pa.Table, features: Sequence[str], *, gather: Gather, is_logging_rank: bool
 ) -> None:
-    """Warn of text columns almost all of whose values are numbers.
+    """Warn of text columns in which almost all values are numbers.
 
-    Columns of pandas' type `category` are what the user made of them.
+    Columns of pandas' type `category` are skipped: the user chose that type.
 
     Args:
         table: a rank's shard "train".
         features: the feature columns.
-        gather: gathers an object from all ranks, each of which calls this function.
+        gather: gathers an object from all ranks, which all call this function.
         is_logging_rank: whether this rank logs the warning.
     """
     texts = [name for name in features if _is_text(table.schema.field(name).type)]
@@ -63,7 +63,7 @@ def warn_of_numbers_as_text(
 
 
 def with_numbers(table: pa.Table, columns: Iterable[str]) -> pa.Table:
-    """Return the table with numbers in place of text in these columns; empty text is missing.
+    """Return the table with these text columns converted to float64; empty text becomes null.
 
     Raises:
         ValueError: some text isn't a number.
@@ -83,7 +83,7 @@ def with_numbers(table: pa.Table, columns: Iterable[str]) -> pa.Table:
 
 
 def counted(column: pa.ChunkedArray) -> Counted:
-    """Count a text column's numbers and other values; empty and missing ones are neither."""
+    """Count a text column's numbers and other texts; empty and missing values count as neither."""
     counts = pc.value_counts(column.drop_null())
     values, rows = counts.field("values"), counts.field("counts")
     is_number = pc.match_substring_regex(values, _NUMBER)
