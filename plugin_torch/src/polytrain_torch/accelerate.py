@@ -102,7 +102,7 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
     State that differs by rank is restored to its rank, on the same number of workers.
 
     Args:
-        accelerator: saves its prepared objects, and every rank's random states.
+        accelerator: its prepared objects and every rank's random states are saved.
         metrics: as for `polytrain.report`.
         progress: plain data that `restore` returns, such as the next epoch's number.
 
@@ -217,7 +217,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 _SAVED_WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-"""With other types, all ranks together load shards."""
+"""Types with unsharded states, which rank 0 saves. The others save shards."""
 
 
 def _refuse_own_names(accelerator: Accelerator) -> None:

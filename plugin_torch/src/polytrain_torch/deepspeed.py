@@ -159,7 +159,7 @@ def _load(engine: Any, name: str, state: Any, copied: Any) -> None:
 
 
 def load_model(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """Return the unsharded weights of a DeepSpeed checkpoint, on the CPU. One process calls this.
+    """Return the unsharded weights of a DeepSpeed checkpoint, on the CPU, without other ranks.
 
     DeepSpeed's files are pickles, and loading a pickle can run code: load only checkpoints that you
     trust. `Result.load_model` refuses them for that reason.

@@ -47,7 +47,7 @@ __all__ = [
 # libraries have registered. No public module has it.
 
 ANY_BATCH_NORM: Any = _BatchNorm
-"""The base class of torch's batch norms; `BatchNorm1d` to `3d` take one dimension each."""
+"""The base class of torch's batch norms; `BatchNorm1d` to `3d` check the input's dimensions."""
 
 FORWARDED_OPERATIONS = ("_allgather_base", "_get_backend", "_reduce_scatter_base")
 """Operations of a process group that torch calls only by these private names."""

@@ -149,7 +149,7 @@ def found_beside(directory: Path) -> Differences | None:
 
 
 def own_states(states: States, found: Differences, directory: Path) -> States:
-    """Return this rank's states, given rank 0's; rank 0's if another number of ranks saved."""
+    """Return this rank's states, or the given ones of rank 0 if another number of ranks saved."""
     if not found["names"] or not dist.get_rank() or found["ranks"] != dist.get_world_size():
         return states
     own = loaded(directory / file_of(dist.get_rank()))

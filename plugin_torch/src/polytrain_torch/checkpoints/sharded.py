@@ -47,7 +47,7 @@ def load_sharded(states: dict[str, Any], directory: Path) -> None:
 
 
 def whole_model(directory: Path) -> dict[str, torch.Tensor]:
-    """Return the unsharded weights of the part "model", on the CPU. One process calls this."""
+    """Return the unsharded weights of the part "model", on the CPU, without other ranks."""
     known = SafeReader(directory).read_metadata().state_dict_metadata
     weights = {
         name: torch.empty(tensor.size, dtype=tensor.properties.dtype)

@@ -41,7 +41,7 @@ _HALVES: Final = 2
 
 
 def can_share_memory() -> bool:
-    """Whether all cores see one core's writes in order (x86-64 memory order), on Linux."""
+    """Whether all cores see one core's writes in order: only on x86-64 Linux."""
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 

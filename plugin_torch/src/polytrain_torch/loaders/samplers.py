@@ -23,7 +23,7 @@ from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.randomness import RandomStream, generators_of, seed_generator, seed_of
 
 Cut = Literal["keep", "share", "drop"]
-"""How an epoch is cut into global batches; see `Plan.global_batches`."""
+"""A partial last global batch is kept, gets rows from the one before ("share"), or is dropped."""
 
 
 class Stop(NamedTuple):

@@ -12,7 +12,7 @@ from polytrain_torch.horovod.basics import rank, size
 
 
 class ElasticSampler(Sampler[int]):
-    """Divides the items of a data set that this epoch hasn't processed among the ranks.
+    """Divides the items that an epoch hasn't processed yet among the ranks.
 
     Pass it to `TorchState`, call `record_batch` after each batch, and `set_epoch` at the end of
     each epoch. If the items can't be divided evenly, the first ones are repeated.

@@ -108,7 +108,7 @@ class TorchState:
 
 
 class _StateOfRank0(TrainingState):
-    """Doesn't compare ranks: `sync` gives all of them rank 0's state."""
+    """A training state that doesn't compare ranks: `sync` gives all of them rank 0's state."""
 
     _compares_ranks = False
 
