@@ -61,5 +61,5 @@ def __getattr__(name: str) -> Any:
 
 @hookimpl
 def polytrain_backends() -> list[type[Backend]]:
-    """What the entry point of this module provides."""
+    """Return the backends that this package's entry point provides."""
     return [Torch]

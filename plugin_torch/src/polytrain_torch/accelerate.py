@@ -1,6 +1,6 @@
 """Accelerate in a training function: `Accelerator()` finds its workers by itself.
 
-With these two calls its `save_state` and `load_state` use the run's checkpoints:
+These two calls save and load Accelerate's state in the run's checkpoints:
 
     done = restore(accelerator)
     for epoch in range(done.get("epoch", 0), 10):
@@ -60,19 +60,19 @@ _UNFREEZE_BEFORE = (
 def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
     """Load the attempt's checkpoint into all prepared objects. All ranks call this.
 
-    From then on `accelerator.backward` weighs gradients by rows, if the batches come from a shard
-    or from `prepare_data_loader`.
+    Afterwards `accelerator.backward` weights each rank's gradients by its number of rows, if the
+    batches come from a shard or from `prepare_data_loader`.
 
     Args:
-        accelerator: after `prepare`.
+        accelerator: the accelerator, after `prepare`.
         checkpoint: load this one instead.
 
     Returns:
-        The `progress` that `report` got. Empty if training starts.
+        The `progress` that was passed to `report`; empty without a checkpoint.
 
     Raises:
-        ValueError: `automatic_checkpoint_naming` is set, or another number of workers saved what
-            differs by rank.
+        ValueError: `automatic_checkpoint_naming` is set, or the checkpoint has per-rank state of
+            another number of workers.
     """
     _refuse_own_names(accelerator)
     weigh_backward(accelerator)
@@ -99,17 +99,17 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
 def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any) -> None:
     """Report metrics with a checkpoint of all prepared objects. All ranks call this.
 
-    What differs by rank comes back to its rank, on the same number of workers.
+    State that differs by rank is restored to its rank, on the same number of workers.
 
     Args:
-        accelerator: whose state is saved, the random numbers of every rank included.
+        accelerator: its prepared objects and every rank's random states are saved.
         metrics: as for `polytrain.report`.
-        progress: plain data, which `restore` returns, such as the next epoch's number.
+        progress: plain data that `restore` returns, such as the next epoch's number.
 
     Raises:
         ValueError: `automatic_checkpoint_naming` is set.
-        TypeError: if a value isn't plain data, and couldn't be loaded safely.
-        CheckpointError: what the first save has of an object can't be loaded.
+        TypeError: a value isn't plain data, and couldn't be loaded safely.
+        CheckpointError: an object's state in the first checkpoint can't be loaded.
     """
     _refuse_own_names(accelerator)
     with directory_of_all() as directory:
@@ -134,7 +134,7 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
 
 
 def _objects(accelerator: Accelerator) -> dict[str, Any]:
-    """By name, the objects whose state rank 0 would save for all ranks."""
+    """Return the objects whose state only rank 0 would save, by name."""
     kind, handler = accelerator.distributed_type, accelerator.ddp_handler
     prepared = Accelerated(accelerator)
     if wraps_in_ddp(accelerator) and (handler is None or handler.broadcast_buffers):
@@ -143,7 +143,7 @@ def _objects(accelerator: Accelerator) -> dict[str, Any]:
     numbered = {"registered object": prepared.registered}
     if kind in _SAVED_WHOLE:
         numbered |= {"model": prepared.models, "optimizer": prepared.optimizers}
-    # DeepSpeed saves its own.
+    # DeepSpeed saves its own schedulers.
     if kind != DistributedType.DEEPSPEED:
         numbered["scheduler"] = prepared.schedulers
     for each in prepared.registered:
@@ -156,9 +156,9 @@ def _objects(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _read_back(accelerator: Accelerator, directory: Path) -> None:
-    """Load what was saved into copies of the objects, as a restart would.
+    """Load the saved states into copies of the objects, as a restart would.
 
-    What the older FSDP and DeepSpeed save is loaded by all ranks together, and not tried.
+    States of FSDP1 and DeepSpeed aren't tried: only all ranks together can load them.
     """
     kind, prepared = accelerator.distributed_type, Accelerated(accelerator)
     if accelerator.is_fsdp2:
@@ -166,7 +166,7 @@ def _read_back(accelerator: Accelerator, directory: Path) -> None:
             try_shards(model, [each.optimizer for each in prepared.optimizers])
     models = [unwrapped(model) for model in prepared.models] if kind in _SAVED_WHOLE else []
     optimizers = [each.optimizer for each in prepared.optimizers] if models else []
-    # DeepSpeed saves its own.
+    # DeepSpeed saves its own schedulers.
     has_schedulers = kind != DistributedType.DEEPSPEED
     schedulers = [each.scheduler for each in prepared.schedulers] if has_schedulers else []
     others = prepared.registered
@@ -206,7 +206,7 @@ def _load_model(directory: Path, number: int, copied: torch.nn.Module) -> None:
     if not file.exists():
         _load_file(directory / f"{_numbered(MODEL_NAME, number)}.bin", copied)
         return
-    # Of tied weights the file has one only.
+    # The file has tied weights only once.
     unknown = copied.load_state_dict(load_file(file), strict=False).unexpected_keys
     if unknown:
         raise KeyError(f"unexpected keys: {unknown}")
@@ -217,7 +217,7 @@ def _numbered(name: str, number: int) -> str:
 
 
 _SAVED_WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-"""The others save shards, which all ranks load together."""
+"""Types with unsharded states, which rank 0 saves. The others save shards."""
 
 
 def _refuse_own_names(accelerator: Accelerator) -> None:

@@ -25,7 +25,7 @@ from polytrain_torch.scripts.options import has_script, script_of, script_proble
 if TYPE_CHECKING:
     from polytrain_torch.engine import TorchEngine
 
-# With `torch` alone, each attempt would spend a second on what DDP imports.
+# With `torch` alone, each attempt would spend a second on DDP's imports.
 _PRELOAD = (
     "torch",
     "torch.distributed",
@@ -38,7 +38,7 @@ _PRELOAD = (
 )
 
 _GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake")
-"""Process groups that torch or well-known packages provide; others are registered by theirs."""
+"""Process groups of torch and of well-known packages. Other packages may register more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,21 +58,21 @@ class Torch(Backend):
     mutable_prediction_options: ClassVar[frozenset[str]] = frozenset({"device"})
 
     process_group: str | None = None
-    """Backend of the process group: "nccl", "gloo" or any other that torch knows; by default nccl
-    with `use_gpu` and gloo without."""
+    """Backend of the process group: "nccl", "gloo" or any other that torch knows. The default is
+    nccl with `use_gpu`, and gloo without."""
 
     timeout_s: float = 1800.0
     """Seconds after which a collective operation fails if a peer doesn't join it."""
 
     script: str | os.PathLike[str] | None = None
-    """A Python file that every worker runs in place of a training function, as under `torchrun`. It
-    calls `torch.distributed.init_process_group()` itself, or a library that does."""
+    """A Python file that every worker runs in place of a training function, as under `torchrun`.
+    The script, or a library that it uses, calls `torch.distributed.init_process_group()`."""
 
     module: str | None = None
     """A module that every worker runs, as `python -m` does, in place of a script."""
 
     args: Sequence[str | os.PathLike[str]] = ()
-    """What the script finds in `sys.argv[1:]`."""
+    """Command-line arguments of the script: its `sys.argv[1:]`."""
 
     def problems(self, job: Job) -> Iterable[Problem]:
         yield from timeout_problems(timeout_s=self.timeout_s)
@@ -99,8 +99,8 @@ class Torch(Backend):
     def demand(self, job: Job) -> Demand:
         return Demand(
             environment={
-                # A check for GPUs must not initialise CUDA in the zygote: forked processes
-                # couldn't use a GPU any more.
+                # A check for GPUs must not initialise CUDA in the zygote: after that, forked
+                # processes can't use a GPU.
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             },
             preload=_PRELOAD,
@@ -130,7 +130,7 @@ def _misspelt_group(given: Any) -> Iterator[Problem]:
             remedy='Give "gloo" or "nccl", or leave it out',
         )
         return
-    # One for all devices, or one for each: "cpu:gloo,cuda:nccl".
+    # One backend for all devices, or one per device type: "cpu:gloo,cuda:nccl".
     for part in given.split(","):
         name = part.rpartition(":")[2].strip()
         near = get_close_matches(name.lower(), _GROUPS, n=1, cutoff=0.7)

@@ -51,16 +51,16 @@ _PROGRESS_FILE = "progress.pt"
 
 
 def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
-    """`deepspeed.initialize`, for the run's workers.
+    """Call `deepspeed.initialize` for the run's workers.
 
     On CPUs DeepSpeed would compile an operation that only inference uses; polytrain turns that off,
-    so that no compiler is needed. DeepSpeed's own optimizers, such as CPUAdam, are compiled when
-    they are made; torch's aren't.
+    so that no compiler is needed. Making one of DeepSpeed's own optimizers, such as CPUAdam, still
+    needs one.
 
     Returns:
         Engine, optimizer, data loader and scheduler.
     """
-    # In every step torch would warn that two functions that DeepSpeed calls are deprecated.
+    # DeepSpeed calls two deprecated functions, and torch would warn of them in every step.
     warnings.filterwarnings("ignore", r".*torch\.distributed\..* is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     made: tuple[Any, Any, Any, Any] = deepspeed.initialize(**arguments)
@@ -77,10 +77,10 @@ def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]
             run code: load only checkpoints that you trust.
 
     Returns:
-        The `progress` that `report` got. Empty if training starts.
+        The `progress` that was passed to `report`; empty without a checkpoint.
 
     Raises:
-        ValueError: another number of workers saved progress or buffers that differ by rank.
+        ValueError: the checkpoint has per-rank progress or buffers of another number of workers.
     """
     checkpoint = checkpoint or get_checkpoint()
     if checkpoint is None:
@@ -110,17 +110,17 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
     Args:
         engine: from `initialize`.
         metrics: as for `polytrain.report`.
-        progress: plain data, which `restore` returns, such as the next epoch's number.
+        progress: plain data that `restore` returns, such as the next epoch's number.
 
     Raises:
-        TypeError: if a value isn't plain data, and couldn't be loaded safely.
-        RuntimeError: if there are shards on several nodes, and only rank 0 writes checkpoints.
-        CheckpointError: what the first save has of the module, the scheduler or an optimizer
+        TypeError: a value isn't plain data, and couldn't be loaded safely.
+        RuntimeError: there are shards on several nodes, and only rank 0 writes checkpoints.
+        CheckpointError: the first checkpoint's state of the module, the scheduler or an optimizer
             without ZeRO can't be loaded.
     """
     with directory_of_all() as directory:
         engine.save_checkpoint(directory, tag=DEEPSPEED, save_latest=False)
-        # DeepSpeed saves rank 0's.
+        # DeepSpeed saves only rank 0's buffers.
         buffers = dict(engine.module.named_buffers())
         states: States = {"buffers": buffers, "progress": progress}
         found = differences(states)
@@ -136,7 +136,7 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
 
 
 def _read_back(engine: Any, directory: Path) -> None:
-    """Load rank 0's states into copies, as the engine would. ZeRO's shards are its own to load."""
+    """Load rank 0's states into copies, as the engine would. ZeRO's shards aren't tried."""
     file = min(directory.glob("*mp_rank_00_model_states.pt"))
     saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
     states = {"lr_scheduler": saved["lr_scheduler"], "module": saved["module"]}
@@ -153,16 +153,16 @@ def _read_back(engine: Any, directory: Path) -> None:
 
 def _load(engine: Any, name: str, state: Any, copied: Any) -> None:
     if name == "module" and engine.zero_optimization_partition_weights():
-        # The file has only the names of weights that are sharded.
+        # The file has only the names of sharded weights.
         state = {**state, **dict(copied.named_parameters(remove_duplicate=False))}
     copied.load_state_dict(state)
 
 
 def load_model(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint of DeepSpeed's, put together on the CPU by this process alone.
+    """Return the unsharded weights of a DeepSpeed checkpoint, on the CPU, without other ranks.
 
-    DeepSpeed's files are pickles, which can run code when they are loaded: give none that you
-    wouldn't run. So `Result.load_model` doesn't load them.
+    DeepSpeed's files are pickles, and loading a pickle can run code: load only checkpoints that you
+    trust. `Result.load_model` refuses them for that reason.
     """
     with checkpoint.as_directory() as directory:
         return _whole_model(Path(directory))
@@ -176,7 +176,7 @@ def _whole_model(directory: Path) -> dict[str, torch.Tensor]:
         )
         return weights
     [file] = (directory / DEEPSPEED).glob("*_model_states.pt")
-    # It is a pickle with objects of DeepSpeed's classes.
+    # The file pickles objects of DeepSpeed's classes.
     saved = torch.load(file, map_location="cpu", weights_only=False)
     weights = saved["module"]
     return weights
@@ -184,7 +184,7 @@ def _whole_model(directory: Path) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _loading_universal(engine: Any) -> Iterator[None]:
-    """Let an engine load a checkpoint of a different number of workers."""
+    """Have an engine load a universal checkpoint, for any number of workers."""
     config = deepspeed_config(engine)
     own, config.load_universal_checkpoint = config.load_universal_checkpoint, True
     try:
@@ -194,7 +194,7 @@ def _loading_universal(engine: Any) -> Iterator[None]:
 
 
 def _make_universal(source: Path, target: Path) -> None:
-    """Convert the shards such that any number of workers can load them."""
+    """Convert shards to a universal checkpoint, which any number of workers can load."""
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         done = subprocess.run(
             [

@@ -1,7 +1,7 @@
-"""Which GPUs a worker sees: those of all workers of its node, as under `torchrun`.
+"""Makes the GPUs of all workers of a node visible to each of them, as under `torchrun`.
 
-Ray shows each worker only its own GPU. But libraries use the GPU with the number `LOCAL_RANK`, and
-NCCL copies directly from one GPU to another only if a process sees both.
+Ray shows each worker only its own GPU. But libraries use the GPU with index `LOCAL_RANK`, and NCCL
+copies directly from one GPU to another only if a process sees both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GPUS = "gpus"
 
 
 def offered(me: Member) -> dict[str, str]:
-    """What the others must know: the worker's own GPUs."""
+    """Return the details that this worker offers to the others: its own GPUs."""
     return {_GPUS: os.environ.get(_VISIBLE, "")} if me.gpus else {}
 
 
@@ -53,7 +53,7 @@ def show_gpus(world: World) -> int:
 
 
 def seen_by(world: World) -> tuple[str | None, int]:
-    """The value of CUDA_VISIBLE_DEVICES for a rank, and the index of its own first GPU.
+    """Return CUDA_VISIBLE_DEVICES for this rank, and the index in it of the rank's first GPU.
 
     A GPU that several workers share is listed once. The value is None if no GPUs were assigned:
     then all workers see all GPUs of the machine.
@@ -70,7 +70,7 @@ def seen_by(world: World) -> tuple[str | None, int]:
 
 
 def current_device() -> torch.device:
-    """This process's GPU, or the CPU."""
+    """Return this process's GPU, or the CPU without one."""
     if torch.cuda.is_available() and os.environ.get("POLYTRAIN_GPUS", "0") != "0":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

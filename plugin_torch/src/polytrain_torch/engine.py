@@ -1,4 +1,4 @@
-"""The engine: a process group for each attempt, over a store that rank 0 serves."""
+"""The engine: one process group per attempt, over a store that rank 0 serves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TorchEngine(Engine[Any]):
             yield Offer(details=offered(me))
             return
         host = me.listen_host
-        # By itself the store would listen on all interfaces. Port 0: the system chooses a free one.
+        # By default the store would listen on all interfaces. Port 0: the system picks a free one.
         listener = socket.create_server((host, 0))
         port = listener.getsockname()[1]
         self._store = TCPStore(
@@ -68,7 +68,7 @@ class TorchEngine(Engine[Any]):
             is_master=True,
             wait_for_workers=False,
             timeout=self.timeout,
-            # The store closes it.
+            # The store closes the listener.
             master_listen_fd=listener.detach(),
         )
         yield Offer(host=host, port=port, details=offered(me))
@@ -93,7 +93,7 @@ class TorchEngine(Engine[Any]):
                 with agreeing(store, connected, timeout_s=self.timeout.total_seconds()):
                     yield
             finally:
-                # The training function may have destroyed it.
+                # The training function may have destroyed the group.
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 forget_group()
@@ -101,11 +101,11 @@ class TorchEngine(Engine[Any]):
                 self.close()
 
     def store(self, world: World) -> TCPStore:
-        """The store of the attempt, which rank 0 serves."""
+        """Return this rank's connection to the attempt's store, which rank 0 serves."""
         return self._store or self._connected(world)
 
     def _connected(self, world: World) -> TCPStore:
-        """Another connection to the store."""
+        """Open another connection to the store."""
         leader = world.leader
         assert leader.host is not None
         assert leader.port is not None
@@ -121,7 +121,7 @@ class TorchEngine(Engine[Any]):
         return [int(number) for number in sums.tolist()]
 
     def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
-        # Names a rank that is in another collective, or has ended its training function.
+        # Its error names a rank that is in another collective, or has left its training function.
         agree_on_call(call)
         return gathered(piece)
 
@@ -133,7 +133,7 @@ class TorchEngine(Engine[Any]):
         torch.save(unwrapped(model).state_dict(), directory / MODEL_FILE)
 
     def load(self, directory: Path) -> Any:
-        """The `state_dict` of the model, on the CPU, also if every rank wrote a part of it.
+        """Return the model's unsharded `state_dict`, on the CPU.
 
         Raises:
             CheckpointError: the files are DeepSpeed's, which can't be loaded safely.
@@ -169,7 +169,7 @@ class TorchEngine(Engine[Any]):
 
 
 def variables(world: World) -> dict[str, str]:
-    """The variables that `torchrun` sets, for libraries that read them."""
+    """Return the environment variables that `torchrun` sets, for libraries that read them."""
     me, leader = world.me, world.leader
     return {
         "RANK": str(me.rank),
@@ -187,17 +187,17 @@ def variables(world: World) -> dict[str, str]:
 
 
 def _without_gpus(me: Member) -> dict[str, str]:
-    """The variable with which Accelerate, also inside Transformers, uses several CPU processes."""
+    """Return the variable that lets Accelerate, also in Transformers, use several CPU processes."""
     if me.gpus or "ACCELERATE_USE_CPU" in os.environ:
         return {}
     return {"ACCELERATE_USE_CPU": "true"}
 
 
 def _gloo_interface(host: str) -> dict[str, str]:
-    """The network interface with an address, for gloo.
+    """Return the variable that has gloo use the network interface with an address.
 
     By default gloo uses the interface that the hostname resolves to. On many machines that is the
-    loopback, to which ranks on other nodes can't connect.
+    loopback, which ranks on other nodes can't reach.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return {}

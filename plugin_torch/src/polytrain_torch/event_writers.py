@@ -1,4 +1,4 @@
-"""Has TensorBoard drop what a restart repeats, in event files that a library's logger writes."""
+"""Has TensorBoard drop events that a restart logs again, in a library logger's event files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from polytrain_torch.private import add_event
 
 
 def drop_events(writer: Any, step: int) -> None:
-    """Mark that the events of this step and later ones are logged again.
+    """Have TensorBoard drop earlier events of this step and later ones.
 
     Args:
         writer: a `SummaryWriter` of torch or tensorboardX.
-        step: the first step that is repeated.
+        step: the first step that is logged again.
     """
     if type(writer).__module__.startswith("tensorboardX"):
         from tensorboardX.proto import event_pb2

@@ -1,4 +1,4 @@
-"""Which devices the installed torch is built for, without importing it."""
+"""Finds out whether the installed torch is built for GPUs, without importing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VALUE = r"^{name}\b[^=\n]*=\s*['\"]?([^'\"\n]*)"
 
 
 def cpu_build_problem() -> Problem | None:
-    """Return what is wrong if workers with GPUs would import this environment's torch."""
+    """Return a problem if workers with GPUs can't use this environment's torch."""
     version = version_for_cpus_only()
     if version is None:
         return None
@@ -26,11 +26,11 @@ def cpu_build_problem() -> Problem | None:
 def version_for_cpus_only() -> str | None:
     """Return the version of the installed torch if it can't use GPUs; None if it can.
 
-    None as well if torch isn't installed, or doesn't say.
+    It is also None if torch isn't installed, or its build is unknown.
     """
     try:
         spec = find_spec("torch")
-    except ValueError:  # somebody has put a module without a spec in its place
+    except ValueError:  # a module without a spec stands in for torch
         return None
     for directory in (spec and spec.submodule_search_locations) or ():
         try:

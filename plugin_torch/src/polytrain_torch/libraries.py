@@ -1,4 +1,4 @@
-"""Optional libraries, which users install if they need them."""
+"""Imports optional libraries, with clear errors if one is missing or too old."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _OLDEST = {
         "checkpoint in spite of weights_only",
     )
 }
-"""Library to the oldest version that may be used, and why."""
+"""Library → (oldest version that may be used, reason)."""
 
 
 @contextmanager
 def needed(library: str) -> Iterator[None]:
-    """Import a library inside this.
+    """Guard a block that imports a library.
 
     Raises:
         ModuleNotFoundError: it isn't installed; the message has the command that installs it.
-        ImportError: an older version is installed than may be used.
+        ImportError: the installed version is too old.
     """
-    # Not afterwards: malicious code runs when it is imported.
+    # Before the import, which would run malicious code.
     _refuse_older(library)
     try:
         yield
@@ -57,7 +57,7 @@ def _refuse_older(library: str) -> None:
 
 
 def _requirement(library: str) -> str:
-    """What pip is asked to install."""
+    """Return a library's requirement for pip."""
     if library not in _OLDEST:
         return library
     return f"'{library}>={'.'.join(map(str, _OLDEST[library][0]))}'"

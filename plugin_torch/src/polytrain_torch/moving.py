@@ -11,11 +11,11 @@ import torch
 
 
 def moved(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
-    """The batch with all tensors on a device.
+    """Return the batch with all tensors on a device.
 
     Args:
         batch: tensors, in any structure of dicts, lists and tuples.
-        device: where they go.
+        device: the device to move them to.
         non_blocking: whether copies from pinned memory run while the device computes.
     """
     move = partial(moved, device=device, non_blocking=non_blocking)
@@ -33,11 +33,11 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any
 
 
 def _of_same_type(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """The mapping with other values."""
+    """Return a mapping of the same type with other values."""
     if type(batch) is dict:
         return values
     if isinstance(batch, MutableMapping):
-        # Its constructor may take something else, as a defaultdict's does.
+        # Its constructor may take other arguments, as a defaultdict's does.
         same = copy(batch)
         same.update(values)
         return same

@@ -1,7 +1,7 @@
 """The private names of torch, Accelerate, DeepSpeed and Transformers that polytrain uses.
 
-What a newer version may rename stands here alone, each with the reason why no public name does. Of
-the libraries nothing is imported here; `lightning.private` has Lightning's.
+Each has the reason why no public name will do, and only this module breaks if a newer version
+renames one. It imports torch only; `lightning.private` has Lightning's names.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ __all__ = [
     "write_events",
 ]
 
-# torch's own `tree_map` is what its modules use for batches of any structure. No public module has
-# it for tensors in dicts, lists, tuples and the classes that libraries have registered.
+# torch's modules use `tree_map` for batches of any structure: dicts, lists, tuples and classes that
+# libraries have registered. No public module has it.
 
 ANY_BATCH_NORM: Any = _BatchNorm
-"""The base class of torch's batch norms of any dimension; `BatchNorm1d` to `3d` check theirs."""
+"""The base class of torch's batch norms; `BatchNorm1d` to `3d` check the input's dimensions."""
 
 FORWARDED_OPERATIONS = ("_allgather_base", "_get_backend", "_reduce_scatter_base")
-"""Operations of a process group that torch calls by these names alone."""
+"""Operations of a process group that torch calls only by these private names."""
 
 PARAMETER_CLONE: Any = torch._C.TensorBase.clone
-"""What `copy.deepcopy` of a parameter calls: a mode sees it as this function."""
+"""The function that a `TorchFunctionMode` sees when `copy.deepcopy` copies a parameter."""
 
 SHARD_LIST_GLOBALS = frozenset(
     {
@@ -75,11 +75,11 @@ SHARD_LIST_GLOBALS = frozenset(
         ("torch", "Size"),
     }
 )
-"""What the list of a sharded checkpoint's tensors is pickled with; it has no other format."""
+"""(module, name) of all globals that a sharded checkpoint's metadata is pickled with."""
 
 
 def original_module(module: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the module that `torch.compile` has wrapped; None if it is no wrapper.
+    """Return the module inside a wrapper of `torch.compile`; None if `module` is no wrapper.
 
     The wrapper has no public name for it, and its `state_dict` has a prefix in all names.
     """
@@ -87,64 +87,63 @@ def original_module(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def replace_backward_engine(make: Callable[[Any], Any]) -> None:
-    """Replace what runs all backward passes, in this process.
+    """Replace the function that runs all backward passes in this process.
 
-    A script may have imported `torch.autograd.grad` itself, and this is what it calls.
+    `torch.autograd.grad` calls it too. Replacing that name would miss scripts that imported it.
 
     Args:
-        make: returns the function to call instead, for torch's own.
+        make: gets torch's function, and returns its replacement.
     """
     module: Any = torch.autograd
     module._engine_run_backward = make(module._engine_run_backward)
 
 
 def backward_pass() -> int:
-    """Return the number of the backward pass that runs; hooks get none."""
+    """Return the number of the current backward pass; hooks don't get it."""
     return torch._C._current_graph_task_id()
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Have the backward pass that runs call this at its end, as DDP does; there is no hook."""
+    """Call a function at the end of the current backward pass, as DDP does; there is no hook."""
     Variable._execution_engine.queue_callback(callback)
 
 
 def default_store() -> dist.Store:
-    """Return the store of the default process group, which a script may have made."""
+    """Return the store of the default process group; the script may have made it."""
     return distributed_c10d._get_default_store()
 
 
 def process_groups() -> Any:
-    """Return torch's registry of process groups: its groups, and the count that names new ones."""
+    """Return torch's registry of process groups, with the counter that names new ones."""
     return distributed_c10d._world
 
 
 def operations_launched() -> int:
     """Return how many operations of the default group this rank has launched.
 
-    Only the group knows it: users call torch's functions themselves.
+    Only the group counts them: users call torch's functions themselves.
     """
     return int(dist.group.WORLD._get_sequence_number_for_group())
 
 
 def timeout_of(group: Any, device: torch.device) -> Any:
-    """Return the timeout of a group of gloo, for a group beside it."""
+    """Return the timeout of a gloo group, for another group."""
     return group._get_backend(device).options._timeout
 
 
 def work_of(future: Any) -> dist.Work:
-    """Return the work that a future completes.
+    """Return a work object that a future completes.
 
-    A class in Python that derives from `Work` won't do: DDP may keep it after Python has released
-    it.
+    A Python subclass of `Work` won't do: DDP may use it after Python has released it.
     """
     return _create_work_from_future(future)
 
 
 def clear_mesh_caches() -> None:
-    """Clear the results that torch keeps for operations on sharded tensors.
+    """Clear torch's cache of sharding results for operations on sharded tensors.
 
-    A result holds the mesh of the first operation like it, with the names of its process groups. A
-    later mesh of the same process is equal to it, also if its groups have different names.
+    A cached result has the device mesh of its operation, with the names of process groups. A later
+    mesh of the same process compares equal, even if its groups have different names.
     """
     if "torch.distributed.tensor._api" in sys.modules:
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -153,17 +152,17 @@ def clear_mesh_caches() -> None:
 
 
 def fsdp_state(module: Any) -> Any:
-    """Return what FSDP2 keeps of a module, whose hooks can't be copied."""
+    """Return FSDP2's state of a module. Its methods are hooks that can't be copied."""
     return module._get_fsdp_state()
 
 
 def add_event(writer: Any, event: Any, step: int) -> None:
-    """Write an event of any kind with a `SummaryWriter`, whose methods write some kinds only."""
+    """Write any event with a `SummaryWriter`; its public methods write only some kinds."""
     writer._get_file_writer().add_event(event, step)
 
 
 class Accelerated:
-    """What an `accelerate.Accelerator` has prepared; it has public names for none of it."""
+    """Objects that an `accelerate.Accelerator` has prepared; it has no public names for them."""
 
     def __init__(self, accelerator: Any) -> None:
         self.models: list[Any] = accelerator._models
@@ -173,22 +172,22 @@ class Accelerated:
 
 
 def deepspeed_config(engine: Any) -> Any:
-    """Return the configuration of a DeepSpeed engine, which can't be set once it is made."""
+    """Return a DeepSpeed engine's configuration; there is no public way to change it later."""
     return engine._config
 
 
 def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> None:
-    """Replace what a trainer of Transformers calls at the end of each step and each epoch.
+    """Replace the method that a Transformers trainer calls at the end of each step and epoch.
 
-    After this no callback is called that may stop the training.
+    No callback that may stop training runs after it.
 
     Args:
         trainer: a `transformers.Trainer`.
-        make: returns the function to call instead, for the trainer's own.
+        make: gets the trainer's method, and returns its replacement.
     """
     trainer._maybe_log_save_evaluate = make(trainer._maybe_log_save_evaluate)
 
 
 def write_events(callback: Any, arguments: Any) -> None:
-    """Have a `TensorBoardCallback` of Transformers open its writer, which it opens too late."""
+    """Have Transformers' `TensorBoardCallback` open its writer earlier than it does by itself."""
     callback._init_summary_writer(arguments)

@@ -1,4 +1,4 @@
-"""Random numbers of a rank: seeded, saved, and resumed."""
+"""Seeds, saves and restores the random number generators of a rank."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from polytrain_torch.checkpoints.safe_serialization import loaded
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch, NumPy and Python with `seed` and the rank, so differently on every rank."""
+    """Seed torch, NumPy and Python from `seed` and the rank: differently on every rank."""
     _seed(f"{seed} {dist.get_rank()}")
     _stand_for(seed_of(str(seed), octets=7))
 
 
 def share_seed(store: dist.Store) -> None:
-    """Let all ranks know a seed for what they draw alike without a collective.
+    """Share rank 0's seed, for random numbers that all ranks draw alike without a collective.
 
     Args:
-        store: of all ranks.
+        store: the store of all ranks.
     """
     if dist.get_rank() == 0:
         store.set("seed", str(torch.initial_seed()))
@@ -35,9 +35,9 @@ def share_seed(store: dist.Store) -> None:
 
 
 def function_seed() -> int:
-    """What torch was seeded with: the same on all ranks, unless the training function does not.
+    """Return a seed: the same on all ranks, unless the training function seeds them differently.
 
-    It isn't changed by restored random states.
+    Restored random states don't change it.
     """
     seeded, stands_for = _seeds
     own = torch.initial_seed()
@@ -45,20 +45,20 @@ def function_seed() -> int:
 
 
 def _stand_for(seed: int) -> None:
-    """The seed that torch has now stands for this one."""
+    """Have `function_seed` return this seed until torch is seeded again."""
     global _seeds
     _seeds = torch.initial_seed(), seed
 
 
 _seeds = 0, 0
-"""torch's seed, which is different on each rank, and what it stands for."""
+"""torch's seed on this rank, and the seed that `function_seed` returns in its place."""
 
 
 def enable_reproducibility(seed: int = 0) -> None:
     """Seed torch, NumPy and Python alike on every rank, and use deterministic algorithms only.
 
     Args:
-        seed: the same on every rank. `seed_everything` gives each rank random numbers of its own.
+        seed: a seed, the same on every rank. `seed_everything` seeds each rank differently.
     """
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -70,12 +70,12 @@ def enable_reproducibility(seed: int = 0) -> None:
 
 
 def seed_of(text: str, *, octets: int) -> int:
-    """A seed of `octets` bytes, which is the same for the same text in every process."""
+    """Return a seed of `octets` bytes: the same for the same text, in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=octets).digest(), "little")
 
 
 def restore_random_states(directory: Path) -> None:
-    """Restore the states in a checkpoint. A new rank is seeded by its number."""
+    """Restore this rank's state from a checkpoint; seed a new rank from rank 0's and its number."""
     rank = dist.get_rank()
     own = directory / file_of(rank)
     state = loaded(own if own.exists() else directory / file_of(0))
@@ -89,7 +89,7 @@ def restore_random_states(directory: Path) -> None:
 
 
 class RandomStream:
-    """Random numbers apart from the training function's, in torch (on CPUs), NumPy and Python."""
+    """A random stream of its own for torch (CPU), NumPy and Python, apart from the user's."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -97,7 +97,7 @@ class RandomStream:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Use it in a block of code; the next block continues it."""
+        """Draw from the stream in a block of code. The next block continues it."""
         states = _states()
         if self._states is None:
             random.seed(self._seed)
@@ -114,7 +114,7 @@ class RandomStream:
 
 
 def generators_of(of: Any) -> list[Any]:
-    """The random number generators that an object has as attributes."""
+    """Return the random number generators among an object's attributes."""
     return [value for value in getattr(of, "__dict__", {}).values() if isinstance(value, _KINDS)]
 
 
@@ -130,7 +130,7 @@ def seed_generator(generator: Any, seed: int) -> None:
 
 
 def seed_in(generators: Sequence[Any]) -> int | None:
-    """A number that depends on the generators' states; None if there are none."""
+    """Return a seed that depends on the generators' states; None without generators."""
     states = [
         generator.get_state().tolist()
         if isinstance(generator, torch.Generator)
@@ -159,7 +159,7 @@ def _set_states(states: tuple[Any, ...]) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """The generators' states, as tensors and plain data."""
+    """Return the states of all default generators, as tensors and plain data."""
     numpy: Any = np.random.get_state(legacy=False)
     return {
         "torch": torch.get_rng_state(),
@@ -170,7 +170,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore these states."""
+    """Restore the states that `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -181,7 +181,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def _seed(of: str) -> None:
-    # NumPy doesn't take larger seeds.
+    # NumPy refuses larger seeds.
     number = seed_of(of, octets=4)
     random.seed(number)
     np.random.seed(number)
@@ -189,10 +189,10 @@ def _seed(of: str) -> None:
 
 
 def file_of(rank: int) -> str:
-    """The file of a rank's states in a checkpoint."""
+    """Return the name of the file with a rank's random states in a checkpoint."""
     return f"random-{rank}.pt"
 
 
 def _tensor(key: Any) -> torch.Tensor:
-    # torch has few operations for unsigned numbers.
+    # torch has few operations for unsigned integers.
     return torch.from_numpy(key.astype(np.int64))

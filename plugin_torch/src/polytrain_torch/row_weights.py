@@ -1,10 +1,10 @@
-"""Weighs gradients by rows where ranks have different numbers of them.
+"""Weights gradients by rows if ranks have different numbers of rows.
 
-Ranks average their gradients, each of which is that of a mean over the rank's rows. The average is
-that of the mean over the global batch if each gradient is multiplied by the rank's share of the
-rows, times the number of ranks. Whoever gives batches says here which weight the latest one has;
-whoever averages gradients has them weighted: as they enter the model's outputs, or the loss. So
-they are weighted once in each backward pass, before anything is accumulated, scaled or sent.
+Each rank's gradient is that of a mean over its rows. The average over ranks is the gradient of the
+mean over the global batch if each rank's gradient is multiplied by its weight: its share of the
+rows, times the number of ranks. Loaders set the weight of their latest batch here. Hooks on the
+model's outputs or on the loss apply it once in each backward pass, before gradients are
+accumulated, scaled or sent.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ logger = logging.getLogger(__name__)
 
 
 class BatchWeight:
-    """The weight of one batch; backward passes look it up."""
+    """The weight of one batch. Backward passes read it."""
 
     def __init__(self, value: float) -> None:
         self.value = value
 
 
 class WeightedLoop:
-    """One iteration over batches whose rows are known."""
+    """One iteration over batches, with the weight of the latest batch."""
 
     def __init__(self) -> None:
         self.weight = _EQUAL
 
     def given(self, weight: float, batch: Any = None) -> None:
-        """The next batch is given: what is trained now is trained on it.
+        """Set the weight of the batch that is yielded next.
 
         Args:
-            weight: of the batch.
-            batch: it, for who takes it ahead: see `weight_of`.
+            weight: the batch's weight.
+            batch: the batch itself, so that `weight_of` finds it if it is prefetched.
         """
         self.weight = _EQUAL if weight == 1 else BatchWeight(weight)
         if weight != 1 or len(_taken):
-            # A data set may give a tensor again.
+            # Store weights of 1 too: a data set may yield the same tensor again.
             for tensor in _tensors(batch)[:1]:
                 _taken[tensor] = weight
         if _loops[-1] is not self:
@@ -57,17 +57,17 @@ class WeightedLoop:
 
 _EQUAL = BatchWeight(1)
 _taken = WeakTensorKeyDictionary()
-"""The weights of batches by their first tensors, since there is one that isn't 1."""
+"""Weights by each batch's first tensor, from the first weight other than 1 on."""
 
 _loops: list[WeightedLoop] = []
-"""Those that aren't over. The last one has given the latest batch."""
+"""Iterations that aren't over. The last one has yielded the latest batch."""
 
 _is_on = True
 
 
 @contextmanager
 def weighted_loop() -> Iterator[WeightedLoop]:
-    """An iteration over batches, until its end. One within it doesn't change its weights."""
+    """Register an iteration over batches until its end. A nested one doesn't change its weight."""
     loop = WeightedLoop()
     _loops.append(loop)
     try:
@@ -77,20 +77,20 @@ def weighted_loop() -> Iterator[WeightedLoop]:
 
 
 def weigh_rows(enabled: bool = True) -> None:
-    """Set whether gradients are weighted by rows where ranks have different numbers of them.
+    """Set whether gradients are weighted by rows if ranks have different numbers of rows.
 
-    They are, unless this is called with False: for losses that aren't a mean over rows, such as a
-    sum, or a mean over tokens. All ranks then count the same in every average. It applies to the
-    batches of shards and prepared data loaders from the call on. All ranks call this alike.
+    By default they are. Call this with False for losses that aren't a mean over rows, such as a sum
+    or a mean over tokens: then all ranks count the same in every average. It applies to later
+    batches of shards and prepared data loaders. All ranks make the same call.
     """
     global _is_on
     _is_on = enabled
 
 
 def weight_of(batch: Any) -> float:
-    """The weight of a batch that may have been given before others, if it has tensors."""
+    """Return the weight of a batch, which may be prefetched; 1 if it has no tensors."""
     if not len(_taken):
-        # It is asked with every value that a library logs.
+        # Fast path: libraries call this for every value that they log.
         return 1.0
     return next((float(_taken.get(tensor, 1)) for tensor in _tensors(batch)[:1]), 1.0)
 
@@ -100,17 +100,16 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def weigh_model(model: torch.nn.Module) -> None:
-    """Weigh the gradients of a model's parameters, whose averages over the ranks others make.
+    """Weight the gradients of a model's parameters, before others average them over ranks.
 
-    Gradients that leave the model for what made its inputs, which may be another such model, are
-    as if nothing was weighted.
+    Gradients of the model's inputs stay unweighted: another such model may have made them.
     """
     model.register_forward_pre_hook(_weigh_inputs, with_kwargs=True)
     model.register_forward_hook(_weigh_outputs)
 
 
 def weigh_backward(owner: Any) -> None:
-    """Have `owner.backward(loss, …)` weigh gradients, whose averages its owner makes."""
+    """Have `owner.backward(loss, …)` weight gradients, before the owner averages them."""
     if not isinstance(owner.backward, partial):
         owner.backward = partial(_weighted_backward, owner.backward)
 
@@ -123,13 +122,13 @@ def _weighted_backward(own_backward: Any, loss: torch.Tensor, *args: Any, **opti
 
 
 def weighted_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """A parameter's gradient of one backward pass, weighted."""
+    """Return a parameter's gradient of one backward pass, weighted."""
     weight = _current()
     return gradient if weight is _EQUAL else _scaled(gradient, weight.value)
 
 
 def _current() -> BatchWeight:
-    """What gradients are multiplied by now: 1 without a shard's or prepared loader's batch."""
+    """Return the current weight: 1 without a batch of a shard or prepared loader."""
     return _loops[-1].weight if _is_on and _loops else _EQUAL
 
 
@@ -170,7 +169,7 @@ class _ScaledGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, weight: BatchWeight, is_inverse: bool) -> Any:
         ctx.weight, ctx.is_inverse = weight, is_inverse
-        # Not a view: the caller may write to it.
+        # A copy, not a view: the caller may write to it.
         return tensor.clone()
 
     @staticmethod
@@ -182,7 +181,7 @@ class _ScaledGradient(torch.autograd.Function):
 
 
 def _scaled(gradient: torch.Tensor, factor: float) -> torch.Tensor:
-    # Of a rank without rows nothing counts, not even what isn't a number.
+    # A rank without rows counts nothing: 0 * NaN would be NaN.
     return gradient * factor if factor else torch.zeros_like(gradient)
 
 

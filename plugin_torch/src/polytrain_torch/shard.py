@@ -1,4 +1,4 @@
-"""A shard whose batches are tensors: their types, missing rows, and the weights of gradients."""
+"""A shard with batches of tensors: dtypes, padding rows, and gradient weights."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _RAGGED_REMEDY = (
 
 
 class TorchShard(ShardView):
-    """A shard that also gives batches of tensors.
+    """A shard that also yields batches of tensors.
 
-    The gradients of prepared models are weighted by each batch's rows.
+    Gradients of prepared models are weighted by each batch's rows.
     """
 
     def __init__(self, shard: Shard) -> None:
@@ -39,7 +39,7 @@ class TorchShard(ShardView):
     def gradient_weight(self) -> float:  # type: ignore[override]  # see ShardView
         """This rank's share of the latest global batch, times the number of ranks.
 
-        Whoever reads it weighs the losses of this shard's batches: nobody else does from then on.
+        Once it is read, gradients of this shard aren't weighted automatically: scale the loss.
         """
         self._is_weighted_by_function = True
         if self._loop is not None:
@@ -73,35 +73,35 @@ class TorchShard(ShardView):
         local_shuffle_seed: None = None,
         pin_memory: bool = False,
     ) -> Batches:
-        """Batches as dicts of column name to tensor; each iteration is an epoch. See
+        """Return batches, dicts of column name to tensor. Each iteration is an epoch. See
         `Shard.iter_batches`.
 
-        A column of lists becomes a tensor `(rows, length, …)` if all lists have one shape.
+        A column has shape (rows,); a column of lists, (rows, length, …) if all have one shape.
 
-        If a global batch has fewer rows than there are workers, a worker without a row gets a row
-        of its own again, so that its loss isn't the mean of nothing; `gradient_weight` is 0 then.
+        If a global batch has fewer rows than there are workers, a worker without a row gets one of
+        its own rows again, so that its loss isn't the mean of nothing; `gradient_weight` is 0 then.
 
         Args:
-            batch_size: rows in a worker's batch, at most.
-            global_batch_size: rows in the batches of all workers together, at most.
-            drop_last: give full batches only.
-            prefetch_batches: prepare this many batches ahead, on a thread, and copy them to the
+            batch_size: maximum number of rows in a worker's batch.
+            global_batch_size: maximum number of rows in the batches of all workers together.
+            drop_last: yield full batches only.
+            prefetch_batches: number of batches that a thread prepares ahead and copies to the
                 device.
-            dtypes: type of all columns, or of each by name; otherwise that of the data.
-            device: where the tensors go; this worker's own device by default, as with "auto".
+            dtypes: dtype of all columns, or of each by name; otherwise that of the data.
+            device: device of the tensors; this worker's own device by default, as with "auto".
             collate_fn: makes a batch from a dict of column name to NumPy array, for example padded
                 tensors from lists of different lengths (an array of arrays). It runs on the thread
                 that prepares batches. Tensors in the dicts, lists and tuples that it returns are
-                moved to the device. A collate class of Ray Data gets the format that it is for.
-            local_shuffle_buffer_size: refused; the data set's `DataConfig` has its order.
+                moved to the device. A collate class of Ray Data gets its own input format.
+            local_shuffle_buffer_size: refused; the data set's `DataConfig` sets its order.
             local_shuffle_seed: refused too.
-            pin_memory: no effect: columns are always copied to a GPU from pinned memory.
+            pin_memory: no effect; columns are always copied to a GPU from pinned memory.
 
         Raises:
-            ValueError: if both `collate_fn` and `dtypes` are given, or a refused argument is; if
-                `dtypes` names no column, or a type of whole numbers that doesn't hold the values.
-            TypeError: if a column holds texts, which shows at once, or anything else than numbers
-                and booleans, or lists that differ in shape, and there is no `collate_fn`.
+            ValueError: both `collate_fn` and `dtypes` are given, or a refused argument is; `dtypes`
+                names an unknown column, or an integer dtype that can't hold the values.
+            TypeError: without `collate_fn`, a column has texts (raised at once), other values than
+                numbers and booleans, or lists of different shapes.
         """
         if collate_fn is not None and dtypes is not None:
             raise ValueError(
@@ -134,7 +134,7 @@ class TorchShard(ShardView):
             prefetch_batches=prefetch_batches,
             batch_format=batch_format,
             convert=tensors,
-            # A loop that trains nothing weighs no rows, and wants each of them once.
+            # A loop without gradients doesn't weight rows, and needs each row exactly once.
             allow_empty=torch.is_grad_enabled(),
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
@@ -170,10 +170,10 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def refuse_texts(schema: pa.Schema) -> None:
-    """Name the columns that can't become tensors, before the first batch.
+    """Refuse columns of texts, before the first batch.
 
     Raises:
-        TypeError: there are some.
+        TypeError: there are some; the message names them.
     """
     texts = [field.name for field in schema if _is_text(field.type)]
     if texts:
@@ -189,7 +189,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def format_for(collate_fn: Any) -> Literal["numpy", "pandas", "arrow"]:
-    """The format that a collate function takes; a class of Ray Data has it in its name."""
+    """Return the batch format that a collate function takes; Ray Data's classes name theirs."""
     bases = {base.__name__ for base in type(collate_fn).__mro__}
     if "ArrowBatchCollateFn" in bases:
         return "arrow"
@@ -197,25 +197,25 @@ def format_for(collate_fn: Any) -> Literal["numpy", "pandas", "arrow"]:
 
 
 class PaddingRow:
-    """A row that a rank gets for a batch in which it has none."""
+    """Pads empty batches with a row, for a rank that has none in a global batch."""
 
     def __init__(self, shard: Shard, batch_format: str) -> None:
         self._shard = shard
         self._format = batch_format
         self._row: Any = None
-        """The first row; of a stream, whose rows can't be read again, the last one."""
+        """The shard's first row; of a stream, which can't be read again, the latest one."""
 
     def of(self, batch: Any) -> Any:
-        """The batch, or one row if it has none."""
+        """Return the batch, or one row if it is empty."""
         is_stream = self._shard.total_rows is None
         if _num_rows(batch):
             if is_stream:
                 self._row = _last_row(batch)
             return batch
         if self._row is None and not is_stream:
-            # The same row after a restart.
+            # The first row, so that it is the same after a restart.
             self._row = to_format(self._shard.read(range(1)), self._format)
-        # The user may write to it.
+        # A copy: the user may write to it.
         return batch if self._row is None else _last_row(self._row)
 
 
@@ -224,7 +224,7 @@ def _num_rows(batch: Any) -> int:
 
 
 def _last_row(batch: Any) -> Any:
-    """A copy of a batch's last row."""
+    """Return a copy of a batch's last row."""
     if isinstance(batch, dict):
         return {name: array[-1:].copy() for name, array in batch.items()}
     return batch.slice(len(batch) - 1) if hasattr(batch, "slice") else batch.iloc[-1:].copy()

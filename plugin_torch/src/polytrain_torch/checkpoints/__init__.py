@@ -1,1 +1,1 @@
-"""The state of training in checkpoints: whose it is, how it is stored, whether it loads again."""
+"""Training state in checkpoints: shared and per-rank state, file formats, and trial loads."""

@@ -1,4 +1,4 @@
-"""A library's files as this rank's part of a checkpoint."""
+"""Makes a library's saved files this rank's part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import gathered
 
 _NAMED = 3
-"""Number of files that an error names."""
+"""Maximum number of files that an error names."""
 
 
 @contextmanager
 def part_of(saved: Path, *, name: str = "") -> Iterator[Path | None]:
-    """A directory with this rank's part of the saved files; None if it has none.
+    """Yield a directory with this rank's part of the saved files, or None if it has none.
 
     If every rank writes checkpoints, each file is in the part of the first rank that sees it.
     Otherwise all files are in rank 0's part. All ranks call this.
 
     Args:
-        saved: a file, or a directory. On the ranks of a node it is the same one.
+        saved: a file or a directory, the same one on all ranks of a node.
         name: its name in the checkpoint; "" keeps the names of a directory's files.
 
     Raises:
@@ -45,7 +45,7 @@ def part_of(saved: Path, *, name: str = "") -> Iterator[Path | None]:
     if not writes:
         yield None
         return
-    # Not beside it: report doesn't return if this process has to end, and the directory would stay.
+    # Not beside `saved`: report may end this process, and the directory would stay.
     with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="part-") as directory:
         part = Path(directory)
         for file in files_by_rank[rank].difference(*files_by_rank[:rank]):
@@ -57,10 +57,10 @@ def part_of(saved: Path, *, name: str = "") -> Iterator[Path | None]:
 
 @contextmanager
 def directory_of_all() -> Iterator[Path]:
-    """An empty directory that the ranks of a node share. All ranks call this.
+    """Yield an empty directory that the ranks of a node share. All ranks call this.
 
-    It is removed when all ranks have left. After an exception the next call, or the end of the
-    attempt, removes it: other ranks may still use it, and their errors would hide the cause.
+    It is removed when all ranks have left the block. After an exception it stays until the next
+    call or the end of the attempt: other ranks may still use it, and would fail without it.
     """
     agree_on_call("saving or loading a checkpoint")
     context = get_context()
@@ -79,13 +79,13 @@ def directory_of_all() -> Iterator[Path]:
 
 
 def checkpoint_of(part: Path | None) -> Checkpoint | None:
-    """A rank's part as a `Checkpoint`; None if it has none."""
+    """Return a rank's part as a `Checkpoint`; None if it has none."""
     return None if part is None else Checkpoint.from_directory(str(part))
 
 
 def _files_by_rank(saved: Path) -> list[set[str]]:
-    """By rank, the files that it sees. The first rank of a node sees all files of the node."""
-    # Wait until all ranks have written theirs.
+    """List by rank the files that it sees. Each node's first rank counts for the node."""
+    # Wait until all ranks have written their files.
     dist.barrier()
     files: set[str] = set()
     if get_context().get_local_rank() == 0:

@@ -1,7 +1,7 @@
 """State that differs by rank, in checkpoints: found by digests, stored per rank, or merged.
 
-What is the same on all ranks is stored once, in rank 0's files. So is rank 0's state of what
-differs; every other rank has a file of its own for that.
+Rank 0's files hold its whole state. Every other rank has a file with only the states that differ
+between ranks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ States = dict[str, dict[str, Any]]
 """Kind → name → state; for example "progress" → "epoch" → 3."""
 
 Differences = dict[str, Any]
-"""Number of ranks that saved, and kind → names of what differed between them."""
+""""ranks" → number of ranks that saved; "names" → kind → names of states that differed."""
 
 _FOUND_FILE = "differs.pt"
 
 
 def file_of(rank: int) -> str:
-    """The file of a rank's own states in a checkpoint."""
+    """Return the name of the file with a rank's own states in a checkpoint."""
     return f"own-{rank}.pt"
 
 
@@ -42,7 +42,7 @@ def differences(states: States) -> Differences:
     """Compare all ranks' states by digests. All ranks call this, with the same kinds.
 
     Args:
-        states: this rank's, of which nothing is copied but to hash it.
+        states: this rank's states. They are copied only to hash them.
     """
     ranks = dist.get_world_size()
     if ranks == 1:
@@ -62,7 +62,7 @@ def differences(states: States) -> Differences:
 
 
 def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part's state, without the buffers that DDP sends from rank 0 before each step."""
+    """Return a part's state without the buffers that DDP broadcasts from rank 0 in each step."""
     if not isinstance(part, torch.nn.Module) or next(part.buffers(), None) is None:
         return state
     inside = set(part.modules())
@@ -78,18 +78,18 @@ def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _models_of_users() -> Iterable[DistributedDataParallel]:
-    """All models in DDP. One that the user has wrapped isn't known by the module inside."""
-    # By type: asking some objects for their class imports modules.
+    """Return all DDP models of this process; a module doesn't know the DDP model around it."""
+    # By type: reading `__class__` of some objects imports modules.
     return (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
 
 
 def save_own(states: States, found: Differences, directory: Path | None) -> None:
-    """Write what differs, of every rank but rank 0. All ranks call this.
+    """Write the states that differ, for every rank but rank 0. All ranks call this.
 
     Args:
-        states: this rank's, that differ or not.
-        found: by `differences`.
-        directory: of this rank's part of the checkpoint; None if it has none. Rank 0's gets the
+        states: all states of this rank.
+        found: from `differences`.
+        directory: this rank's part of the checkpoint; None if it has none. Rank 0's gets the
             files of all ranks, unless every rank writes.
 
     Raises:
@@ -109,7 +109,7 @@ def save_own(states: States, found: Differences, directory: Path | None) -> None
         dist.send_object_list([file.getvalue()], dst=0)
     else:
         assert directory is not None
-        # One after the other: rank 0 needs the memory of one.
+        # One after the other: rank 0 holds only one in memory.
         for other in range(1, found["ranks"]):
             received: list[Any] = [None]
             dist.recv_object_list(received, src=other)
@@ -117,7 +117,7 @@ def save_own(states: States, found: Differences, directory: Path | None) -> None
 
 
 def write_own(states: States, found: Differences, directory: Path) -> None:
-    """Write what differs on this rank, unless it is rank 0.
+    """Write this rank's states that differ, unless it is rank 0.
 
     Raises:
         TypeError: a state isn't plain data, and couldn't be loaded safely.
@@ -128,12 +128,12 @@ def write_own(states: States, found: Differences, directory: Path) -> None:
 
 
 def save_beside(states: States, compared: States, directory: Path | None) -> None:
-    """Write what differs beside the checkpoint of a library. All ranks call this.
+    """Write the states that differ beside a library's checkpoint. All ranks call this.
 
     Args:
-        states: this rank's.
-        compared: the same, without what may differ.
-        directory: of this rank's part of the checkpoint; None if it has none.
+        states: this rank's states.
+        compared: `states` without values that are allowed to differ.
+        directory: this rank's part of the checkpoint; None if it has none.
     """
     found = differences(compared)
     save_own(states, found, directory)
@@ -142,14 +142,14 @@ def save_beside(states: States, compared: States, directory: Path | None) -> Non
 
 
 def found_beside(directory: Path) -> Differences | None:
-    """What differed when `save_beside` wrote a checkpoint; None if nothing did."""
+    """Return the differences that `save_beside` stored; None if there were none."""
     file = directory / _FOUND_FILE
     found: Differences | None = loaded(file) if file.exists() else None
     return found
 
 
 def own_states(states: States, found: Differences, directory: Path) -> States:
-    """This rank's states, given rank 0's. If another number of ranks has saved, rank 0's count."""
+    """Return this rank's states, or the given ones of rank 0 if another number of ranks saved."""
     if not found["names"] or not dist.get_rank() or found["ranks"] != dist.get_world_size():
         return states
     own = loaded(directory / file_of(dist.get_rank()))
@@ -169,24 +169,24 @@ def own_states(states: States, found: Differences, directory: Path) -> States:
 def states_of_all(
     kind: str, name: str, first: Any, found: Differences, directory: Path
 ) -> list[Any]:
-    """Every rank's state, by rank, of a part that differs.
+    """Return all ranks' states of a part that differs, by rank.
 
     Args:
-        kind: the part's.
-        name: the part's.
+        kind: the part's kind.
+        name: the part's name.
         first: rank 0's state.
-        found: what differed.
-        directory: of the checkpoint.
+        found: the differences in the checkpoint.
+        directory: the checkpoint's directory.
     """
     others = (loaded(directory / file_of(rank)) for rank in range(1, found["ranks"]))
     return [first, *(each[kind][name] for each in others)]
 
 
 def refuse_other_ranks(names: Iterable[str], found: Differences) -> None:
-    """Raise an error if another number of ranks has saved what differs.
+    """Refuse per-rank states that another number of ranks has saved.
 
     Raises:
-        ValueError: it names what differs.
+        ValueError: there are such states; the message names them.
     """
     listed = ", ".join(names)
     ranks, now = found["ranks"], dist.get_world_size()
@@ -201,7 +201,7 @@ def refuse_other_ranks(names: Iterable[str], found: Differences) -> None:
 
 
 def keep_metric(part: Any) -> None:
-    """Have a metric of torchmetrics save its values, which it does only on request."""
+    """Have a torchmetrics metric save its values; by default it doesn't."""
     if isinstance(part, torch.nn.Module) and callable(getattr(part, "persistent", None)):
         part.persistent(True)
 
@@ -214,7 +214,7 @@ def _chosen(states: States, found: Differences) -> States:
 
 
 def _is_plain(state: Any) -> bool:
-    """Whether it is a tensor whose bytes are its values."""
+    """Whether a state is a tensor whose bytes are its values."""
     return (
         type(state) in (torch.Tensor, torch.nn.Parameter)
         and state.layout is torch.strided
@@ -223,14 +223,14 @@ def _is_plain(state: Any) -> bool:
 
 
 def digest(state: Any) -> bytes:
-    """A digest that is the same for equal states, also if they pickle differently."""
+    """Return a digest that is equal for equal states, even if their pickles differ."""
     found = hashlib.sha1(usedforsecurity=False)
     _add(found.update, state)
     return found.digest()
 
 
 def _checksum(values: Any) -> bytes:
-    """Eight times as fast as a hash, and enough against chance: nobody makes states look equal."""
+    """Return a CRC-32: eight times as fast as a hash, and enough where nobody forges states."""
     return zlib.crc32(values).to_bytes(4, "little")
 
 

@@ -1,4 +1,4 @@
-"""What is different on every rank, in checkpoints: random numbers, and places in data."""
+"""Per-rank states in checkpoints: random states, and positions in streamed data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def save_rank_states(directory: Path | None) -> None:
     """Write all ranks' states, or this rank's if every rank writes. All ranks call this.
 
     Args:
-        directory: of this rank's part of the checkpoint; None if it has none.
+        directory: this rank's part of the checkpoint; None if it has none.
 
     Raises:
         TypeError: a data set's state isn't plain data, and couldn't be loaded safely.

@@ -1,7 +1,7 @@
-"""Tries to load what was saved, as a restart would, so that a run fails in its first minutes.
+"""Loads the first checkpoint on trial, so that one that can't be loaded fails the run early.
 
-What is loaded goes into copies without values, on torch's meta device: training isn't touched, and
-no memory is needed.
+The states are loaded into copies without values, on torch's meta device: that doesn't touch
+training, and needs no memory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from polytrain import CheckpointError
 from polytrain_torch.private import PARAMETER_CLONE, fsdp_state
 
 _loaded_back: WeakSet[Any] = WeakSet()
-"""Whoever has saved in this process, or has loaded what was saved before."""
+"""Owners that have saved or loaded a checkpoint in this process."""
 
 
 def is_first_save(owner: Any) -> bool:
-    """Whether a save is the first one of its owner, which is to be tried; from then on it isn't.
+    """Whether a save is its owner's first, and needs a trial load. Later calls return False.
 
     Args:
-        owner: saves, and may be any object: a trainer, an engine, a training state.
+        owner: the object that saves: a trainer, an engine, a training state.
     """
     is_first = owner not in _loaded_back
     _loaded_back.add(owner)
@@ -44,12 +44,12 @@ def is_first_save(owner: Any) -> bool:
 
 
 def has_loaded(owner: Any) -> None:
-    """Note that an owner has loaded a checkpoint: what it saves needs no try."""
+    """Note that an owner has loaded a checkpoint: its saves need no trial load."""
     _loaded_back.add(owner)
 
 
 def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:
-    """A copy of a part, with tensors on the meta device; None if it can't be copied so.
+    """Return a copy of a part with tensors on the meta device; None if that is impossible.
 
     Args:
         part: a module, an optimizer, or anything with a state.
@@ -66,10 +66,10 @@ def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:
 
 
 def whole_copies_without_values(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Unsharded copies of sharded models and of the optimizers that train them, as above.
+    """Return unsharded copies, on the meta device, of sharded models and their optimizers.
 
     Args:
-        parts: modules and optimizers. Those that can't be copied have no copy.
+        parts: modules and optimizers. Those that can't be copied are left out.
     """
     shared: dict[int, Any] = {}
     copies: dict[str, Any] = {}
@@ -88,19 +88,19 @@ def whole_copies_without_values(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def state_without_values(state: Any) -> Any:
-    """A state whose tensors are whole ones on the meta device."""
+    """Return a copy of a state with unsharded tensors on the meta device."""
     with _WithoutValues():
         return copy.deepcopy(state)
 
 
 def _copied_module(module: torch.nn.Module, shared: dict[int, Any]) -> Any:
-    """A copy in which no part is FSDP's, whose modules refuse to be copied."""
+    """Copy a module, without the FSDP classes in it: they refuse to be copied."""
     sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
     for each in sharded:
-        # FSDP has put a class of its own before the module's.
+        # FSDP has changed the module's class to a subclass of it and of FSDPModule.
         own = type(each).__bases__[-1]
         shared[id(each)] = object.__new__(own)
-        # Its hooks are methods of what can't be copied.
+        # FSDP's hooks are methods of its state, which can't be copied.
         state = fsdp_state(each)
         shared[id(state)] = state
     for each in sharded:
@@ -110,13 +110,13 @@ def _copied_module(module: torch.nn.Module, shared: dict[int, Any]) -> Any:
 
 def _is_custom_optimizer(part: Any) -> bool:
     return isinstance(part, torch.optim.Optimizer) and not type(part).__module__.startswith(
-        # torch's own are copied whole, or load with collectives.
+        # torch's own optimizers are copied whole, or need collectives to load.
         ("torch.optim.", "torch.distributed.")
     )
 
 
 def _copied_optimizer(part: torch.optim.Optimizer, shared: dict[int, Any]) -> Any:
-    """A copy with all attributes: what torch copies of an optimizer lacks those of its subclass."""
+    """Copy all attributes: torch's own copy of an optimizer lacks those of a subclass."""
     copied = object.__new__(type(part))
     shared[id(part)] = copied
     vars(copied).update(copy.deepcopy(vars(part), shared))
@@ -125,12 +125,12 @@ def _copied_optimizer(part: torch.optim.Optimizer, shared: dict[int, Any]) -> An
 
 def _is_copied_whole(part: Any) -> bool:
     if isinstance(part, torch.nn.Module):
-        # A rank can't copy these alone.
+        # One rank alone can't copy these.
         return not any(isinstance(each, _OF_ALL_RANKS) for each in part.modules())
     kind = type(part)
     if kind.__module__.startswith("torch.optim."):
         return True
-    # Copies of others may lack attributes, as those of optimizers do, and data may be large.
+    # Objects with their own copy methods may lose attributes, and containers may be large.
     is_plain = all(getattr(kind, name, None) is getattr(object, name, None) for name in _OF_COPIES)
     return is_plain and not any(hasattr(part, name) for name in ("__getitem__", "__iter__"))
 
@@ -141,14 +141,14 @@ _OF_COPIES = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
 
 
 Load = Callable[[Any], Any]
-"""Loads what was saved of a part into a copy of it."""
+"""Loads a part's saved state into a copy of the part."""
 
 
 def try_all(loads: Sequence[tuple[Any, Load]]) -> None:
-    """Load what was saved into copies of parts, which share all other parts with them.
+    """Load saved states into copies of parts. A part's copy shares the other parts.
 
     Args:
-        loads: parts, and what loads each. Parts that can't be copied aren't tried.
+        loads: pairs of a part and its load function. Parts that can't be copied aren't tried.
 
     Raises:
         CheckpointError: a part can't be loaded.
@@ -161,15 +161,15 @@ def try_all(loads: Sequence[tuple[Any, Load]]) -> None:
 
 
 def has_shards(model: torch.nn.Module) -> bool:
-    """Whether FSDP2 or tensor parallelism has sharded some of its parameters."""
+    """Whether FSDP2 or tensor parallelism has sharded some of a model's parameters."""
     return any(isinstance(each, DTensor) for each in model.parameters())
 
 
 def try_shards(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Load the states of a sharded model and its optimizers into whole copies, without values.
+    """Load the states of a sharded model and its optimizers into unsharded copies without values.
 
     Only all ranks together could load the shards themselves. Optimizers without a state aren't
-    tried: torch would take a step to get one.
+    tried: torch would take a step to create it.
 
     Raises:
         CheckpointError: a part can't be loaded.
@@ -189,23 +189,23 @@ def try_shards(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimize
 
 
 def try_loading(name: str, load: Callable[[], Any]) -> None:
-    """Load a part's state.
+    """Load a part's state on trial.
 
     Args:
-        name: the part's.
-        load: loads it into a copy.
+        name: the part's name, for the error.
+        load: loads the state into a copy.
 
     Raises:
-        CheckpointError: it can't be loaded.
+        CheckpointError: the state can't be loaded.
     """
     try:
         with warnings.catch_warnings():
-            # Into the meta device nothing is copied.
+            # Copying into the meta device does nothing, as intended.
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             load()
     except Exception as error:
         if "meta" in str(error) and isinstance(error, (NotImplementedError, RuntimeError)):
-            # It looks at the values, which the copy doesn't have, so nothing is known.
+            # Loading reads values that the copy doesn't have: the trial proves nothing.
             return
         raise CheckpointError(
             f"{name}: what was saved of it can't be loaded, so no restart could resume. Its "
@@ -216,7 +216,7 @@ def try_loading(name: str, load: Callable[[], Any]) -> None:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Makes copies of tensors that have no values."""
+    """Makes `copy.deepcopy` copy tensors without their values."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -1,4 +1,4 @@
-"""Files that are loaded without running stored code."""
+"""Saves and loads files so that loading can't run stored code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def loaded(file: Path) -> Any:
-    """Load a file of `save_safely`, on the CPU."""
+    """Load a file of `save_safely`, with tensors on the CPU."""
     return torch.load(file, weights_only=True, map_location="cpu")
 
 
@@ -19,17 +19,17 @@ def save_safely(state: Any, file: Path) -> None:
     """Write tensors and plain data.
 
     Raises:
-        TypeError: the file couldn't be loaded after a crash.
+        TypeError: the state has other objects, and couldn't be loaded safely.
     """
     torch.save(state, file)
     refuse_unsafe_file(file)
 
 
 def refuse_unsafe(state: Any) -> None:
-    """Refuse what could be written, and couldn't be loaded safely. Tensors aren't looked into.
+    """Refuse a state that could be written, but not loaded safely. Tensors aren't checked.
 
     Raises:
-        TypeError: it holds such a thing.
+        TypeError: the state has an object that can't be loaded safely.
     """
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
@@ -51,7 +51,7 @@ def refuse_unsafe_file(file: Path | io.BytesIO) -> None:
     """Refuse a file that couldn't be loaded safely.
 
     Raises:
-        TypeError: it couldn't be.
+        TypeError: it can't be.
     """
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     if unsafe:

@@ -1,8 +1,8 @@
-"""Checkpoints of `torch.distributed.checkpoint`, loaded without running what is in them.
+"""Loads checkpoints of `torch.distributed.checkpoint` without running code in them.
 
-torch reads their list of tensors, and whatever isn't a tensor, by `pickle`, which calls what a file
-names. Here the list may name only what such lists consist of, and everything else is loaded with
-`weights_only=True`.
+torch reads their metadata, and values that aren't tensors, with `pickle`, which can run any code.
+Here the metadata may contain only the classes that metadata needs, and other values are loaded
+with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _MODEL = "model."
 
 _ALLOWED = {
     *SHARD_LIST_GLOBALS,
-    # Where the checkpoint was written. Python 3.13 has moved the class.
+    # Paths in the metadata. Python 3.13 has moved the class.
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),
 }
 
 
 def load_sharded(states: dict[str, Any], directory: Path) -> None:
-    """Load a checkpoint into what is there now, which may be sharded otherwise.
+    """Load a checkpoint into `states`, in place. They may be sharded differently.
 
     All ranks call this, or a process that has no process group.
 
     Raises:
-        pickle.UnpicklingError: it holds what would be run, or leads out of the directory. Where
-            there are ranks, torch raises its own error, which holds this one.
+        pickle.UnpicklingError: the metadata could run code, or names a file outside the directory.
+            With a process group, torch raises its own error, which contains this one.
     """
     with warnings.catch_warnings():
-        # It takes the lack of a process group for a mistake.
+        # torch warns if there is no process group.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(states, storage_reader=SafeReader(directory), planner=_SafePlanner())
 
 
 def whole_model(directory: Path) -> dict[str, torch.Tensor]:
-    """The weights of the part called "model", put together on the CPU by this process alone."""
+    """Return the unsharded weights of the part "model", on the CPU, without other ranks."""
     known = SafeReader(directory).read_metadata().state_dict_metadata
     weights = {
         name: torch.empty(tensor.size, dtype=tensor.properties.dtype)
@@ -59,7 +59,7 @@ def whole_model(directory: Path) -> dict[str, torch.Tensor]:
 
 
 class SafeReader(dcp.FileSystemReader):
-    """Reads a checkpoint whose list of tensors anybody may have written."""
+    """Reads a checkpoint's metadata, which may come from an untrusted source."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         with (Path(self.path) / METADATA_FILE).open("rb") as file:
@@ -89,7 +89,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 class _SafePlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        # torch would load it with weights_only=False: that may have what is safe.
+        # torch loads it with weights_only=False: give it only what loads with True.
         safe = io.BytesIO()
         torch.save(torch.load(value, weights_only=True), safe)
         safe.seek(0)

@@ -1,4 +1,4 @@
-"""Parts of a training state whose parameters are sharded: their states go by parameters' names."""
+"""States of sharded models and of their optimizers, keyed by parameter names."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from polytrain_torch.models.parallel import unwrapped
 State = dict[str, Any]
 
 IN_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
-"""Whole tensors on rank 0."""
+"""Gather unsharded tensors on rank 0's CPU."""
 
 
 class ShardedParts:
-    """The parts of a training state, among which models and optimizers may be sharded."""
+    """The parts of a training state. Models and optimizers among them may be sharded."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = parts
 
     def check_optimizers(self) -> None:
-        """Check that each optimizer trains parameters that are there, all in one part if sharded.
+        """Check that each optimizer trains existing parameters, all in one part if sharded.
 
         Raises:
             ValueError: one was made before the model was sharded, or its model isn't a part.
@@ -50,37 +50,37 @@ class ShardedParts:
         *,
         has_state: bool | None = None,
     ) -> State:
-        """Return a part's state, by the names of the model's parameters.
+        """Return a part's state, keyed by the names of the model's parameters.
 
         Args:
-            name: the part's.
-            options: torch's.
-            has_state: whether an optimizer has state for parameters; by default whether it has now.
+            name: the part's name.
+            options: torch's options.
+            has_state: whether an optimizer's state has entries for parameters; by default, as now.
         """
         part = self._parts[name]
         state: State
         if isinstance(part, torch.nn.Module):
             state = get_model_state_dict(part, options=options)
         elif not (bool(part.state) if has_state is None else has_state):
-            # To get its state, torch would take a step, which counts.
+            # To create the state, torch would take an optimizer step.
             state = self.by_name(name, {**part.state_dict(), "state": {}})
         else:
             state = get_optimizer_state_dict(self.trained_by(name), part, options=options)
         return state
 
     def load(self, name: str, state: State, options: StateDictOptions | None = None) -> None:
-        """Load a part's state by the names of the model's parameters; as for `state`."""
+        """Load a part's state, keyed by parameter names as `state` returns it."""
         part = self._parts[name]
         if isinstance(part, torch.nn.Module):
             set_model_state_dict(part, state, options=options)
         else:
             set_optimizer_state_dict(self.trained_by(name), part, state, options=options)
             if not state["state"]:
-                # torch has taken a step, as above.
+                # torch has taken an optimizer step, which created a state.
                 part.state.clear()
 
     def by_name(self, optimizer: str, state: State) -> State:
-        """Return an optimizer's state with parameters' names in the model, not their numbers."""
+        """Return an optimizer's state keyed by parameter names in place of numbers."""
         model = unwrapped(self.trained_by(optimizer))
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         groups: list[Any] = []
@@ -99,7 +99,7 @@ class ShardedParts:
         return {"state": by_name, "param_groups": groups}
 
     def trained_by(self, optimizer: str) -> torch.nn.Module:
-        """Return the model whose parameters an optimizer trains, which names the shards."""
+        """Return the model whose parameters an optimizer trains."""
         mine = {id(parameter) for parameter in _parameters(self._parts[optimizer])}
         trained = {
             name: part
@@ -134,12 +134,12 @@ class ShardedParts:
             self.load(name, state)
 
     def _raise_if_stale(self) -> None:
-        """Sharding replaces parameters: an optimizer of the old ones silently trains nothing."""
+        """Refuse an optimizer of parameters that sharding has replaced: it trains nothing."""
         models = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
         replaced = [shapes for model in models if is_sharded(model) for shapes in _shapes(model)]
         there = {id(parameter) for model in models for parameter in model.parameters()}
         for name, part in self._parts.items():
-            # It may also train a model that isn't a part, beside a sharded one.
+            # Compare shapes too: it may train another model, which isn't a part.
             if (
                 isinstance(part, torch.optim.Optimizer)
                 and not is_sharded(part)
@@ -153,18 +153,18 @@ class ShardedParts:
 
 
 def beside_shards(model: torch.nn.Module) -> State:
-    """What a rank has of a sharded model that isn't sharded, such as BatchNorm's statistics."""
+    """Return the unsharded entries of a sharded model's state, such as BatchNorm's statistics."""
     state = unwrapped(model).state_dict()
     return {name: each for name, each in state.items() if not isinstance(each, DTensor)}
 
 
 def is_sharded(part: Any) -> bool:
-    """Return whether a model, or an optimizer of one, has sharded parameters."""
+    """Whether a model, or an optimizer's model, has sharded parameters."""
     return any(isinstance(parameter, DTensor) for parameter in _parameters(part))
 
 
 def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
-    """Shapes of the parameters that an optimizer may have: all, or only the trained ones."""
+    """Count the shapes of a model's parameters: of all, and of those that need gradients."""
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return [Counter(each.shape for each in some) for some in (parameters, trained)]
@@ -179,6 +179,6 @@ def _parameters(part: Any) -> Iterator[Any]:
 
 
 def names_parameters(state: State) -> bool:
-    """Whether an optimizer's state names its parameters, as full states do, or numbers them."""
+    """Whether an optimizer's state is keyed by parameter names, as full states are."""
     groups: Any = state.get("param_groups")
     return bool(groups) and any(isinstance(each, str) for each in groups[0].get("params", ()))

@@ -1,8 +1,8 @@
-"""The state of training in checkpoints: models, optimizers, schedulers, random numbers.
+"""Training state in checkpoints: models, optimizers, schedulers, random states.
 
 If rank 0 writes, it writes everything. If every rank writes, sharded parts (FSDP2) stay sharded, in
-the format of `torch.distributed.checkpoint`, and any number of ranks can load them. What differs
-by rank comes back to its rank in both cases.
+the format of `torch.distributed.checkpoint`, and any number of ranks can load them. In both cases,
+state that differs by rank is restored to its rank.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _KINDS = ("parts", "beside", "progress")
 
 
 class TrainingState:
-    """The objects of a training function whose states are in its checkpoints.
+    """Saves and restores the objects of a training function in its checkpoints.
 
         state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
         done = state.restore()
@@ -71,23 +71,23 @@ class TrainingState:
             ...
             state.report({"loss": loss}, epoch=epoch + 1)
 
-    The random states of torch, NumPy and Python are saved too, those of every rank. New ranks get
-    fresh random streams. Parts and progress that differ by rank come back to their rank. On another
-    number of workers only a part with a method `load_state_dicts(states)` can be restored then,
-    which all ranks' states are passed to, by rank.
+    Every rank's random states of torch, NumPy and Python are saved too. New ranks get fresh random
+    streams. Parts and progress that differ by rank are restored to their rank. On another number
+    of workers, such a part must have a method `load_state_dicts(states)`, which gets all ranks'
+    states in the order of ranks.
 
     Args:
         parts: objects with `state_dict` and `load_state_dict`, under any names, or torch's
             generators. If rank 0 writes, the weights of the part "model" are in `model.pt`.
 
     Raises:
-        TypeError: if a part has no state.
-        ValueError: if an optimizer was made before the model was sharded, or trains sharded
+        TypeError: a part has no state.
+        ValueError: an optimizer was made before the model was sharded, or trains sharded
             parameters that aren't all in one part.
     """
 
     _compares_ranks = True
-    """Whether what differs by rank is stored for each rank."""
+    """Whether states that differ by rank are stored for each rank."""
 
     def __init__(self, **parts: Any) -> None:
         for name, part in parts.items():
@@ -110,8 +110,8 @@ class TrainingState:
     def progress(self) -> State:
         """The `progress` in the checkpoint from which the attempt resumes; empty without one.
 
-        It can be read before `restore`, which needs the parts as they were when they were saved:
-        with the layers that were unfrozen, or the parameter groups that were added, by then.
+        Read it before `restore` to rebuild the parts as they were saved, for example with the
+        layers that training had unfrozen, or the parameter groups that it had added.
         """
         checkpoint = get_checkpoint()
         if checkpoint is None:
@@ -130,12 +130,12 @@ class TrainingState:
             checkpoint: load this one instead.
 
         Returns:
-            The `progress` that `report` got. Empty if training starts.
+            The `progress` that was passed to `report`; empty without a checkpoint.
 
         Raises:
-            KeyError: if the checkpoint lacks a part.
-            ValueError: if an optimizer has other parameter groups than the one that was saved, or
-                another number of workers saved what differs by rank.
+            KeyError: the checkpoint lacks a part.
+            ValueError: an optimizer has other parameter groups than the saved one, or the
+                checkpoint has per-rank state of another number of workers.
         """
         checkpoint = checkpoint or get_checkpoint()
         if checkpoint is None:
@@ -160,7 +160,7 @@ class TrainingState:
         return progress
 
     def _read(self, directory: Path) -> State:
-        """Read what a checkpoint has, except sharded parts and random states."""
+        """Read a checkpoint, except sharded parts and random states."""
         saved: State = loaded(directory / _STATE_FILE)
         if "model" in saved["apart"]:
             saved["parts"]["model"] = loaded(directory / MODEL_FILE)
@@ -173,10 +173,10 @@ class TrainingState:
         return saved
 
     def _merge(self, saved: State, directory: Path) -> None:
-        """Move the states of parts that merge them to "of_all".
+        """Move states of parts that can merge all ranks' states to "of_all".
 
         Raises:
-            ValueError: something else differs by rank.
+            ValueError: other states differ by rank.
         """
         found: Differences = saved["found"]
         names = {
@@ -194,8 +194,8 @@ class TrainingState:
         """Read the first checkpoint as a restart would, and load it into copies of the parts.
 
         Args:
-            directory: of the checkpoint.
-            sharded: the states of sharded parts, of which it may have this rank's shards only.
+            directory: the checkpoint's directory. It may have only this rank's shards.
+            sharded: this rank's states of sharded parts, by name.
         """
         saved = self._read(directory)
         if sharded:
@@ -221,16 +221,15 @@ class TrainingState:
                 try_loading(name, load)
 
     def save(self, directory: str | Path, **progress: Any) -> None:
-        """Write everything into a directory of this rank. All ranks call this.
+        """Write all parts into a directory of this rank. All ranks call this.
 
         Args:
             directory: an empty directory. Ranks that don't write checkpoints leave it empty.
-            progress: plain data, which `restore` returns.
+            progress: plain data that `restore` returns.
 
         Raises:
-            TypeError: if a value isn't plain data, and couldn't be loaded safely.
-            CheckpointError: if a part's state, which the first save of a run tries to load, can't
-                be loaded.
+            TypeError: a value isn't plain data, and couldn't be loaded safely.
+            CheckpointError: a part's state can't be loaded. Only the first save tries that.
         """
         agree_on_call("TrainingState.save")
         directory = Path(directory)
@@ -282,16 +281,16 @@ class TrainingState:
 
         Args:
             metrics: as for `polytrain.report`.
-            progress: plain data, which `restore` returns, such as the next epoch's number.
+            progress: plain data that `restore` returns, such as the next epoch's number.
         """
-        # Not in the system's directory: report doesn't return if this process has to end.
+        # Not in the system's directory: report may end this process, and it would stay.
         with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
             self.save(directory, **progress)
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
             report(metrics, checkpoint=Checkpoint.from_directory(directory) if writes else None)
 
     def _is_gathered(self, name: str) -> bool:
-        """Whether a part's whole state is on rank 0 alone."""
+        """Whether only rank 0 gets a part's whole state."""
         part = self._parts[name]
         return is_sharded(part) or hasattr(part, "consolidate_state_dict")
 
@@ -300,7 +299,7 @@ class TrainingState:
         if is_sharded(part):
             return self._sharded.state(name, IN_FULL)
         if hasattr(part, "consolidate_state_dict"):
-            # torch's ZeroRedundancyOptimizer, which has a state only where it was gathered.
+            # torch's ZeroRedundancyOptimizer has a state only on the rank that gathers it.
             part.consolidate_state_dict(to=0)
             if dist.get_rank() != 0:
                 return {}
@@ -319,7 +318,7 @@ class TrainingState:
     def _expect_groups(self, name: str, state: State, progress: State) -> None:
         """Raise an error if an optimizer has other parameter groups than the saved one.
 
-        torch's own error doesn't say which, nor what to do about groups that training adds.
+        torch's own error neither names them nor helps with groups that training adds.
         """
         part = self._parts[name]
         if not isinstance(part, torch.optim.Optimizer) or "param_groups" not in state:
@@ -350,7 +349,7 @@ class TrainingState:
 
 
 class _OfGenerator:
-    """A generator as a part."""
+    """Makes a generator a part, with `state_dict` and `load_state_dict`."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator

@@ -1,1 +1,1 @@
-"""Collective operations: who calls them, over which process group, in which order."""
+"""Collective operations: checks of their order, process groups, and shared memory."""

@@ -1,8 +1,8 @@
-"""What polytrain's collective calls do first: check that all ranks make the same call.
+"""Checks, before polytrain's collective calls, that all ranks make the same call.
 
-Otherwise their collectives would wait for ever, or one would take the data of another. A rank that
-waits asks the others. Their threads answer whether they can't come any more, because they are in
-another collective, or have ended their training function.
+Otherwise collectives would hang, or take each other's data. A rank that waits asks the missing
+ranks. A thread of each answers if its rank can't make the call any more, because it is in another
+collective, or has left the training function.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def agree_on_call(call: str) -> None:
     """Wait until all ranks make the same call. All ranks call this.
 
     Args:
-        call: what the user calls.
+        call: the name of the user's call.
 
     Raises:
         RuntimeError: another rank makes another call, or can't make this one.
-        TimeoutError: another rank doesn't come in time.
+        TimeoutError: another rank doesn't make the call in time.
     """
     if _agreement is not None:
         _agreement.agree(call)
@@ -62,7 +62,7 @@ def agreeing(
 
     Args:
         store: this thread's connection to the store of all ranks.
-        connected: makes another connection.
+        connected: opens another connection.
         timeout_s: maximum seconds to wait for another rank.
     """
     global _agreement
@@ -79,13 +79,13 @@ def agreeing(
 
 
 class _Agreement:
-    """The calls of one rank, compared with those of others."""
+    """Compares one rank's calls with other ranks' calls."""
 
     def __init__(self, store: dist.Store, *, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
         self._rank = dist.get_rank()
-        # Rank 0 compares all ranks' calls with its own, the others theirs with rank 0's.
+        # Rank 0 compares all ranks' calls with its own; the others compare with rank 0's.
         self._others = [*range(1, dist.get_world_size())] if self._rank == 0 else [0]
         self._number = 0
 
@@ -93,7 +93,7 @@ class _Agreement:
         self._number += 1
         mine = f"{call} ({_place(sys._getframe())})"
         self._store.set(self._key(self._rank), f"{call}\n{mine}")
-        # Whoever had to read this one has come to the call after it.
+        # All ranks that had to read that key have since made the call after it.
         self._store.delete_key(self._key(self._rank, ago=2))
         self._wait(mine)
         labels = self._store.multi_get([self._key(rank) for rank in self._others])
@@ -120,13 +120,13 @@ class _Agreement:
             asked = now
             for rank in missing:
                 answer = self._asked(rank)
-                # In a collective that only takes long, the rank may still come.
+                # Two equal answers: a rank in a slow collective may still make the call.
                 if answer and answer == answers.get(rank):
                     raise _mismatch(self._rank, mine, rank, answer.partition("\n")[0])
                 answers[rank] = answer
 
     def _asked(self, rank: int) -> str:
-        """Why a rank can't come; "" if it can, or hasn't answered in time."""
+        """Return why a rank can't make the call; "" if it can, or doesn't answer in time."""
         number = self._store.add(f"asked {rank}", 1)
         done = f"{operations_launched()} {operations_begun()}"
         self._store.set(f"question {rank} {number}", done)
@@ -145,7 +145,7 @@ _agreement: _Agreement | None = None
 
 
 class _Answers:
-    """Answers for this rank, in a thread."""
+    """A thread that answers other ranks' questions about this rank."""
 
     def __init__(self, connected: Callable[[], dist.Store]) -> None:
         self._connected = connected
@@ -155,7 +155,7 @@ class _Answers:
         self._thread.start()
 
     def stop(self, store: dist.Store) -> None:
-        # If the rank that serves the store has left before, the thread ends by itself.
+        # If the rank that serves the store has gone, the thread ends by itself.
         with contextlib.suppress(RuntimeError):
             number = store.add(f"asked {self._rank}", 1)
             store.set(f"question {self._rank} {number}", "")
@@ -164,7 +164,7 @@ class _Answers:
     def _answer(self) -> None:
         number = 0
         with contextlib.suppress(RuntimeError):
-            # It blocks its own connection, for which the training function needn't wait.
+            # A connection of its own: `get` blocks it for the training function.
             store = self._connected()
             store.set_timeout(_NEVER)
             while True:
@@ -177,11 +177,11 @@ class _Answers:
                 store.set(f"answer {self._rank} {number}", self._reason(launched, begun))
 
     def _reason(self, launched: int, begun: int) -> str:
-        """Why this rank can't come, and what changes if it gets further.
+        """Return why this rank can't make the call, and a progress value; "" if it can.
 
         Args:
-            launched: operations of the default group that the asking rank has launched.
-            begun: its sums in shared memory.
+            launched: number of default-group operations that the asking rank has launched.
+            begun: number of shared-memory operations that it has begun.
         """
         try:
             get_context()
@@ -192,7 +192,7 @@ class _Answers:
             return ""
         progress = f"{frame.f_lasti} {operations_launched()} {operations_begun()}"
         where = f"({_place(frame)})\n{id(frame)} {progress}"
-        # The order of these operations has to be the same on all ranks.
+        # Shared-memory operations must have the same order on all ranks.
         if operations_begun() > begun:
             return f"averages gradients or sends weights {where}"
         collective = _collective(frame)
@@ -209,7 +209,7 @@ def _mismatch(rank: int, mine: str, other: int, theirs: str) -> RuntimeError:
 
 
 def _place(frame: FrameType) -> str:
-    """The line of the user's code that is being run."""
+    """Return the file and line of the user's code that is running."""
     outer: FrameType | None = frame
     while outer is not None:
         if outer.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
@@ -220,7 +220,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _collective(frame: FrameType) -> str | None:
-    """The collective operation of the default group that is being run."""
+    """Return the name of the default group's collective that is running; None if none is."""
     outer: FrameType | None = frame
     while outer is not None:
         name = outer.f_code.co_name

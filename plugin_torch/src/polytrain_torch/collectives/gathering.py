@@ -1,4 +1,4 @@
-"""Collective operations on values that can be pickled."""
+"""An all-gather of values that can be pickled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def gathered(value: Any) -> list[Any]:
-    """The values of all ranks, by rank. All ranks call this."""
+    """Return the values of all ranks, by rank. All ranks call this."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

@@ -1,7 +1,7 @@
-"""The process group that sums gradients where all ranks are on one node and have no GPU.
+"""A process group that all-reduces gradients in shared memory, for CPU ranks on one node.
 
-gloo makes every sum through its own sockets and threads, which takes a fifth of a small network's
-step. Here `SharedSums` makes it. The default group does all other operations.
+gloo's all-reduce uses sockets and threads, which takes a fifth of a small network's step. This
+group uses `SharedSums`, and forwards all other operations to the default group.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _CPU = torch.device("cpu")
 
 
 def gradient_group(device: torch.device) -> Any:
-    """The group for gradients: the default one, unless shared memory reaches all ranks.
+    """Return the process group for gradients. All ranks call this.
 
-    All ranks call this.
+    It is a `NodeGroup` if all ranks can share memory, and else the default group.
 
     Args:
         device: the device of the gradients.
@@ -53,18 +53,18 @@ def gradient_group(device: torch.device) -> Any:
 
 
 _of_default: tuple[Any, Any] | None = None
-"""The default group, and the one for its gradients."""
+"""The default group, and the gradient group made for it."""
 
 
 def forget_group() -> None:
-    """Release the groups; the ports of the default group are freed with it."""
+    """Release the groups, so that the default group's ports are freed."""
     global _of_default, _begun
     _of_default = None
     _begun = 0
 
 
 def operations_begun() -> int:
-    """The number of operations in shared memory that this rank has begun in this attempt."""
+    """Return the number of shared-memory operations that this rank has begun in this attempt."""
     return _begun
 
 
@@ -72,15 +72,15 @@ _begun = 0
 
 
 class NodeDataParallel(DataParallel):
-    """DDP on a `gradient_group`, in place of the default group."""
+    """DDP over a `gradient_group` in place of the default group."""
 
     @property
     def join_process_group(self) -> Any:
-        """The group of all ranks, which other objects in the same `Join` have too."""
+        """The default group: all objects in one `Join` must have the same group."""
         return dist.group.WORLD
 
     def _check_default_group(self) -> None:
-        """Allow copies and pickles: they have the default group."""
+        """Allow copies and pickles, which use the default group."""
 
 
 class NodeGroup(dist.ProcessGroup):
@@ -91,7 +91,7 @@ class NodeGroup(dist.ProcessGroup):
         Args:
             rank: this rank.
             world_size: number of ranks.
-            sums: None if a rank can't reach the memory; then the default group does everything.
+            sums: None if a rank can't open the memory; then the default group does everything.
         """
         super().__init__(rank, world_size)
         self._sums = sums
@@ -100,10 +100,10 @@ class NodeGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # torch's
         return NAME
 
-    # torch.compile can't follow these two: DDP calls them in the forward of a compiled model.
+    # DDP calls these two in a compiled model's forward, and torch.compile can't trace them.
     @torch.compiler.disable
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Sum up a list of tensors. DDP and torch's functions pass options, others don't."""
+        """Sum tensors over ranks in place. DDP and torch's functions pass options, others don't."""
         if self._sums is None or not _are_summed(tensors, *args, **kwargs):
             return dist.group.WORLD.allreduce(tensors, *args, **kwargs)
         opts = kwargs.get("opts", args[0] if args else None)
@@ -111,7 +111,7 @@ class NodeGroup(dist.ProcessGroup):
 
     @torch.compiler.disable
     def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Send a list of tensors from one rank to all."""
+        """Broadcast a list of tensors from one rank, in place."""
         opts: Any = args[0] if args else None
         is_known = isinstance(tensors, list) and isinstance(opts, dist.BroadcastOptions)
         if self._sums is None or not is_known or not all(map(_is_plain, tensors)):
@@ -130,8 +130,7 @@ class NodeGroup(dist.ProcessGroup):
         return held[0]
 
     def _run(self, operation: Operation, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
-        # If the caller waits, an exception has to come from here: waiting for this kind of work
-        # raises none.
+        # If the caller will wait, raise exceptions here: waiting for this kind of work raises none.
         blocks = not getattr(opts, "asyncOp", True)
         return work_of(self._begin(operation, tensors, blocks=blocks))
 
@@ -199,7 +198,7 @@ def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
 
 
 def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:
-    """Descriptor of memory that rank 0 creates and others open via /proc; None if they can't."""
+    """Open memory that rank 0 creates, via its /proc entry; return None if that fails."""
     if rank == 0:
         descriptor = os.memfd_create("polytrain-sums")
         os.ftruncate(descriptor, size)
@@ -210,7 +209,7 @@ def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:
         return None
-    # In a different process namespace, that number is a different process.
+    # In another PID namespace, that number may be another process.
     if str(os.fstat(descriptor).st_ino) == number:
         return descriptor
     os.close(descriptor)
@@ -219,5 +218,5 @@ def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:
 
 @cache
 def _register() -> None:
-    """Register the backend, only when needed: torch behaves differently with custom backends."""
+    """Register the backend. Only when needed: torch behaves differently with custom backends."""
     dist.Backend.register_backend(NAME, _create, devices=["cpu"])

@@ -1,7 +1,7 @@
-"""Operations of a rank that wait for other ranks, one after another, in the order of their calls.
+"""Runs a rank's operations, which wait for other ranks, in the order of their calls.
 
-An operation runs in the call, which is fastest. If other ranks are late, it goes on in a thread,
-and the call returns, as in other process groups: a rank that is late may need this one first.
+An operation runs in the caller's thread, which is fastest. If other ranks are late, it continues in
+a background thread and the call returns: a late rank may need this one for something else first.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 _PATIENCE_S = 0.05
-"""Seconds for which a call waits for other ranks."""
+"""Seconds that a call waits for other ranks before its operation moves to the thread."""
 
 Operation = Iterator[float]
-"""Runs when it is iterated over, and gives the seconds of its present wait now and then."""
+"""Runs while it is iterated, and yields the seconds of its current wait."""
 
 
 class OperationQueue:
@@ -26,7 +26,7 @@ class OperationQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._late: deque[tuple[Operation, torch.futures.Future[Any], Any]] = deque()
-        """What the thread runs; it ends when there is nothing."""
+        """Operations of the background thread, which ends when there are none."""
 
         self._failed: Exception | None = None
 
@@ -34,10 +34,10 @@ class OperationQueue:
         """Run an operation after all earlier ones.
 
         Args:
-            operation: an exception that it raises is raised by this call, or by the future and all
-                later calls.
-            result: what the future has when it is done.
-            blocks: whether the call returns only when it is done.
+            operation: if it fails, this call raises its exception, or else the future and all later
+                calls do.
+            result: the future's value when the operation is done.
+            blocks: return only when the operation is done.
         """
         with self._lock:
             earlier = self._late[-1][1] if self._late else None
@@ -59,9 +59,9 @@ class OperationQueue:
         ended: torch.futures.Future[Any] = torch.futures.Future()
         self._late.append((operation, ended, result))
         if len(self._late) == 1:
-            # A daemon: a rank that fails doesn't wait for others.
+            # A daemon thread: a rank that fails must not wait for others.
             threading.Thread(target=self._run_late, name="gradients", daemon=True).start()
-        # Only so does what waits in C++ get an exception.
+        # Raise in `then`: only this way do waiters in C++ get the exception.
         return ended.then(_raise_or_return)
 
     def _run_late(self) -> None:

@@ -1,13 +1,13 @@
-"""Sums of CPU tensors over the ranks of one node, in memory that they share.
+"""All-reduce of CPU tensors over the ranks of one node, in shared memory.
 
-Each rank writes into its own slot, adds up its part of all slots in the order of ranks, and reads
-the parts of all ranks: a reduce-scatter and an all-gather, as in Rabenseifner's all-reduce
-(Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
-2005). So every rank gets the same bits, also when the run is repeated.
+Each rank writes into its own slot, sums its part of all slots in rank order, and reads the parts of
+all ranks: a reduce-scatter and an all-gather, as in Rabenseifner's all-reduce (Thakur, Rabenseifner
+and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005). So every rank gets
+the same bits, also when the run is repeated.
 
-The operations are generators, which give the seconds that they have waited so far: whoever iterates
-may leave a wait to somebody else. A rank that waits for a dead rank waits until its agent kills it,
-or until the time-out.
+The operations are generators that yield the seconds that they have waited: the caller may hand a
+long wait to another thread. A rank that waits for a dead rank waits until its agent kills it, or
+until the timeout.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from typing import Final
 import torch
 
 _SLOT: Final = 1 << 20
-"""Bytes of a slot. Larger tensors go in pieces, which stay in a core's cache from write to sum."""
+"""Bytes of a slot. Larger tensors are split into pieces that fit into a core's cache."""
 
 _LINE: Final = 64
 """Bytes of a rank's counters: no two ranks share a cache line."""
 
 _SPIN_S: Final = 2e-4
-"""A wait spins for this long. Then it sleeps, so that it doesn't look like work."""
+"""Seconds that a wait spins before it sleeps, so that it doesn't count as CPU work."""
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 5e-5, 0.05
 
 _VOTE: Final = 1 << 63
-"""Marks a vote where other operations have a tensor's size."""
+"""A word with this bit is a vote; other operations write the tensor's size in bytes."""
 
 _HALVES: Final = 2
-"""A fast rank writes one half while slower ranks still read the other."""
+"""Number of buffers: a fast rank writes one while slower ranks still read the other."""
 
 
 def can_share_memory() -> bool:
-    """Whether all cores see writes in the order in which one core makes them."""
+    """Whether all cores see one core's writes in order: only on x86-64 Linux."""
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 class SharedSums:
-    """One rank's side. All ranks make the same calls in the same order."""
+    """One rank's side of the operations. All ranks make the same calls in the same order."""
 
     def __init__(self, memory: mmap.mmap, *, rank: int, world_size: int, timeout_s: float) -> None:
         """
         Args:
-            memory: the same on all ranks, `size_for(world_size)` bytes, initially zeros.
+            memory: memory shared by all ranks: `size_for(world_size)` bytes, initially zero.
             rank: this rank.
             world_size: number of ranks.
             timeout_s: maximum seconds to wait for another rank.
@@ -68,14 +68,14 @@ class SharedSums:
         self._barriers = 0
 
     def add_up(self, tensor: torch.Tensor) -> Iterator[float]:
-        """Replace each rank's tensor by the sum of all.
+        """Replace each rank's tensor by the sum over ranks.
 
         Args:
-            tensor: of any shape; floating-point, on the CPU, contiguous.
+            tensor: a contiguous floating-point CPU tensor of any shape.
 
         Raises:
-            RuntimeError: if the tensor of another rank has a different size.
-            TimeoutError: if another rank doesn't call this in time.
+            RuntimeError: another rank's tensor has a different size.
+            TimeoutError: another rank doesn't call this in time.
         """
         meant = tensor.nbytes
         for piece in tensor.detach().view(-1).split(_SLOT // tensor.element_size()):
@@ -93,15 +93,15 @@ class SharedSums:
             piece.copy_(slots[0])
 
     def send(self, tensor: torch.Tensor, *, source: int) -> Iterator[float]:
-        """Replace all ranks' tensors by that of one rank.
+        """Broadcast one rank's tensor to all ranks, in place.
 
         Args:
-            tensor: of any shape and type; on the CPU, contiguous.
+            tensor: a contiguous CPU tensor of any shape and dtype.
             source: the rank that sends its tensor.
 
         Raises:
-            RuntimeError: if the tensor of another rank has a different size.
-            TimeoutError: if another rank doesn't call this in time.
+            RuntimeError: another rank's tensor has a different size.
+            TimeoutError: another rank doesn't call this in time.
         """
         meant = tensor.nbytes
         for piece in tensor.detach().view(-1).view(torch.uint8).split(_SLOT):
@@ -113,15 +113,15 @@ class SharedSums:
                 piece.copy_(slot)
 
     def vote(self, condition: bool, held: list[bool]) -> Iterator[float]:
-        """Learn whether a condition holds on any rank: one barrier, and no tensor.
+        """Find out whether a condition holds on any rank, with one barrier and no tensor.
 
         Args:
-            condition: this rank's.
-            held: gets the answer.
+            condition: this rank's condition.
+            held: the answer is appended to it.
 
         Raises:
-            RuntimeError: if another rank adds up or sends a tensor.
-            TimeoutError: if another rank doesn't call this in time.
+            RuntimeError: another rank adds up or sends a tensor.
+            TimeoutError: another rank doesn't call this in time.
         """
         words = yield from self._exchange(_VOTE | condition)
         for rank, word in enumerate(words):
@@ -130,7 +130,7 @@ class SharedSums:
         held.append(any(word > _VOTE for word in words))
 
     def _next(self) -> torch.Tensor:
-        """The ranks' slots in the half that no rank reads any more."""
+        """Switch to the buffer that no rank reads any more; return its slots, by rank."""
         self._half = 1 - self._half
         return self._slots[self._half]
 
@@ -142,9 +142,9 @@ class SharedSums:
                 raise self._differs(meant, rank, word)
 
     def _exchange(self, mine: int) -> Generator[float, None, list[int]]:
-        """Wait for all ranks; their numbers."""
+        """Wait for all ranks; return their words, by rank."""
         self._barriers += 1
-        # A rank that is one barrier ahead writes its number into the other half.
+        # A rank that is one barrier ahead writes its word into the other buffer.
         words = self._meant[self._barriers % _HALVES]
         words[self._rank] = mine
         self._counters[self._rank] = self._barriers
@@ -182,5 +182,5 @@ def _named(word: int) -> str:
 
 
 def size_for(world_size: int) -> int:
-    """Bytes of memory that this number of ranks needs."""
+    """Return the bytes of shared memory for this number of ranks."""
     return world_size * (_LINE + _HALVES * _SLOT)

@@ -1,4 +1,4 @@
-"""A stop on one rank stops all ranks: the others would wait for it in their next step."""
+"""Stops all ranks if one rank stops: the others would wait for it in their next step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def any_rank(condition: bool) -> bool:
     device = current_device()
     group = gradient_group(device)
     if isinstance(group, NodeGroup):
-        # It is asked in each step: a sum would take several times as long.
+        # This runs in every step, and an all-reduce would take several times as long.
         return group.any_rank(condition)
     holds = torch.full((1,), float(condition), device=device)
     dist.all_reduce(holds, group=group)
@@ -24,9 +24,9 @@ def any_rank(condition: bool) -> bool:
 
 
 def any_rank_stops(stops: bool) -> bool:
-    """Whether all ranks stop here, since one does. All ranks call this together.
+    """Whether any rank stops here, so that all do. All ranks call this together.
 
-    On GPUs each rank decides for itself: reading what others have decided would wait for all of
-    the GPU's work, in every step.
+    On GPUs each rank decides for itself: to read the others' decisions, it would wait for all of
+    the GPU's work in every step.
     """
     return any_rank(stops) if current_device().type == "cpu" else stops

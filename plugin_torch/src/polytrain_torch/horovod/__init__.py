@@ -1,8 +1,7 @@
 """Horovod's interface over the run's process group: `import polytrain_torch.horovod as hvd`.
 
-A script of Horovod runs after this change of its import, in a training function of
-`make_trainer("torch", …)` or as its script. The names, arguments and defaults are those of
-`horovod.torch` 0.28.
+With this import, a Horovod script runs as a training function of `make_trainer("torch", …)` or as
+its script. Names, arguments and defaults are those of `horovod.torch` 0.28.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ MISSING = {
     "run": "make_trainer('torch', function, scaling_config=ScalingConfig(num_workers=…)).fit() "
     "starts the workers",
 }
-"""Names of Horovod's that aren't here, with what to do instead."""
+"""Horovod's names that are missing here, and what to do instead."""
 
 
 def __getattr__(name: str) -> Any:

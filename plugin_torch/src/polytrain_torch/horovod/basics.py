@@ -1,4 +1,4 @@
-"""Who this process is among the ranks, and what the process group is built with."""
+"""Horovod's `init`, ranks and sizes, and the libraries that torch is built with."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from polytrain_torch.horovod.call_log import begin, end
 
 
 class HorovodInternalError(RuntimeError):
-    """What Horovod raises when a peer is lost, for `except` clauses.
+    """Horovod's error for a lost peer, for `except` clauses.
 
-    It isn't raised here: a run ends the attempt, and starts all ranks again.
+    It is never raised here: the run ends the attempt, and starts all ranks again.
     """
 
 
@@ -23,14 +23,14 @@ _is_initialized = False
 
 
 def init(comm: None = None, process_sets: None = None) -> None:
-    """Begin to use the run's process group. A script that has made none makes one here.
+    """Begin to use the run's process group; in a script, create it if there is none.
 
     Args:
-        comm: refused: the run's workers are the ranks.
-        process_sets: refused; there is one, with all ranks.
+        comm: refused; the run's workers are the ranks.
+        process_sets: refused; the only one has all ranks.
 
     Raises:
-        NotInWorkerError: not in a training function or script that polytrain runs.
+        NotInWorkerError: the code isn't a training function or script that polytrain runs.
         NotImplementedError: an argument is refused.
     """
     global _is_initialized
@@ -68,7 +68,7 @@ def is_initialized() -> bool:
 
 
 def context() -> Context:
-    """This process's place in the run.
+    """Return this process's context in the run.
 
     Raises:
         ValueError: `init` wasn't called before.
@@ -79,32 +79,32 @@ def context() -> Context:
 
 
 def rank() -> int:
-    """Rank of this process among all ranks, from 0."""
+    """Return the rank of this process among all ranks, from 0."""
     return context().get_world_rank()
 
 
 def size() -> int:
-    """Number of ranks."""
+    """Return the number of ranks."""
     return context().get_world_size()
 
 
 def local_rank() -> int:
-    """Rank of this process on its node, from 0."""
+    """Return the rank of this process on its node, from 0."""
     return context().get_local_rank()
 
 
 def local_size() -> int:
-    """Number of ranks on this node."""
+    """Return the number of ranks on this node."""
     return context().get_local_world_size()
 
 
 def cross_rank() -> int:
-    """Position of this node among those that have this local rank."""
+    """Return the position of this node, from 0, among nodes that have this local rank."""
     return _nodes_with_local_rank().index(context().get_node_rank())
 
 
 def cross_size() -> int:
-    """Number of nodes that have this local rank."""
+    """Return the number of nodes that have this local rank."""
     return len(_nodes_with_local_rank())
 
 
@@ -124,18 +124,18 @@ def _has_gpu() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """False: ranks don't communicate by MPI."""
+    """Return False: ranks don't communicate by MPI."""
     context()
     return False
 
 
 def mpi_enabled() -> bool:
-    """False: ranks don't communicate by MPI."""
+    """Return False: ranks don't communicate by MPI."""
     return False
 
 
 def mpi_built() -> bool:
-    """False: nothing here uses MPI."""
+    """Return False: nothing here uses MPI."""
     return False
 
 
@@ -150,7 +150,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version as one number, such as 22304 for 2.23.4; 0 if torch is built without NCCL."""
+    """Return NCCL's version as a number, such as 22304 for 2.23.4; 0 if torch lacks NCCL."""
     if not dist.is_nccl_available():
         return 0
     major, minor, patch = (*torch.cuda.nccl.version(), 0, 0)[:3]
@@ -158,12 +158,12 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """False: nothing here uses IBM's DDL."""
+    """Return False: nothing here uses IBM's DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: nothing here uses oneCCL."""
+    """Return False: nothing here uses oneCCL."""
     return False
 
 

@@ -1,8 +1,8 @@
-"""A log in the store of the collective calls of all ranks, so that ranks compare their calls.
+"""Logs all ranks' collective calls in the store, so that ranks can compare their calls.
 
 Horovod matches operations by name. Here ranks make them in the same order, and the first rank that
-makes a call writes down which one it is. A rank that would make a different call gets an error
-instead of waiting for ever, and a rank that has joined reads which calls it has to take part in.
+makes a call logs it. A rank that makes a different call gets an error instead of hanging, and a
+rank that has joined reads which calls it has to take part in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polytrain import heartbeat
 from polytrain_torch.private import default_store
 
 Call = tuple[Any, ...]
-"""What all ranks call: the function, then what its operation depends on, in plain values."""
+"""The function's name, then the arguments that must be equal on all ranks, as plain values."""
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 5e-5, 0.005
 
@@ -29,13 +29,13 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Log nothing any more."""
+    """Stop logging calls."""
     global _log
     _log = None
 
 
 def log_call(*call: Any) -> int:
-    """Compare this rank's next call with that of the others; return its number.
+    """Compare this rank's next call with the other ranks'; return its number.
 
     Raises:
         RuntimeError: another rank makes a different call.
@@ -44,7 +44,7 @@ def log_call(*call: Any) -> int:
 
 
 def completed(number: int) -> None:
-    """Say that all ranks have logged the call of this number, because it is done."""
+    """Note that all ranks have logged the call with this number, because it is done."""
     if _log is not None:
         _log.forget_until(number)
 
@@ -56,7 +56,7 @@ def next_call() -> Call:
 
 
 def count(event: str) -> int:
-    """Count an event over all ranks; return how many there have been."""
+    """Count an event over all ranks; return the count so far."""
     assert _log is not None
     return _log.count(event)
 
@@ -72,7 +72,7 @@ class _CallLog:
     def log_call(self, call: Call) -> int:
         self._number += 1
         mine = json.dumps([dist.get_rank(), *call])
-        # The first rank's stays; the others get it.
+        # The first rank's call is stored; the others get it.
         first = json.loads(self._store.compare_set(str(self._number), "", mine))
         if first[1:] != json.loads(mine)[1:]:
             raise RuntimeError(
@@ -85,7 +85,7 @@ class _CallLog:
         self._number += 1
         key, nap_s = str(self._number), _SHORTEST_NAP_S
         while not self._store.check([key]):
-            # Not by the store's own wait: it would block the connection for other threads.
+            # The store's own wait would block the connection for other threads.
             time.sleep(nap_s)
             nap_s = min(nap_s * 2, _LONGEST_NAP_S)
             heartbeat()
@@ -105,7 +105,7 @@ class _CallLog:
 _log: _CallLog | None = None
 
 _times_begun = 0
-"""Of this process: keys of an earlier `init` aren't read again."""
+"""Number of logs in this process, so that keys of an earlier `init` aren't read again."""
 
 
 def _text(call: Call) -> str:

@@ -1,4 +1,4 @@
-"""Compression of what is sent."""
+"""Compression of tensors before they are sent."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 
 class Compressor(Protocol):
-    """Makes tensors smaller for the way. Users may pass their own."""
+    """Compresses tensors before they are sent. Users may pass their own class."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to send, and what `decompress` needs."""
+        """Return the tensor to send, and the context for `decompress`."""
         ...
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor as it was, after the operation."""
+        """Return the operation's result in the original dtype."""
         ...
 
 
@@ -42,10 +42,10 @@ class _HalfPrecision:
 
 
 class Compression:
-    """What `compression=` takes."""
+    """Values for the argument `compression`."""
 
     none = _Unchanged
     """Send tensors as they are."""
 
     fp16 = _HalfPrecision
-    """Send floating point numbers in 16 bits; they are also added up in 16 bits."""
+    """Send floating-point tensors as float16; they are also summed as float16."""

@@ -1,6 +1,6 @@
-"""What ranks send each other without adding it up: `broadcast`, `allgather`, `alltoall`, and parts.
+"""`broadcast`, `allgather`, `alltoall` and `reducescatter`.
 
-As in Horovod, the gradient of `broadcast` and `allgather` is the average over the ranks.
+As in Horovod, the gradient of `broadcast` and `allgather` is the average over ranks.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from polytrain_torch.horovod.reductions import (
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: None = None
 ) -> int:
-    """Start to replace the tensor by that of one rank; return a handle for `synchronize`.
+    """Start a `broadcast` in place; return a handle for `synchronize`.
 
     Raises:
-        ValueError: there is no such rank.
+        ValueError: there is no rank `root_rank`.
     """
     refuse_process_set(process_set)
     size = context().get_world_size()
@@ -46,21 +46,21 @@ def broadcast_async_(
             tensor.detach().copy_(sent)
         return tensor
 
-    # When the root is done, others may not have begun: it doesn't complete the call.
+    # The root may be done before others have begun, so this doesn't complete the logged call.
     return handle_of(Pending(works=[work], finish=finish))
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: None = None
 ) -> int:
-    """Start to send a rank's tensor to all; return a handle for `synchronize`."""
+    """Start a `broadcast`; return a handle for `synchronize`."""
     return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: None = None
 ) -> torch.Tensor:
-    """Replace the tensor by that of the rank `root_rank`."""
+    """Replace the tensor in place by that of the rank `root_rank`."""
     sent: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return sent
 
@@ -81,7 +81,7 @@ class _Broadcast(torch.autograd.Function):
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: None = None
 ) -> torch.Tensor:
-    """The tensor of the rank `root_rank`, as a new one; it can be differentiated."""
+    """Return the tensor of the rank `root_rank` as a new tensor. It is differentiable."""
     refuse_process_set(process_set)
     sent: torch.Tensor = _Broadcast.apply(tensor, root_rank)
     return sent
@@ -92,7 +92,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     refuse_process_set(process_set)
     number, given = _logged("allgather", tensor)
     rows = _exchanged_sizes([given.shape[0]])
-    # All ranks send the same number of rows, of which some may be padding.
+    # Ranks with fewer rows send padding: all must send the same number.
     padded = given.new_zeros((max(row for [row] in rows), *given.shape[1:]))
     padded[: given.shape[0]] = given
     parts = [torch.empty_like(padded) for _ in rows]
@@ -124,12 +124,12 @@ class _Allgather(torch.autograd.Function):
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: None = None
 ) -> torch.Tensor:
-    """The tensors of all ranks, one after another along the first dimension.
+    """Return the tensors of all ranks, concatenated along the first dimension in rank order.
 
-    It can be differentiated.
+    It is differentiable.
 
     Args:
-        tensor: the ranks' may differ in the first dimension only; it has one at least.
+        tensor: a tensor of at least one dimension; only the first may differ between ranks.
         name: no effect.
         process_set: refused; leave it out.
     """
@@ -141,7 +141,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: None = None
 ) -> list[torch.Tensor]:
-    """`allgather` of several tensors."""
+    """Gather several tensors, as `allgather` does."""
     return [allgather(tensor, name, process_set) for tensor in tensors]
 
 
@@ -156,7 +156,7 @@ def grouped_allgather_async(
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: None = None
 ) -> int:
-    """Start an `alltoall`; return a handle for `synchronize`, which gives tensor and splits."""
+    """Start an `alltoall`; return a handle. `synchronize` returns (tensor, received splits)."""
     refuse_process_set(process_set)
     sent = _splits(tensor, splits)
     number, given = _logged("alltoall", tensor)
@@ -189,16 +189,16 @@ def alltoall(
 ) -> Any:
     """Send each rank a part of the first dimension, and return the parts received, in rank order.
 
-    It can be differentiated.
+    It is differentiable.
 
     Args:
-        tensor: what is divided.
-        splits: how many rows each rank gets, a tensor or list; the same number by default.
+        tensor: the tensor to divide; ranks' tensors may differ in the first dimension only.
+        splits: number of rows for each rank, a tensor or list; equal by default.
         name: no effect.
         process_set: refused; leave it out.
 
     Returns:
-        A tensor; with `splits` also how many rows each rank sent.
+        A tensor; with `splits` also an int32 tensor of the number of rows from each rank.
 
     Raises:
         ValueError: the rows can't be divided like that.
@@ -256,10 +256,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's part of `allreduce`'s result, along the first dimension.
+    """Return this rank's part of `allreduce`'s result, along the first dimension.
 
-    If it doesn't divide by the number of ranks, the first ranks get one row more. It can be
-    differentiated.
+    If it can't be divided evenly, the first ranks get one more row. It is differentiable.
     """
     refuse_process_set(process_set)
     compressed, ctx = compression.compress(tensor)
@@ -268,7 +267,7 @@ def reducescatter(
 
 
 def _logged(call: str, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """Announce a call with a tensor whose first dimension may differ; return what is sent."""
+    """Log a call whose first dimension may differ by rank; return its number and the input."""
     context()
     if tensor.dim() == 0:
         raise ValueError(f"tensor: hvd.{call} needs a first dimension, and it is a scalar")
@@ -277,7 +276,7 @@ def _logged(call: str, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
 
 
 def _exchanged_sizes(mine: Sequence[int]) -> list[list[int]]:
-    """The whole numbers of all ranks, by rank; each has as many."""
+    """Return all ranks' integers, by rank. All ranks pass the same number of them."""
     sent = on_group_device(torch.tensor(mine, dtype=torch.int64))
     all_sizes = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
     dist.all_gather(all_sizes, sent)

@@ -1,8 +1,8 @@
-"""Reduces the gradients of parameters while the backward pass runs.
+"""All-reduces the gradients of parameters while the backward pass runs.
 
-Gradients are put together into buckets, which are reduced in the same order on all ranks: a bucket
-is sent when its gradients and those of all earlier buckets are there. What a rank's graph left out
-is zero.
+Gradients are packed into buckets, which all ranks reduce in the same order: a bucket is reduced
+when its gradients and those of all earlier buckets are ready. A parameter without a gradient
+counts as zero.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from polytrain_torch.horovod.reductions import Average, on_group_device, scale, 
 from polytrain_torch.row_weights import weighted_gradient
 
 _BUCKET = 25 << 20
-"""Bytes of a bucket, at least, unless it is the last."""
+"""Minimum bytes of a bucket, except the last of each dtype and device."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _Bucket:
     parameters: list[torch.nn.Parameter]
     missing: int = 0
-    """Parameters whose gradients aren't there yet."""
+    """Number of parameters whose gradients aren't ready yet."""
 
     sent: torch.Tensor | None = None
     compressed_as: Any = None
@@ -42,22 +42,22 @@ class _Bucket:
 
 @dataclass(kw_only=True, eq=False)
 class GradientReducer:
-    """The gradients of one optimizer's parameters. All ranks make one in the same order."""
+    """Reduces the gradients of one optimizer. All ranks make their reducers in the same order."""
 
     parameters: Sequence[torch.nn.Parameter]
     passes: int
-    """Backward passes whose gradients are added up before they are reduced."""
+    """Backward passes to accumulate gradients over before they are reduced."""
 
     op: Any
     predivide: float
     compression: type[Compressor]
     _buckets: list[_Bucket] = field(default_factory=list, init=False)
     _seen: dict[torch.nn.Parameter, int] = field(default_factory=dict, init=False)
-    """The passes in which a parameter had a gradient."""
+    """Number of passes since the last step in which a parameter had a gradient."""
 
     _sparse: set[torch.nn.Parameter] = field(default_factory=set, init=False)
     _launched: int = field(default=0, init=False)
-    """Buckets that are sent."""
+    """Number of buckets whose reduction has begun."""
 
     _logged: int | None = field(default=None, init=False)
 
@@ -82,7 +82,7 @@ class GradientReducer:
         return self._logged is not None
 
     def reset(self) -> None:
-        """Forget which gradients are there."""
+        """Forget which gradients are ready."""
         self._seen = dict.fromkeys(self.parameters, 0)
         self._launched, self._logged = 0, None
         for bucket in self._buckets:
@@ -90,7 +90,7 @@ class GradientReducer:
             bucket.sent = bucket.work = None
 
     def synchronize(self) -> None:
-        """Replace each parameter's gradient by that of all ranks."""
+        """Replace each parameter's gradient by its reduction over all ranks."""
         self._begin()
         self._launch(until=len(self._buckets))
         for bucket in self._buckets:
@@ -102,7 +102,7 @@ class GradientReducer:
         self.reset()
 
     def take_part(self) -> None:
-        """Take part in other ranks' step with zeros."""
+        """Take part in other ranks' step, with zero gradients."""
         works = []
         for bucket in self._buckets:
             first = bucket.parameters[0]
@@ -175,23 +175,23 @@ class GradientReducer:
 
 
 _reducers: list[GradientReducer] = []
-"""Of this attempt, in the order in which the optimizers were made."""
+"""The reducers, in the order in which the optimizers were made."""
 
 
 def take_part(number: int) -> None:
-    """Take part in other ranks' step of the optimizer of this number, with zeros."""
+    """Take part in other ranks' step of the optimizer with this number, with zero gradients."""
     _reducers[number].take_part()
 
 
 def _own_group(parameters: Sequence[torch.nn.Parameter]) -> Any:
-    """A group for gradients, whose operations needn't be in order with those of the script."""
+    """Return a process group for gradients, so that they needn't be in order with other calls."""
     device = parameters[0].device if parameters else current_device()
     group = gradient_group(device)
     return dist.new_group() if group is dist.group.WORLD else group
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[_Bucket]:
-    """Put parameters together, the last first: their gradients come first."""
+    """Yield buckets of parameters, the last first: the backward pass reaches them first."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
     for parameter in reversed(parameters):
         kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)

@@ -12,23 +12,23 @@ from polytrain_torch.horovod.call_log import completed
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """An operation that was started."""
+    """An operation that runs in the background."""
 
     works: Sequence[Any]
-    """torch's, to be waited for in order."""
+    """torch's work objects, to wait for in order."""
 
     finish: Callable[[], Any]
-    """Makes the result, when all of them are done."""
+    """Returns the result after all works are done."""
 
     number: int = 0
-    """The logged call that it completes; 0 for none."""
+    """Number of the logged call that it completes; 0 for none."""
 
     def is_done(self) -> bool:
-        """Whether waiting for it wouldn't block."""
+        """Whether `wait` would return without blocking."""
         return all(work.is_completed() for work in self.works)
 
     def wait(self) -> Any:
-        """Wait for it, and return its result."""
+        """Wait for the operation, and return its result."""
         for work in self.works:
             work.wait()
         completed(self.number)
@@ -40,7 +40,7 @@ _pending: dict[int, Pending] = {}
 
 
 def handle_of(pending: Pending) -> int:
-    """The handle of an operation, for `poll` and `synchronize`."""
+    """Return a new handle of an operation, for `poll` and `synchronize`."""
     handle = next(_numbers)
     _pending[handle] = pending
     return handle
@@ -52,6 +52,6 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Wait for an operation and return its result; None if that was done before."""
+    """Wait for an operation and return its result; None if a call has returned it before."""
     pending = _pending.pop(handle, None)
     return None if pending is None else pending.wait()

@@ -1,4 +1,4 @@
-"""`barrier`, and `join` for ranks that have no more data than others."""
+"""`barrier`, and `join` for ranks that run out of data before others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def join(device: int = -1) -> int:
     `DistributedOptimizer`, with zeros. Averages are still divided by the number of all ranks.
 
     Args:
-        device: no effect: zeros are made where the process group reaches them.
+        device: no effect; zeros are on the process group's device.
 
     Returns:
         The rank that joined last.
@@ -76,7 +76,7 @@ def _take_part(function: str, others: list[Any]) -> None:
 
 
 def _zeros(described: str) -> torch.Tensor:
-    """Zeros of a type and shape, as the log has them: `torch.float32 [2, 3]`."""
+    """Return zeros of a logged dtype and shape, such as `torch.float32 [2, 3]`."""
     dtype, _, shape = described.partition(" ")
     sizes = [int(size) for size in shape.strip("[]").split(",") if size.strip()]
     return on_group_device(torch.zeros(sizes, dtype=getattr(torch, dtype.removeprefix("torch."))))

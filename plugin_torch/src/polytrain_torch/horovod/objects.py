@@ -1,4 +1,4 @@
-"""Sending objects, parameters and the states of optimizers to all ranks."""
+"""Sends objects, parameters and optimizer states to all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polytrain_torch.horovod.reductions import refuse_process_set
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: None = None
 ) -> Any:
-    """The object of the rank `root_rank`, which can be pickled."""
+    """Return the object of the rank `root_rank`. It must be picklable."""
     refuse_process_set(process_set)
     context()
     log_call("broadcast_object", root_rank)
@@ -29,7 +29,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, by rank. They can be pickled."""
+    """Return the objects of all ranks, by rank. They must be picklable."""
     context()
     number = log_call("allgather_object")
     values = gathered(obj)
@@ -42,11 +42,11 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
     Args:
         params: `model.state_dict()`, `model.named_parameters()`, or any dict of tensors, or
-            tensors, or pairs of name and tensor.
+            iterable of tensors or (name, tensor) pairs.
         root_rank: the rank that has the values.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `params` is something else.
     """
     handles = [broadcast_async_(tensor, root_rank) for tensor in _tensors(params)]
     for handle in handles:
@@ -83,12 +83,12 @@ def broadcast_optimizer_state(
     mine = context().get_world_rank() == root_rank
     state = broadcast_object(_on_cpu(optimizer.state_dict()) if mine else None, root_rank)
     if not mine:
-        # It moves the tensors to the devices of the parameters.
+        # load_state_dict moves the tensors to the parameters' devices.
         optimizer.load_state_dict(state)
 
 
 def _on_cpu(value: Any) -> Any:
-    """The value with its tensors on the CPU: other ranks don't have this rank's device."""
+    """Return a value with its tensors on the CPU: other ranks don't have this rank's device."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):

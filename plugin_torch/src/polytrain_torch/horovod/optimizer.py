@@ -17,7 +17,7 @@ from polytrain_torch.horovod.reductions import Average, refuse_process_set, torc
 
 
 class _Distributed(torch.optim.Optimizer):
-    """What a distributed optimizer does besides its own class."""
+    """Adds the reduction of gradients to an optimizer class."""
 
     # Class attributes, so that a copy of the optimizer trains by itself.
     _reducer: GradientReducer | None = None
@@ -25,7 +25,7 @@ class _Distributed(torch.optim.Optimizer):
     _is_synchronized = False
 
     def synchronize(self) -> None:
-        """Wait for the gradients of all ranks; `step` does so by itself."""
+        """Wait until the gradients are reduced over all ranks; `step` does so by itself."""
         if self._reducer is not None:
             self._reducer.synchronize()
         self._is_synchronized = True
@@ -53,7 +53,7 @@ class _Distributed(torch.optim.Optimizer):
         return super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients.
+        """Reset the gradients.
 
         Raises:
             AssertionError: they are being reduced.
@@ -67,21 +67,21 @@ class _Distributed(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Add up the gradients of this many backward passes from now on."""
+        """Accumulate the gradients of this many backward passes from now on."""
         _check_passes(passes)
         if self._reducer is not None:
             self._reducer.passes = passes
             self._reducer.reset()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load an optimizer's state; gradients that are being reduced are forgotten."""
+        """Load an optimizer's state, and forget gradients that are being reduced."""
         if self._reducer is not None:
             self._reducer.reset()
         self._skips = self._is_synchronized = False
         super().load_state_dict(state_dict)
 
 
-# torch would wrap it in the hooks of a step, which the step of the optimizer's own class runs.
+# The step of the optimizer's own class runs torch's step hooks: keep torch from wrapping this one.
 _Distributed.step.hooked = True  # type: ignore[attr-defined]
 
 
@@ -97,23 +97,23 @@ def DistributedOptimizer(  # Horovod's name
     sparse_as_dense: bool = False,
     process_set: None = None,
 ) -> Any:
-    """An optimizer that averages the gradients of all ranks before each step. All ranks make one.
+    """Return an optimizer that averages gradients over all ranks before each step.
 
-    Gradients are reduced while the backward pass runs. A parameter that had no gradient on a rank
-    counts there as zero.
+    All ranks call this. Gradients are reduced while the backward pass runs. A parameter without a
+    gradient on a rank counts there as zero.
 
     Args:
-        optimizer: of any class; its state and options are kept.
+        optimizer: an optimizer of any class; its state and options are kept.
         named_parameters: `model.named_parameters()`: all of the optimizer's, with unique names.
-        compression: of what is sent.
-        backward_passes_per_step: the gradients of this many backward passes are added up before
-            they are reduced. They aren't divided by it.
+        compression: a member of `Compression`, for the gradients.
+        backward_passes_per_step: number of backward passes over which gradients are accumulated
+            before they are reduced. The sum isn't divided by it.
         op: `Average`, `Sum`, `Min`, `Max` or `Product`.
         gradient_predivide_factor: with `Average`, gradients are divided by this before they are
-            added up, and by the rest of the number of ranks after.
-        num_groups: no effect: gradients are put together by their size.
+            summed, and by (number of ranks / this) afterwards.
+        num_groups: no effect; gradients are grouped by size.
         groups: no effect.
-        sparse_as_dense: no effect: sparse gradients are always reduced as dense ones, and are
+        sparse_as_dense: no effect; sparse gradients are always reduced as dense ones, and made
             sparse again for the step.
         process_set: refused; leave it out.
 
@@ -134,7 +134,7 @@ def DistributedOptimizer(  # Horovod's name
     kind = type(optimizer)
     made = type(kind.__name__, (_Distributed, kind), {})
     distributed: Any = object.__new__(made)
-    # A scheduler that knows the optimizer has put a step of its own into the instance.
+    # A scheduler may have replaced the instance's `step`.
     distributed.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
     if size() > 1:
         distributed._reducer = GradientReducer(

@@ -1,4 +1,4 @@
-"""Sums and averages over all ranks: `allreduce` and its forms."""
+"""Reductions over all ranks: `allreduce` and its variants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polytrain_torch.horovod.handles import Pending, handle_of, synchronize
 
 
 class ReduceOp(Enum):
-    """How the tensors of all ranks become one."""
+    """Operations that reduce the tensors of all ranks to one."""
 
     AVERAGE = "Average"
     SUM = "Sum"
@@ -29,25 +29,25 @@ class ReduceOp(Enum):
 
 
 Average = ReduceOp.AVERAGE
-"""The sum, divided by the number of ranks."""
+"""The sum divided by the number of ranks."""
 
 Sum = ReduceOp.SUM
 """The sum."""
 
 Adasum = ReduceOp.ADASUM
-"""Refused where it is used: there is no Adasum here."""
+"""Refused where it is used: Adasum isn't implemented."""
 
 Min = ReduceOp.MIN
-"""The smallest value of each element."""
+"""The minimum of each element."""
 
 Max = ReduceOp.MAX
-"""The largest value of each element."""
+"""The maximum of each element."""
 
 Product = ReduceOp.PRODUCT
-"""The product."""
+"""The product of each element."""
 
 _TORCH = {
-    # Not every process group has an average of its own.
+    # Not every process group can average.
     ReduceOp.AVERAGE: dist.ReduceOp.SUM,
     ReduceOp.SUM: dist.ReduceOp.SUM,
     ReduceOp.MIN: dist.ReduceOp.MIN,
@@ -57,11 +57,11 @@ _TORCH = {
 
 
 def torch_op(op: Any) -> Any:
-    """torch's operation; an average is a sum that is divided afterwards.
+    """Return torch's operation. For an average it is a sum, to be divided afterwards.
 
     Raises:
-        NotImplementedError: it is Adasum.
-        ValueError: it isn't one of Horovod's.
+        NotImplementedError: `op` is Adasum.
+        ValueError: `op` isn't one of Horovod's.
     """
     if op is ReduceOp.ADASUM:
         raise NotImplementedError(
@@ -74,7 +74,7 @@ def torch_op(op: Any) -> Any:
 
 
 def op_of(op: Any, average: bool | None) -> Any:
-    """The operation that two arguments mean, of which the older one is `average`.
+    """Return the operation that `op`, or the older argument `average`, selects.
 
     Raises:
         ValueError: both are given.
@@ -92,7 +92,11 @@ def op_of(op: Any, average: bool | None) -> Any:
 
 
 def refuse_process_set(process_set: Any) -> None:
-    """Raise an error for a part of the ranks."""
+    """Refuse a process set: all ranks take part in every call.
+
+    Raises:
+        NotImplementedError: one is given.
+    """
     if process_set is not None:
         raise NotImplementedError(
             "process_set: all ranks are one process set here. Leave it out, or use "
@@ -101,7 +105,7 @@ def refuse_process_set(process_set: Any) -> None:
 
 
 def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Multiply a tensor in place. Whole numbers are cut off, as by Horovod."""
+    """Multiply a tensor in place. Integers are truncated, as by Horovod."""
     if factor != 1.0:
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.mul_(factor)
@@ -111,7 +115,7 @@ def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def on_group_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor where the process group reaches it: NCCL doesn't reach the CPU."""
+    """Return the tensor on a device of the process group: NCCL can't use the CPU."""
     if tensor.device.type == "cpu" and dist.get_backend() == "nccl":
         return tensor.to(current_device())
     return tensor
@@ -120,11 +124,11 @@ def on_group_device(tensor: torch.Tensor) -> torch.Tensor:
 def started(
     call: str, tensors: Sequence[torch.Tensor], op: Any, prescale: float, postscale: float
 ) -> Pending:
-    """Start to reduce tensors; the result is a list of new ones."""
+    """Start to reduce tensors. The result is a list of new tensors."""
     size, reduce = context().get_world_size(), torch_op(op)
     shapes = [f"{each.dtype} {[*each.shape]}" for each in tensors]
     number = log_call(call, op.value, *shapes)
-    # `clone` keeps the order in memory, which may differ between ranks.
+    # By default `clone` keeps the strides, which may differ between ranks.
     sent = [
         scale(on_group_device(each.detach()).clone(memory_format=torch.contiguous_format), prescale)
         for each in tensors
@@ -140,7 +144,7 @@ def started(
 
 
 class _Allreduce(torch.autograd.Function):
-    """The gradient of a reduction is the same reduction of the gradients."""
+    """A differentiable reduction: its gradient is the same reduction of the gradients."""
 
     @staticmethod
     def forward(ctx: Any, options: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
@@ -162,18 +166,18 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: None = None,
 ) -> torch.Tensor:
-    """The average (or another `op`) of the tensors of all ranks, as a new tensor.
+    """Return the average (or another `op`) of the tensors of all ranks as a new tensor.
 
-    It can be differentiated: the gradient is the same reduction of all ranks' gradients.
+    It is differentiable: the gradient is the same reduction of all ranks' gradients.
 
     Args:
-        tensor: of the same shape and type on every rank.
-        average: older than `op`: True for the average, False for the sum.
-        name: no effect: ranks make the same calls in the same order.
-        compression: of what is sent.
+        tensor: a tensor of the same shape and dtype on every rank.
+        average: deprecated; use `op`. True for the average, False for the sum.
+        name: no effect; ranks make the same calls in the same order.
+        compression: a member of `Compression`, for the tensor.
         op: `Average` by default; `Sum`, `Min`, `Max` or `Product`.
-        prescale_factor: multiplies the tensor before.
-        postscale_factor: multiplies the result.
+        prescale_factor: factor for the tensor before the reduction.
+        postscale_factor: factor for the result.
         process_set: refused; leave it out.
     """
     refuse_process_set(process_set)
@@ -193,7 +197,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: None = None,
 ) -> list[torch.Tensor]:
-    """`allreduce` of several tensors."""
+    """Reduce several tensors, as `allreduce` does."""
     refuse_process_set(process_set)
     options = (op_of(op, average), prescale_factor, postscale_factor)
     compressed = [compression.compress(tensor) for tensor in tensors]
@@ -240,7 +244,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: None = None,
 ) -> torch.Tensor:
-    """`allreduce` in place."""
+    """Reduce a tensor in place, as `allreduce` does."""
     scales = (prescale_factor, postscale_factor)
     handle = allreduce_async_(tensor, None, name, op_of(op, average), *scales, process_set)
     reduced: torch.Tensor = synchronize(handle)
@@ -284,7 +288,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: None = None,
 ) -> list[torch.Tensor]:
-    """`allreduce` of several tensors in place."""
+    """Reduce several tensors in place, as `allreduce` does."""
     scales = (prescale_factor, postscale_factor)
     handle = grouped_allreduce_async_(tensors, None, name, op_of(op, average), *scales, process_set)
     reduced: list[torch.Tensor] = synchronize(handle)
@@ -300,14 +304,14 @@ def _handle(
     in_place: bool = False,
     is_one: bool = False,
 ) -> int:
-    """Start to reduce tensors.
+    """Start to reduce tensors; return a handle.
 
     Args:
-        tensors: of this rank.
+        tensors: this rank's tensors.
         op: Horovod's operation.
-        prescale: multiplies them before.
-        postscale: multiplies the results.
-        in_place: the results replace the tensors.
+        prescale: factor for the tensors before the reduction.
+        postscale: factor for the results.
+        in_place: write the results into the tensors.
         is_one: there is one tensor, and the result isn't a list.
     """
     pending = started("allreduce", tensors, op, prescale, postscale)

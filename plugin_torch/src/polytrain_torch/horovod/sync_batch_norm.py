@@ -10,7 +10,7 @@ from polytrain_torch.private import ANY_BATCH_NORM
 
 
 class SyncBatchNorm(ANY_BATCH_NORM):
-    """`torch.nn.BatchNorm1d` to `3d` whose statistics are those of all ranks' rows.
+    """`torch.nn.BatchNorm1d` to `3d` with statistics over all ranks' rows.
 
     Unlike Horovod's, it also works on CPUs.
     """
@@ -20,14 +20,14 @@ class SyncBatchNorm(ANY_BATCH_NORM):
             raise ValueError(f"input: it has {input.dim()} dimensions, and needs rows and channels")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise a tensor `(rows, channels, …)`. All ranks call this in training."""
+        """Normalise a tensor of shape (rows, channels, …). All ranks call this in training."""
         is_batch = self.training or self.running_mean is None
         if not is_batch or size() == 1:
             return super().forward(input)
         self._check_input_dim(input)
         others = [0, *range(2, input.dim())]
         shape = [1, -1, *[1] * (input.dim() - 2)]
-        # At least in single precision, also under autocast.
+        # Compute in float32 or better, also under autocast.
         values = input.to(torch.promote_types(input.dtype, torch.float32))
         ones = values.new_full((1,), values.numel() / values.shape[1])
         sums = allreduce(torch.cat([values.sum(others), ones]), op=Sum)

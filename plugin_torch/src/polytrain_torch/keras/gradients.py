@@ -1,4 +1,4 @@
-"""The gradients of Keras's models on torch, averaged over all ranks."""
+"""Averages the gradients of Keras models on torch over all ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from polytrain_torch.private import after_backward, backward_pass
 class AveragedGradients:
     """Averages the gradients of a model's parameters at the end of each backward pass.
 
-    This waits for the end because a rank may leave layers out of a step, such as those of
-    stochastic depth. As in DDP, a parameter that only some ranks used has a gradient of 0 on the
-    others, and one that no rank used has none.
+    It can't begin earlier, because a rank may skip layers in a step, as with stochastic depth. As
+    in DDP, a parameter that only some ranks used counts as 0 on the others, and one that no rank
+    used gets no gradient.
     """
 
     def __init__(self, model: Any) -> None:
@@ -31,10 +31,10 @@ class AveragedGradients:
         self._backward_pass: int | None = None
 
     def renew(self) -> None:
-        """Take the parameters that the model has now. All ranks call this.
+        """Use the parameters that the model has now. All ranks call this.
 
         Raises:
-            ValueError: the ranks have different ones.
+            ValueError: the ranks' parameters have different shapes.
         """
         if dist.get_world_size() == 1:
             return
@@ -46,7 +46,7 @@ class AveragedGradients:
             self._indices[parameter] = index
             if parameter in self._hooked:
                 continue
-            # What is frozen may be trained later; until then torch takes no hook.
+            # A frozen parameter may be trained later, but torch refuses a hook while it is frozen.
             is_trained = parameter.requires_grad
             parameter.requires_grad_(True)
             parameter.register_post_accumulate_grad_hook(self._use)
@@ -80,10 +80,10 @@ class AveragedGradients:
 
 
 def parameters_in_order(model: Any) -> list[tuple[str, torch.Tensor]]:
-    """The names and parameters of a model, in the order in which it made them.
+    """Return a model's parameters with their names, in the order of their creation.
 
-    torch's own order is that of the names, and these differ by rank: Keras numbers the layers of
-    all models of a process.
+    torch orders them by name, and names differ by rank: Keras numbers layers over all models of a
+    process.
     """
     named = [(variable.path, variable.value) for variable in model.variables]
     known = {id(parameter) for _, parameter in named}
@@ -91,10 +91,10 @@ def parameters_in_order(model: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _check_same(mine: list[tuple[str, tuple[int, ...]]]) -> None:
-    """Raise an error unless all ranks have parameters of the same shapes. Names may differ.
+    """Check that all ranks' parameters have the same shapes. Names may differ.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the shapes differ.
     """
     first, *others = gathered(mine)
     for rank, its in enumerate(others, start=1):

@@ -28,17 +28,17 @@ def prepare_model(model: Any) -> Any:
     same on every rank.
 
     Args:
-        model: a `keras.Model` that is built, the same on every rank; rank 0's weights are sent to
-            all ranks. Each rank gives `fit` its part of the batches. If the ranks have different
-            numbers of batches, `fit` raises a `ValueError`.
+        model: a built `keras.Model`, the same on every rank; rank 0's weights are sent to all
+            ranks. Each rank passes its own batches to `fit`. If the ranks have different numbers
+            of batches, `fit` raises a `ValueError`.
 
     Returns:
         The same model.
 
     Raises:
         RuntimeError: Keras's backend isn't torch.
-        ValueError: the model has no weights yet, or not the same on all ranks; `adapt` has seen
-            other rows on one rank than on another.
+        ValueError: the model has no weights yet, weights of other shapes on some rank, or layers
+            that `adapt` has fitted to other rows on some rank.
     """
     if keras.backend.backend() != "torch":
         raise RuntimeError(
@@ -56,7 +56,7 @@ def prepare_model(model: Any) -> Any:
     model.fit = partial(_fit_together, model.fit, gradients)
     if dist.get_world_size() == 1:
         return model
-    # What a layer derives from its weights isn't sent.
+    # Values that a layer derives from its weights aren't broadcast.
     _check_adapted(model)
     for tensor in (*(each for _, each in parameters_in_order(model)), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
@@ -67,14 +67,14 @@ def _fit_together(
     own_fit: Any, gradients: AveragedGradients, *args: Any, callbacks: Any = None, **options: Any
 ) -> Any:
     _refuse_prepared(*args[:1], **options)
-    # There may be parameters that there weren't when the model was prepared.
+    # The model may have new parameters since it was prepared.
     gradients.renew()
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     listed = options["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
     _refuse_own_checkpoints(listed)
     for each in listed:
-        # ReportCallback has to begin epochs before all others, and end them after all others.
+        # ReportCallback must begin epochs before all other callbacks, and end them after all.
         if hasattr(each, "arrange"):
             each.arrange(options)
     callbacks = [_Together(), *options.pop("callbacks"), _StopsTogether()]
@@ -85,7 +85,7 @@ def _refuse_prepared(x: Any = None, *, validation_data: Any = None, **_: Any) ->
     """Refuse loaders that Keras doesn't know.
 
     Raises:
-        ValueError: one comes from `prepare_data_loader`.
+        ValueError: a loader comes from `prepare_data_loader`.
     """
     for name, data in (("x", x), ("validation_data", validation_data)):
         if isinstance(data, PreparedDataLoader):
@@ -97,7 +97,7 @@ def _refuse_prepared(x: Any = None, *, validation_data: Any = None, **_: Any) ->
 
 
 def _refuse_own_checkpoints(callbacks: Sequence[Any]) -> None:
-    """Refuse what would change the weights of one rank when a run resumes.
+    """Refuse callbacks that would change one rank's weights when a run resumes.
 
     Raises:
         ValueError: a callback saves and loads checkpoints of its own.
@@ -120,12 +120,12 @@ _OWN_CHECKPOINTS = tuple(
 
 
 class _Together(keras.callbacks.Callback):
-    """Averages metrics, and what BatchNormalization has seen, before the user's callbacks."""
+    """Averages metrics and BatchNormalization's statistics before the user's callbacks."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         _check_adapted(self.model)
         batches = gathered(self.params.get("steps"))
-        # None is unknown; then a rank that waits for one without batches fails with its name.
+        # None is unknown: then the error of a rank that waits names the one without batches.
         if len(set(batches)) > 1 and None not in batches:
             raise ValueError(
                 f"The ranks have {', '.join(map(str, batches))} batches in an epoch, so the last "
@@ -134,28 +134,28 @@ class _Together(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # The number of batches may have been unknown.
+        # _StopsTogether can't tell the last batch if their number is unknown.
         _average_statistics(self.model)
         if logs is None:
             return
         logs_by_rank = gathered(logs)
         for name in logs:
             values = [each[name] for each in logs_by_rank if name in each]
-            # A metric of some ranks only, such as a validation by rank 0, isn't averaged.
+            # Don't average a metric of some ranks only, such as rank 0's validation.
             if len(values) == len(logs_by_rank):
                 logs[name] = sum(values) / len(values)
 
 
 class _StopsTogether(keras.callbacks.Callback):
-    """Ends training on all ranks if a callback ends it on one: the others would wait for it.
+    """Stops training on all ranks if a callback stops it on one: the others would wait for it.
 
-    It comes after all callbacks of the user.
+    It runs after all callbacks of the user.
     """
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._agree()
         if self.model.stop_training or batch + 1 == self.params.get("steps"):
-            # Here, since validation follows, which may be rank 0's alone.
+            # Before validation, which rank 0 may run alone.
             _average_statistics(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -166,7 +166,7 @@ class _StopsTogether(keras.callbacks.Callback):
 
 
 def _check_adapted(model: Any) -> None:
-    """Raise an error if `adapt` has seen other rows on this rank than on others.
+    """Check that `adapt` has fitted layers to the same rows on all ranks.
 
     Raises:
         ValueError: a layer's statistics or vocabulary differ from another rank's.
@@ -179,11 +179,11 @@ def _check_adapted(model: Any) -> None:
 
 
 def _average_statistics(model: Any) -> None:
-    """Average the moving statistics of BatchNormalization: each rank's layers see its own rows."""
+    """Average BatchNormalization's moving statistics: each rank's layers see its own rows."""
     if dist.get_world_size() == 1:
         return
     for layer in nested_layers(model):
-        # Frozen, it sees nothing.
+        # A frozen layer keeps its statistics.
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             for variable in (layer.moving_mean, layer.moving_variance):
                 statistic = variable.value.detach()

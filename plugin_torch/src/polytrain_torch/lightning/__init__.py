@@ -2,7 +2,7 @@
 
     from polytrain_torch.lightning import Trainer
 
-A script needs only this import instead of `from lightning import Trainer`.
+A script only has to import it in place of `from lightning import Trainer`.
 """
 
 from polytrain_torch.lightning.trainer import Trainer, WorkerEnvironment

@@ -1,4 +1,4 @@
-"""Resumes what Lightning's callbacks do at the start of an epoch, which Lightning leaves out."""
+"""Resumes callbacks in the middle of an epoch: Lightning doesn't call their epoch-start hooks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ with needed("lightning"):
 logger = logging.getLogger(__name__)
 
 _FILE = "trained.json"
-"""File with the names of the parameters that are trained, and of those that are frozen."""
+"""File that maps each parameter's name to whether it is trained."""
 
 
 def save_trained(trainer: Any, directory: Path) -> None:
-    """Write which parameters are trained: callbacks freeze and unfreeze them between epochs."""
+    """Write which parameters are trained: callbacks may freeze and unfreeze them."""
     named = trainer.lightning_module.named_parameters()
     is_trained = {name: parameter.requires_grad for name, parameter in named}
     (directory / _FILE).write_text(json.dumps(is_trained))
 
 
 def prepare_callbacks(callbacks: list[Any]) -> None:
-    """Let callbacks load their states, and warn of one whose state isn't saved."""
+    """Make callbacks able to load their states; warn if one's state isn't saved."""
     for each in callbacks:
         if isinstance(each, ModelPruning):
             logger.warning(
@@ -39,17 +39,17 @@ def prepare_callbacks(callbacks: list[Any]) -> None:
                 "again after a restart until it prunes next. The weights at the end differ after a "
                 "restart. If they may not, set FailureConfig(max_failures=0)."
             )
-        # It looks for its running mean by another name.
+        # SpikeDetection loads its running mean under this name.
         if isinstance(each, SpikeDetection) and not hasattr(each, "running"):
             each.running = each.running_mean
 
 
 def resume_epoch(trainer: Any, checkpoint: Path) -> None:
-    """Bring callbacks and parameters to where they were in the epoch of a checkpoint.
+    """Restore callbacks and frozen parameters to their state in a checkpoint's epoch.
 
     Args:
-        trainer: Lightning's, after all that happens when the training starts.
-        checkpoint: its directory.
+        trainer: Lightning's trainer, after its hooks at the start of training.
+        checkpoint: the checkpoint's directory.
     """
     file = checkpoint / _FILE
     is_trained = json.loads(file.read_text()) if file.exists() else {}
@@ -60,7 +60,7 @@ def resume_epoch(trainer: Any, checkpoint: Path) -> None:
     if not loop.restarted_mid_epoch:
         return
     if loop.epoch_progress.current.processed == loop.epoch_progress.current.started:
-        # Saved at the last step of an epoch, the next one begins, with all its hooks.
+        # It was saved at an epoch's last step: the next epoch begins, with all its hooks.
         loop.reset_restart_stage()
         return
     for each in trainer.callbacks:
@@ -71,7 +71,7 @@ def resume_epoch(trainer: Any, checkpoint: Path) -> None:
 
 
 def _resume_averaging(callback: Any, trainer: Any) -> None:
-    """Create its schedule, and keep the rates that the optimizer has in the checkpoint."""
+    """Create the callback's schedule, but keep the optimizer options of the checkpoint."""
     groups = [group for each in trainer.optimizers for group in each.param_groups]
     rates = [{name: each for name, each in group.items() if name != "params"} for group in groups]
     callback.on_train_epoch_start(trainer, trainer.lightning_module)

@@ -1,7 +1,7 @@
-"""Results of Lightning's finders of a learning rate and of a batch size, for restarts.
+"""Stores results of Lightning's learning-rate and batch-size finders for restarts.
 
-A search starts from the weights that a run begins with. A restart has trained ones, and it has the
-places of loaders, which a search would move: it takes over the result from the checkpoint.
+A search must start from a run's initial weights. A restart has trained weights, and loader
+positions that a search would move, so it takes the results from the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FILE = "found.json"
 
 
 def is_search(callbacks: Iterable[Any]) -> bool:
-    """Whether a `fit` is one of `Tuner`, which ends when its search does."""
+    """Whether a `fit` is a search by `Tuner`, and ends with it."""
     return any(is_search_alone(each) for each in _finders(callbacks))
 
 
@@ -42,13 +42,13 @@ def save_found(callbacks: Iterable[Any], directory: Path) -> None:
 
 
 def take_over_found(callbacks: Iterable[Any], checkpoint: Path | None) -> Callable[[], None]:
-    """Let finders take over the results in a checkpoint, if there is one, instead of searching.
+    """Have finders take their results from a checkpoint, if there is one, instead of searching.
 
     Returns:
-        Lets them search again.
+        A function that lets them search again.
 
     Raises:
-        ValueError: a finder searches during training, or the checkpoint has no result of it.
+        ValueError: a finder searches during training, or has no result in the checkpoint.
     """
     finders = _finders(callbacks)
     for each in finders:
@@ -100,7 +100,7 @@ def _result(finder: Any) -> Any:
 
 
 def _take_over_rate(finder: Any, results: Any, trainer: Any, module: Any) -> None:
-    """Set the attribute. The optimizer's rate is in its own state."""
+    """Set the module's attribute. The optimizer restores its rate from its own state."""
     finder.optimal_lr = found_rate(finder, results)
     rate = finder.optimal_lr.suggestion() if sets_rate(finder) else None
     if rate is not None:

@@ -1,4 +1,4 @@
-"""Checks what Lightning saves first, so that what no restart could load is an error at once."""
+"""Loads Lightning's first checkpoint on trial, so that a run fails early if no restart could."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from torch.nn.utils import prune
 from polytrain_torch.checkpoints.read_back import Load, has_shards, try_all, try_shards
 
 _BESIDE_SHARDS = "meta.pt"
-"""File in a directory of shards that has everything else."""
+"""File in a directory of shards, with everything but the shards."""
 
 
 def refuse_unsafe(saved: Path) -> None:
-    """Raise an error at the save, not only when a restart loads the file."""
+    """Refuse a file that a restart couldn't load safely.
+
+    Raises:
+        TypeError: it has more than plain data.
+    """
     file = _file_of(saved)
     if not file.is_file():
         return
@@ -32,7 +36,11 @@ def refuse_unsafe(saved: Path) -> None:
 
 
 def read_back(saved: Path, trainer: Any) -> None:
-    """Try to load the module's weights, the optimizers and their schedulers, as a restart would."""
+    """Load weights, optimizers and schedulers into copies, as a restart would.
+
+    Raises:
+        CheckpointError: one of them can't be loaded.
+    """
     file = _file_of(saved)
     if not file.is_file():
         return
@@ -60,7 +68,7 @@ def _load_module(state: Any, copied: Any, *, strict: bool) -> None:
 
 
 def _restore_pruned(module: torch.nn.Module) -> None:
-    """Give pruned parameters their names back: a restart loads into a module without masks."""
+    """Restore the names of pruned parameters: a restart loads into a module without masks."""
     for each in module.modules():
         parameters = dict(each.named_parameters(recurse=False))
         for mask, _ in [*each.named_buffers(recurse=False)]:
@@ -74,5 +82,5 @@ def _load_state(state: Any) -> Load:
 
 
 def _is_flat(model: torch.nn.Module) -> bool:
-    """Whether the older FSDP has it, whose weights only all ranks together can load."""
+    """Whether FSDP1 wraps the model. Only all ranks together can load its weights."""
     return any(isinstance(each, FullyShardedDataParallel) for each in model.modules())

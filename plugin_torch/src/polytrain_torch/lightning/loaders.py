@@ -1,4 +1,4 @@
-"""Data loaders that a Lightning trainer gets, whose places are in the run's checkpoints."""
+"""Wraps data loaders for Lightning. The run's checkpoints have their positions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from polytrain_torch.loaders.prepared import PreparedDataLoader
 
 
 class PlacedLoader:
-    """A loader whose place is in the run's checkpoint."""
+    """A loader whose position is in the run's checkpoint, not in Lightning's."""
 
     def __init__(self, loader: PreparedDataLoader) -> None:
         self._loader = loader
 
     @property
     def was_resized(self) -> bool:
-        """Whether its first epoch has a different length than the following ones."""
+        """Whether the first epoch has another length than the following ones."""
         return False
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class PlacedLoader:
         return getattr(self._loader, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: the run's checkpoint has its place. Lightning checks that this method exists."""
+        """Return {}: the run's checkpoint has the position. Lightning requires this method."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -39,13 +39,13 @@ class PlacedLoader:
 
 
 class CountingLoader(PlacedLoader):
-    """A loader for Lightning, which counts the batches of an epoch from its start."""
+    """A loader whose length counts a resumed epoch from its start, as Lightning does."""
 
     def __init__(self, loader: PreparedDataLoader, trainer: Any) -> None:
         super().__init__(loader)
         done = 0
         if loader.is_under_way:
-            # Counted with the number of workers at that time.
+            # Counted with the number of workers before the restart.
             done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         self._length = done + loader.batches_left()
 

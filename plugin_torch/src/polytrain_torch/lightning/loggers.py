@@ -1,8 +1,8 @@
-"""Lightning's own loggers keep one version of a run over restarts, with each step once.
+"""Has Lightning's loggers keep one version of a run over restarts, with each step once.
 
-The rows of a table and the events of a step that an attempt repeats are dropped just before its
-first batch: only then is the number known under which Lightning logs that batch. A checkpoint that
-is saved at the end of a batch has the number of this batch, and Lightning corrects it later.
+Rows and events of steps that an attempt repeats are dropped just before its first batch: only then
+is the step number known that Lightning logs that batch with. A checkpoint that is saved at the end
+of a batch has the number of this batch, and Lightning corrects it later.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _Row = dict[str, str]
 
 
 def keep_version(loggers: Iterable[Any], number: int) -> None:
-    """Name the version after the run, for loggers that have none and would take the next number.
+    """Name loggers' versions after the run, unless the user has named them.
 
     Args:
-        loggers: of a trainer.
-        number: which of the training function's trainers has them, from 1.
+        loggers: the loggers of a trainer.
+        number: number of the trainer in the training function, from 1.
     """
     run = get_context().get_experiment_name()
     taken = set()
@@ -37,20 +37,20 @@ def keep_version(loggers: Iterable[Any], number: int) -> None:
         if not _is_local(logger) or has_version(logger):
             continue
         count = number
-        # Two loggers of a kind may have the same name.
+        # Two loggers of a class may have the same name.
         while (type(logger), directory := _named(logger, run, count)) in taken:
             count += 1
         taken.add((type(logger), directory))
 
 
 class KeptLogs:
-    """What earlier attempts have logged. Made on every rank, before Lightning opens the loggers."""
+    """The logs of earlier attempts. Create it on all ranks, before Lightning opens its loggers."""
 
     def __init__(self, loggers: Iterable[Any]) -> None:
         self._tables: list[KeptTable] = []
         self._events: list[Any] = []
         for logger in loggers:
-            # A second call of fit() has the loggers of the first one, which are open.
+            # A second call of fit() has the first one's loggers, already open.
             if dist.get_rank() != 0 or not _is_local(logger) or is_open(logger):
                 continue
             if isinstance(logger, CSVLogger):
@@ -59,7 +59,7 @@ class KeptLogs:
                 self._events.append(logger)
 
     def resume(self) -> None:
-        """Don't log again what Lightning logs at each start, at step 0."""
+        """Suppress the values that Lightning logs at each start, at step 0."""
         for logger in self._events:
             log_no_start(logger)
 
@@ -72,13 +72,13 @@ class KeptLogs:
 
 
 class KeptTable:
-    """The table of a `CSVLogger`, which would delete one that exists."""
+    """Keeps the existing table of a `CSVLogger`, which would delete it."""
 
     def __init__(self, logger: CSVLogger) -> None:
         self._logger = logger
         self._path = Path(logger.log_dir, "metrics.csv")
         aside = self._path.with_name("metrics.csv.earlier")
-        # One that is aside already is of an attempt that was killed here.
+        # If `aside` exists already, an earlier attempt was killed here.
         if self._path.exists():
             os.replace(self._path, aside)
         self._earlier = 0
@@ -120,7 +120,7 @@ def _named(logger: Any, run: str, number: int) -> str:
 
 
 def _cut_torn_line(table: Path) -> None:
-    """Cut a last line that a killed process has written in part."""
+    """Cut off an incomplete last line, left by a killed process."""
     with table.open("rb+") as file:
         file.truncate(file.read().rfind(b"\n") + 1)
 
@@ -136,10 +136,10 @@ def _step(row: _Row) -> float:
     try:
         return float(row["step"])
     except ValueError:
-        # A training function may log with any object as the step. Such a row is kept.
+        # The user may log any object as the step. Keep such a row.
         return -1
 
 
 def _place(row: _Row) -> tuple[str, ...]:
-    """The step and the columns of a row: rows of a batch and of an epoch may have the same step."""
+    """Identify a row by step and columns: a batch's and an epoch's row may have the same step."""
     return (row["step"], *(name for name, value in row.items() if value))

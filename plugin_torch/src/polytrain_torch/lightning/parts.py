@@ -1,4 +1,4 @@
-"""Parts for a user's own `lightning.Trainer`, with Ray Train's names: strategies and a callback.
+"""Strategies, a plugin and a callback for a `lightning.Trainer`, named as in Ray Train.
 
     trainer = lightning.Trainer(
         strategy=RayDDPStrategy(),
@@ -47,7 +47,7 @@ __all__ = [
 class _OnWorkers:
     """Makes a strategy use this worker's device, and split data loaders over the workers.
 
-    Gradients are weighted by the rows of a shard's batches.
+    It weights gradients by the rows of a shard's batches.
     """
 
     def setup_environment(self) -> None:
@@ -88,13 +88,13 @@ class RayLightningEnvironment(LightningEnvironment):
         return get_context().get_world_size()
 
     def set_world_size(self, size: int) -> None:
-        """Ignore it: the run sets the number of workers."""
+        """Do nothing: the run sets the number of workers."""
 
     def global_rank(self) -> int:
         return get_context().get_world_rank()
 
     def set_global_rank(self, rank: int) -> None:
-        """Ignore it: the run sets the rank."""
+        """Do nothing: the run sets the rank."""
 
     def local_rank(self) -> int:
         return get_context().get_local_rank()
@@ -103,7 +103,7 @@ class RayLightningEnvironment(LightningEnvironment):
         return get_context().get_node_rank()
 
     def teardown(self) -> None:
-        """Keep the variables of this worker: there may be another fit."""
+        """Keep this worker's environment variables for the next fit."""
 
 
 class RayTrainReportCallback(Callback):
@@ -125,10 +125,10 @@ class RayTrainReportCallback(Callback):
 
 
 def prepare_trainer(trainer: lightning.Trainer) -> lightning.Trainer:
-    """Check that a trainer trains on all workers of the run, and return it.
+    """Check that a trainer uses all workers of the run, and return it.
 
     Raises:
-        ValueError: it has another strategy or environment.
+        ValueError: its strategy or environment doesn't know the run's workers.
     """
     if isinstance(trainer, Trainer):
         return trainer

@@ -1,4 +1,4 @@
-"""What differs by rank in Lightning's checkpoints, which rank 0 writes."""
+"""State that differs by rank, beside Lightning's checkpoints: Lightning saves only rank 0's."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _CALLBACKS = "callbacks"
 
 
 def save_rank_parts(trainer: Any, part: Path | None) -> None:
-    """Write what differs. All ranks call this when rank 0 has saved.
+    """Write states that differ by rank. All ranks call this when rank 0 has saved.
 
     Args:
-        trainer: Lightning's.
-        part: directory of this rank's part of the checkpoint; None if it has none.
+        trainer: Lightning's trainer.
+        part: this rank's part of the checkpoint; None if it has none.
     """
     states: States = {
         kind: {name: unwrapped(each).state_dict() for name, each in objects.items()}
@@ -46,10 +46,10 @@ def save_rank_parts(trainer: Any, part: Path | None) -> None:
 
 
 def restore_rank_parts(trainer: Any, directory: Path) -> None:
-    """Load this rank's own states, when Lightning has loaded those of rank 0.
+    """Load this rank's own states, after Lightning has loaded rank 0's.
 
     Raises:
-        ValueError: another number of ranks has saved them. Callbacks keep rank 0's then.
+        ValueError: another number of ranks has saved them. Callbacks keep rank 0's instead.
     """
     found = found_beside(directory)
     if found is None:
@@ -71,7 +71,7 @@ def restore_rank_parts(trainer: Any, directory: Path) -> None:
 
 
 def _objects(trainer: Any) -> dict[str, dict[str, Any]]:
-    """Kind → name → object, of those whose whole state rank 0 saves for all ranks."""
+    """Return kind → name → object, for objects whose state only rank 0 saves."""
     by_kind: dict[str, dict[str, Any]] = {
         _CALLBACKS: {each.state_key: each for each in trainer.callbacks},
         "schedulers": {

@@ -1,4 +1,4 @@
-"""Reports what a Lightning trainer logs and saves, and says from where a `fit` resumes."""
+"""Reports a Lightning trainer's metrics and checkpoints, and finds a `fit`'s checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKPOINT_FILE = "lightning.ckpt"
 _FIT_FILE = "fit"
 
 SEARCH = 0
-"""In place of its number, for a `fit` in which Lightning's `Tuner` searches."""
+"""Number of a `fit` in which Lightning's `Tuner` searches."""
 
 fits = Calls("fit()")
 
@@ -45,10 +45,10 @@ class Reports(Callback):
         """Whether the user trusts checkpoints that hold more than plain data."""
         self._search_again: Callable[[], None] = lambda: None
         self.logs: KeptLogs | None = None
-        """Logs of earlier attempts, until what this one repeats is dropped from them."""
+        """Logs of earlier attempts, until the repeated steps are dropped from them."""
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
-        # Here the module has added its own callbacks, and none has searched.
+        # By now the module has added its own callbacks, and no finder has searched.
         if stage == "fit" and self.fit != SEARCH:
             prepare_callbacks(trainer.callbacks)
             self._search_again = take_over_found(trainer.callbacks, checkpoint_of_fit(self.fit))
@@ -56,7 +56,7 @@ class Reports(Callback):
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
         self._saved_step = self._reported_step = -1
-        # Not earlier: the sanity check of the validation draws random numbers too.
+        # Not earlier: the validation sanity check draws random numbers too.
         checkpoint = checkpoint_of_fit(self.fit)
         if checkpoint is not None:
             restore_rank_parts(trainer, checkpoint)
@@ -80,7 +80,7 @@ class Reports(Callback):
         self._report_epoch(trainer)
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        # What callbacks save now lacks a batch that was taken, and other ranks may not save.
+        # Checkpoints from here on would lack a taken batch, and other ranks may not save.
         self.is_training = False
 
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
@@ -92,7 +92,7 @@ class Reports(Callback):
         if self._saved_step == trainer.global_step:
             return
         self._saved_step = self._reported_step = trainer.global_step
-        # Rank 0 has written these files. Others don't wait for a thread of rank 0 that saves.
+        # Only rank 0 has surely written these files: others don't wait for its thread.
         if not self.loads_anything and is_first_save(self) and dist.get_rank() == 0:
             refuse_unsafe(saved)
             read_back(saved, trainer)
@@ -118,13 +118,13 @@ class Reports(Callback):
 
 
 def logged_metrics(trainer: Any) -> dict[str, Any]:
-    """Return what a trainer has logged, with its epoch and step."""
+    """Return a trainer's logged metrics, with its epoch and step."""
     logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
     return {**logged, "epoch": trainer.current_epoch, "step": trainer.global_step}
 
 
 def checkpoint_of_fit(fit: int) -> Path | None:
-    """Return the checkpoint from which a fit resumes; None if it starts fresh.
+    """Return the directory of the checkpoint that a fit resumes from; None if it starts fresh.
 
     Raises:
         ValueError: a later call of `fit` saved it.

@@ -1,8 +1,8 @@
-"""Weighs steps, and means that Lightning logs, by rows where ranks have unequal numbers.
+"""Weights steps and logged means by rows if ranks have different numbers of rows.
 
-With `sync_dist=True` Lightning divides the mean of the ranks' sums by the mean of their counts of
-rows. The counts are whole numbers, and so is their mean: of 3 and 2 rows it is 2. A step's value is
-averaged over ranks without their counts.
+With `sync_dist=True` Lightning divides the mean of the ranks' sums by the mean of their row counts.
+The counts are integers, and so is their mean: of 3 and 2 it is 2. It averages a step's value over
+ranks without counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MEANS = ("mean", "avg")
 
 
 def weigh_ranks(trainer: Any) -> None:
-    """Let a trainer of several ranks weigh what it averages over them by their rows."""
+    """Have a trainer weight averages over ranks by rows."""
     reduce = _Reduce(trainer.strategy.reduce)
     trainer.strategy.reduce = reduce
     fitting = trainer.fit_loop.epoch_loop
@@ -35,9 +35,9 @@ def weigh_ranks(trainer: Any) -> None:
 
 
 class StepWeights(Callback):
-    """Weighs each step by the rows of its batch where Lightning takes batches ahead.
+    """Weights each step by the rows of its batch if Lightning prefetches batches.
 
-    It does so if it doesn't know their number, to learn which one is the last.
+    Lightning does so if it doesn't know the number of batches, to find the last one.
     """
 
     def __init__(self) -> None:
@@ -58,12 +58,12 @@ class StepWeights(Callback):
 
 
 class _Reduce:
-    """A strategy's `reduce`, with a mean of whole numbers that isn't rounded."""
+    """A strategy's `reduce`, without rounding means of integers."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
         self.rows: int | None = None
-        """Rows that the mean of one step is over on this rank; None for any other value."""
+        """This rank's rows in the mean of one step; None for any other value."""
 
     def __call__(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         is_mean = isinstance(reduce_op, str) and reduce_op.lower() in _MEANS
@@ -79,7 +79,7 @@ class _Reduce:
 
 
 class _Results(LoggedValues):
-    """Values that are logged in one loop, each reduced with the number of its rows."""
+    """Logged values of one loop, each reduced with its number of rows."""
 
     batch_size: int | None
 
@@ -88,7 +88,7 @@ class _Results(LoggedValues):
         self._reduce = reduce
 
     def _extract_batch_size(self, value: Any, batch_size: int | None, meta: Any) -> int:
-        # Lightning looks at the batch only for what it averages over an epoch.
+        # Lightning reads the batch's size only for values that it averages over an epoch.
         is_of_step = meta.is_mean_reduction and meta.on_step and meta.sync.should
         is_unknown = batch_size is None and self.batch_size is None and self.batch is not None
         if is_of_step and is_unknown:
@@ -103,7 +103,7 @@ class _Results(LoggedValues):
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
         if self[key].is_tensor and self[key].meta.is_sum_reduction and self._is_padding():
             value = value * 0
-        # Only a step's value is reduced in here; an epoch's is when it is computed.
+        # Only a step's value is reduced here; an epoch's value is reduced in `compute`.
         self._reduce.rows = batch_size
         try:
             super().update_metrics(key, value, batch_size)
@@ -111,5 +111,5 @@ class _Results(LoggedValues):
             self._reduce.rows = None
 
     def _is_padding(self) -> bool:
-        """Whether this rank has no row in the batch, and trains on one that counts nothing."""
+        """Whether this rank has no row in the batch, and trains on a padding row of weight 0."""
         return self.batch is not None and weight_of(self.batch) == 0

@@ -60,18 +60,18 @@ _trainers = Calls("Trainer()")
 class Trainer(lightning.Trainer):
     """Lightning's trainer, with its arguments, for the workers of a run.
 
-    Everything that `ModelCheckpoint` (Lightning's default one saves after each epoch) or
-    `save_checkpoint` saves during `fit` is a checkpoint of the run, with the logged metrics. The
-    metrics of an epoch without a checkpoint are reported alone. `fit` resumes from the run's
-    checkpoint, also in the middle of an epoch. Data loaders are split as by `prepare_data_loader`.
+    During `fit`, every checkpoint of `ModelCheckpoint` (Lightning's default one saves after each
+    epoch) or `save_checkpoint` is a checkpoint of the run, with the logged metrics. The metrics of
+    an epoch without a checkpoint are reported alone. `fit` resumes from the run's checkpoint, also
+    in the middle of an epoch. Data loaders are split as by `prepare_data_loader`.
 
     Args:
-        options: of `lightning.Trainer`. The run sets the number of workers, with one device each.
-            `use_distributed_sampler=False` leaves loaders undivided.
+        options: arguments of `lightning.Trainer`. The run sets the number of workers, with one
+            device each. `use_distributed_sampler=False` leaves loaders unsplit.
 
     Raises:
-        TypeError: for a callback, logger or plugin of the package pytorch_lightning.
-        ValueError: if `devices` or `num_nodes` requests a different number.
+        TypeError: a callback, logger or plugin is from the package pytorch_lightning.
+        ValueError: `devices` or `num_nodes` requests a different number.
     """
 
     should_stop: bool
@@ -88,7 +88,7 @@ class Trainer(lightning.Trainer):
         callbacks = _as_list(options.pop("callbacks", None))
         defaults = {
             "accelerator": "gpu" if device.type == "cuda" else "cpu",
-            # The run has its own progress line, and workers' output is shown line by line.
+            # The run has its own progress line, and shows workers' output line by line.
             "enable_progress_bar": any(isinstance(each, ProgressBar) for each in callbacks),
         }
         self._loaders: list[PlacedLoader] = []
@@ -110,7 +110,7 @@ class Trainer(lightning.Trainer):
             weigh_ranks(self)
         keep_version(self.loggers, _trainers.next())
         self.strategy.process_dataloader = self._split
-        # A model's forward would be no place: it does the whole step of a manual optimization.
+        # Not in the model's forward: with manual optimization, that does the whole step.
         weigh_backward(self.strategy)
         self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
         batches = self.fit_loop.epoch_loop
@@ -122,7 +122,7 @@ class Trainer(lightning.Trainer):
 
     @property
     def local_rank(self) -> int:
-        """This worker's local rank. Local rank 0 of each node prepares the data."""
+        """This worker's local rank. Lightning prepares data on local rank 0 of each node."""
         return get_context().get_local_rank()
 
     def fit(self, *args: Any, **options: Any) -> None:
@@ -131,8 +131,8 @@ class Trainer(lightning.Trainer):
         If a training function calls it several times, the call that saved the checkpoint resumes.
 
         Raises:
-            TypeError: for a module of the package pytorch_lightning.
-            ValueError: if a later call saved the checkpoint, which lacks the result of this one.
+            TypeError: the module is from the package pytorch_lightning.
+            ValueError: a later call saved the checkpoint, so it lacks the result of this one.
         """
         _refuse_other_package(*args, *options.values())
         if is_search(self.callbacks):
@@ -164,7 +164,7 @@ class Trainer(lightning.Trainer):
         """Save as Lightning does; during `fit`, also as a checkpoint of the run."""
         super().save_checkpoint(filepath, weights_only, **options)
         _wait_for_files(self.strategy.checkpoint_io)
-        # Outside of training, callbacks save for themselves, for example a learning rate finder.
+        # Outside of training, callbacks such as a learning-rate finder save for themselves.
         if not self._reports.is_training:
             return
         if weights_only:
@@ -180,13 +180,13 @@ class Trainer(lightning.Trainer):
         self._reports.saved(self, Path(filepath))
 
     def end_epoch(self) -> None:
-        """Let Lightning ask again for the length of an epoch."""
+        """After a resumed epoch, have Lightning ask again for the length of an epoch."""
         if any(loader.was_resized for loader in self._loaders):
-            # This was the length of a resumed one.
+            # The known length is that of the resumed epoch.
             forget_length(self)
 
     def predict(self, *args: Any, **options: Any) -> Any:
-        """Predict as Lightning does, every row once, on one of the ranks."""
+        """Predict as Lightning does: each row once, on one of the ranks."""
         _refuse_other_package(*args, *options.values())
         # Lightning's own samplers track the rows of a batch, and repeat none.
         set_splitting(self, splits=self._splits)
@@ -233,7 +233,7 @@ class Trainer(lightning.Trainer):
         own_start()
         checkpoint = None if self._reports.fit == SEARCH else checkpoint_of_fit(self._reports.fit)
         if checkpoint is not None:
-            # After the user's hooks, which may freeze what was unfrozen since.
+            # After the user's hooks, which may freeze parameters that training had unfrozen.
             resume_epoch(self, checkpoint)
 
     def _end_batch(self, own_end: Any, *args: Any) -> None:
@@ -252,7 +252,7 @@ class Trainer(lightning.Trainer):
         self.should_stop = any_rank_stops(self.should_stop)
 
     def _replace_loaders(self, own_setup: Any) -> None:
-        """Loaders that Lightning creates in this call replace the current ones."""
+        """Have the loaders that Lightning creates in this call replace the current ones."""
         self._is_replaced = True
         own_setup()
 
@@ -311,17 +311,17 @@ class WorkerEnvironment(ClusterEnvironment):
 
 
 def _wait_for_files(checkpoint_io: Any) -> None:
-    """Wait until a plugin that saves in a thread has saved."""
+    """Wait until checkpoint plugins have saved; raise the error of their threads."""
     while isinstance(checkpoint_io, WrappingCheckpointIO):
         if isinstance(checkpoint_io, AsyncCheckpointIO):
-            # It waits for its thread, and begins another one for the next file.
+            # teardown waits for the thread. The plugin starts another one for the next file.
             checkpoint_io.teardown()
             raise_failure(checkpoint_io)
         checkpoint_io = checkpoint_io.checkpoint_io
 
 
 def _refuse_other_package(*given: Any) -> None:
-    """Raise an error for objects of the package `pytorch_lightning`, which has its own classes."""
+    """Refuse objects of the package `pytorch_lightning`, which has its own classes."""
     for each in itertools.chain.from_iterable(map(_as_list, given)):
         inside = original_module(each)
         each = each if inside is None else inside

@@ -1,1 +1,1 @@
-"""Data loaders that are split by rank and resume where a checkpoint was made."""
+"""Data loaders that are split by rank, and resume at a checkpoint's position."""

@@ -1,9 +1,9 @@
-"""Which place in a checkpoint is a data loader's.
+"""Finds a data loader's place, the stored position, in a checkpoint.
 
-Places have numbers, in the order in which loaders are first prepared. Loaders that aren't split
-have numbers of their own, because one rank alone may prepare them. A loader that the same call
-prepares later, as in a loop over epochs, takes the place of the earlier one and continues its
-epochs. So a restart that begins with a later epoch finds the place of that epoch.
+Places are numbered in the order in which loaders are first prepared. Loaders that aren't split are
+numbered apart, because one rank alone may prepare them. A loader that the same call prepares again,
+as in a loop over epochs, takes the place of the earlier one and continues its epochs. So a restart
+that begins with a later epoch finds the right place.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from polytrain_torch.loaders.stream_places import resume_at_own_place
 from polytrain_torch.randomness import seed_of
 
 _Calls = tuple[tuple[Any, int], ...]
-"""Code and instruction of each call on the stack."""
+"""Code object and instruction offset of each frame on the stack."""
 
 
 def open_place(plan: Plan, *, is_split: bool) -> tuple[str, Cursor[DataPosition]]:
-    """Open the place of a loader that is being prepared, and return its name too.
+    """Open the place of a loader that is being prepared; return its name and cursor.
 
     Args:
-        plan: the order of its items. Loaders of the same seed get different orders.
+        plan: the order of its items. Loaders with the same seed get different orders.
         is_split: whether all ranks share the place; otherwise each rank has its own.
     """
     global _places
@@ -52,7 +52,7 @@ class _Place:
 
 @dataclass
 class _Numbered:
-    """Places that are numbered together."""
+    """Places of one kind, numbered together."""
 
     kind: str
     is_split: bool
@@ -75,7 +75,7 @@ class _Numbered:
         return name, cursor
 
     def _offset(self, number: int, calls: _Calls) -> int:
-        """What distinguishes a place's seed from those of others; the same on all ranks."""
+        """Return an offset that tells a place's seed from other places', equal on all ranks."""
         if self.is_split:
             return number
         # Other ranks may have prepared fewer loaders before the same call.

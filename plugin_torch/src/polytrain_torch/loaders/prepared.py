@@ -1,7 +1,7 @@
-"""Data loaders that are split by rank and resume where a checkpoint was made.
+"""Data loaders that are split by rank, and resume at a checkpoint's position.
 
-The position of a loader is the number of its items that all ranks have been given; `samplers` says
-whose they are.
+A loader's position is the number of items of an epoch that all ranks together have got. `samplers`
+assigns items to ranks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class PreparedDataLoader:
-    """A data loader whose batches are on this worker's device. The rest is the user's loader."""
+    """A data loader with batches on this worker's device. Other attributes are the user's."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class PreparedDataLoader:
     ) -> None:
         """
         Args:
-            loader: the user's.
-            device: where tensors go; None leaves them where they are.
-            split: the same loader with the sampler.
-            sampler: gives this rank's items.
-            stream: its place, if its data set is iterable and it has one.
+            loader: the user's loader.
+            device: device for tensors; None leaves them where they are.
+            split: the same loader with this rank's sampler or data set.
+            sampler: yields this rank's items.
+            stream: the loader's place, if its data set is iterable and it has one.
         """
         self._loader = loader
         self._device = device
@@ -85,12 +85,12 @@ class PreparedDataLoader:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch. An epoch that a restart resumes may have fewer left."""
+        """Number of batches of a whole epoch. A resumed epoch may have fewer left."""
         return len(self._split)
 
     @property
     def has_place(self) -> bool:
-        """Whether checkpoints record its place."""
+        """Whether checkpoints record the loader's place."""
         return self._sampler is not None or self._stream is not None
 
     @property
@@ -99,7 +99,7 @@ class PreparedDataLoader:
         return self._sampler is not None and self._sampler.cursor.next_start > 0
 
     def batches_left(self) -> int:
-        """Number of batches of the next iteration."""
+        """Return the number of batches of the next iteration."""
         if self._sampler is None:
             return len(self)
         left = self._sampler.length_from(self._sampler.cursor.next_start)
@@ -127,7 +127,7 @@ class PreparedDataLoader:
             self._seed_workers(f"{seed} {epoch.number} {dist.get_rank()}")
             for batch in self._split:
                 epoch.check_alone()
-                # A batch counts once it is given: a report in its step includes it.
+                # Count a batch before its step, so that a report in the step includes it.
                 stop = stops.popleft()
                 epoch.given(stop.position)
                 batch = self._on_device(batch)
@@ -144,10 +144,10 @@ class PreparedDataLoader:
                 yield self._on_device(batch)
 
     def _seed_workers(self, seed: str) -> None:
-        """Seed the loader's generator, from which each iteration draws a seed for worker processes.
+        """Seed the loader's generator, which seeds the worker processes of each iteration.
 
-        The training function's generators aren't used, so that it gets the same random numbers if
-        an epoch is resumed in its middle.
+        It doesn't use the training function's generators, so that these give the same random
+        numbers if an epoch is resumed in its middle.
         """
         generator = self._split.generator
         assert generator is not None
@@ -168,14 +168,14 @@ def sharded(
     is_split: bool = False,
     taken: Callable[[], int] | None = None,
 ) -> PreparedDataLoader:
-    """The same loader, limited to this rank's part.
+    """Return the loader, limited to this rank's part.
 
     Args:
-        loader: the user's.
-        device: where tensors go; None leaves them where they are.
-        name: its name in checkpoints; by default see `loader_places`.
+        loader: the user's loader.
+        device: device for tensors; None leaves them where they are.
+        name: its name in checkpoints; by default see `open_place`.
         keeps_place: whether checkpoints record its place.
-        is_split: whether it gives this rank's part already. Samplers that know the rank always do.
+        is_split: whether it already yields this rank's part. Samplers that know the rank always do.
         taken: see `StreamPlace`.
     """
     let_set_epoch(loader.sampler)
@@ -206,7 +206,7 @@ def sharded(
     if chosen.is_planned and chosen.batch_size is None:
         sampler = PlannedItems(cursor)
     elif chosen.is_planned and chosen.batch_size is not None:
-        # Who evaluates doesn't weigh rows, and wants each of them once.
+        # Evaluation doesn't weight rows, and needs each row exactly once.
         whole: Cut = "keep" if keeps_place else "share"
         cut: Cut = "drop" if chosen.drop_last else whole
         sampler = PlannedBatches(cursor, batch_size=chosen.batch_size, cut=cut)
@@ -234,17 +234,17 @@ def sharded(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chosen:
-    """What chooses a loader's items."""
+    """The sampler that chooses a loader's items."""
 
     sampler: Any
     is_batches: bool = False
-    """Whether it gives whole batches."""
+    """Whether it yields whole batches."""
 
     is_split: bool = False
-    """Whether it gives this rank's part."""
+    """Whether it yields only this rank's part."""
 
     is_planned: bool = False
-    """Whether it gives the whole data set, so that a plan can take its place."""
+    """Whether it yields the whole data set, so that a plan can replace it."""
 
     batch_size: int | None = None
     drop_last: bool = False
@@ -268,7 +268,7 @@ def _chosen(loader: DataLoader[Any], *, is_split: bool) -> _Chosen:
 
 
 def _divides_for_ranks(sampler: Any) -> bool:
-    """Whether it is torch's `DistributedSampler`, for all ranks."""
+    """Whether a sampler is torch's `DistributedSampler` over all ranks."""
     mine = dist.get_rank(), dist.get_world_size()
     return type(sampler) is DistributedSampler and (sampler.rank, sampler.num_replicas) == mine
 
@@ -283,7 +283,7 @@ def _stream(
     is_shared: bool,
     taken: Callable[[], int] | None,
 ) -> PreparedDataLoader:
-    """A loader of an iterable data set; see `sharded` and `_seed` for the arguments."""
+    """Return a loader of an iterable data set; see `sharded` and `_seed` for the arguments."""
     if not is_split:
         warn_that_it_is_split()
     has_place = keeps_place and (
@@ -302,12 +302,12 @@ def _stream(
         seed = cursor.position.plan.seed
     if is_split:
         seed = seed_of(f"{seed} {dist.get_rank()}", octets=7)
-    # A loader with a state has a class of its own.
+    # A copy keeps the class of a loader with a state.
     split = copy(loader)
-    # Loaders don't let these be changed.
+    # Loaders refuse to set these attributes.
     vars(split).update(
         dataset=part_of_stream(loader.dataset, is_split=is_split, seed=seed),
-        # A data set that shuffles in worker processes must give all ranks the same items.
+        # Seed all ranks' worker processes alike: a data set that shuffles must yield the same.
         generator=torch.Generator().manual_seed(seed),
         _iterator=None,
     )
@@ -320,7 +320,7 @@ def _stream(
 
 
 def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The loader's arguments, except those that choose the items and their order."""
+    """Return the loader's arguments, except those that choose and order its items."""
     return {
         "dataset": loader.dataset,
         "num_workers": loader.num_workers,
@@ -348,7 +348,7 @@ def _has_own_batches(loader: DataLoader[Any]) -> bool:
 def _reads_everything(loader: DataLoader[Any]) -> bool:
     """Whether the loader reads the data set from first to last, or all of it in random order."""
     sampler = loader.sampler
-    # A sampler with a different source, or a size of its own, is a custom one.
+    # A sampler with a different source or size is a custom one.
     in_order = type(sampler) is SequentialSampler
     return (in_order or _shuffles(sampler)) and sampler.data_source is loader.dataset
 
@@ -362,27 +362,27 @@ def _shuffles(sampler: Any) -> bool:
 
 
 def _plan(loader: DataLoader[Any], chosen: _Chosen, *, seed: int) -> Plan:
-    """The order of the loader's epochs. Of drawn items, only the seed is used."""
+    """Return the order of the loader's epochs. For custom samplers only its seed is used."""
     # Every rank can read every item of a map-style data set.
     plan = Plan(rows=0, shards=1, seed=seed)
     if chosen.is_planned:
         shuffles = _shuffles(loader.sampler)
         return replace(plan, rows=len(loader.dataset), shuffle=shuffles)
     if chosen.is_split:
-        # Another number of ranks has other items, and can't resume in the middle of an epoch.
+        # With another number of ranks the items differ: no resuming in the middle of an epoch.
         rows = len(chosen.sampler) if hasattr(chosen.sampler, "__len__") else 0
         return replace(plan, rows=rows, window=dist.get_world_size())
     return plan
 
 
 def _seed(loader: DataLoader[Any], sampler: Any, *, is_shared: bool) -> int:
-    """A seed that depends on the loader's generator, else on its sampler's, else on torch's.
+    """Return a seed from the loader's generator, else its sampler's, else torch's.
 
     Args:
-        loader: the user's.
-        sampler: what chooses its items.
-        is_shared: whether all ranks call this, and get rank 0's. Otherwise ranks that were seeded
-            alike, or not at all, have the same.
+        loader: the user's loader.
+        sampler: the sampler that chooses its items.
+        is_shared: whether all ranks call this, and get rank 0's seed. Otherwise ranks that were
+            seeded alike, or not at all, get the same.
     """
     if loader.generator is not None:
         own = loader.generator.initial_seed()

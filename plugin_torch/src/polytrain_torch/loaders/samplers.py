@@ -1,7 +1,7 @@
-"""Samplers that give a rank its items of an epoch, and know where in the epoch they are.
+"""Samplers that yield a rank's items of an epoch, and know their position in it.
 
 A loader that reads its whole data set in order, or shuffled, uses the core's plan: the same global
-batches on any number of workers. Custom samplers are drawn.
+batches on any number of workers. With a custom sampler, items are drawn from it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.randomness import RandomStream, generators_of, seed_generator, seed_of
 
 Cut = Literal["keep", "share", "drop"]
-"""How an epoch is cut into global batches; see the core's."""
+"""A partial last global batch is kept, gets rows from the one before ("share"), or is dropped."""
 
 
 class Stop(NamedTuple):
-    """What a batch means for its epoch, and for the average of the ranks' gradients."""
+    """The epoch's position after a batch, and the weight of the batch's gradients."""
 
     position: int
-    """Where the epoch stands once the batch has been given."""
+    """Position in the epoch after the batch."""
 
     weight: float = 1.0
     """See `Shard.gradient_weight`."""
 
 
 class EpochSampler(Sampler[Any]):
-    """Gives this rank's items of an epoch, and records where in the epoch each of them ends.
+    """Yields this rank's items of an epoch, and records the position after each batch.
 
     A data loader requests items long before it returns them, so the code that takes batches from
     the loader counts them.
@@ -49,21 +49,21 @@ class EpochSampler(Sampler[Any]):
         self.stops: deque[Stop] = deque()
 
     def begin(self, epoch: Epoch) -> None:
-        """The next iteration is over this epoch."""
+        """Use this epoch in the next iteration."""
         self.epoch = epoch
-        # An earlier iteration that isn't over keeps its own.
+        # An earlier iteration that isn't over keeps its own deque.
         self.stops = deque()
 
     @abstractmethod
     def length_from(self, start: int) -> int:
-        """Number of this rank's items in an epoch that begins at `start`."""
+        """Return the number of this rank's items in an epoch that begins at `start`."""
 
     def __len__(self) -> int:
         return self.length_from(0)
 
 
 class PlannedBatches(EpochSampler):
-    """The indices of this rank's batches, by the plan that shards use too."""
+    """Yields the row indices of this rank's batches, by the plan that shards use too."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class PlannedBatches(EpochSampler):
         plan = self.cursor.position.plan
         order = plan.epoch(epoch.number)
         rank, size = dist.get_rank(), dist.get_world_size()
-        # A loop that trains nothing weighs no rows, and wants each of them once.
+        # A loop without gradients doesn't weight rows, and needs each row exactly once.
         is_whole = self._cut == "keep" and not torch.is_grad_enabled()
         cut: Cut = "share" if is_whole else self._cut
         for positions in plan.global_batches(epoch.start, self._batch_rows, cut, least=size):
@@ -93,7 +93,7 @@ class PlannedBatches(EpochSampler):
                 for row in selection.rows
             ]
             stops.append(Stop(positions.stop, len(mine) * size / len(positions)))
-            # The batch has fewer rows than ranks, and data loaders have no empty batches.
+            # A global batch may have fewer rows than ranks, but loaders can't have empty batches.
             yield mine or [order[positions.start]]
 
     def length_from(self, start: int) -> int:
@@ -102,7 +102,7 @@ class PlannedBatches(EpochSampler):
 
 
 class PlannedItems(EpochSampler):
-    """The indices of this rank's items, for a loader without batches."""
+    """Yields the indices of this rank's items, for a loader without batches."""
 
     def __init__(self, cursor: Cursor[DataPosition]) -> None:
         super().__init__(cursor)
@@ -122,7 +122,7 @@ class PlannedItems(EpochSampler):
 
 
 class DrawnItems(EpochSampler):
-    """The items of a custom sampler, drawn with the same random numbers after a restart."""
+    """Draws items from a custom sampler, with the same random numbers after a restart."""
 
     def __init__(self, sampler: Any, cursor: Cursor[DataPosition], *, items_per_stop: int) -> None:
         super().__init__(cursor)
@@ -130,11 +130,11 @@ class DrawnItems(EpochSampler):
         self._items_per_stop = items_per_stop
 
     def _drawn(self, epoch: Epoch, *, per_round: int) -> Iterator[_Drawn]:
-        """The items from the epoch's start on, in pieces: a sampler may be endless.
+        """Yield the items from the epoch's start on, in pieces: a sampler may be endless.
 
         Args:
-            epoch: which epoch.
-            per_round: each piece has a multiple of this number of items, except the last.
+            epoch: the epoch to draw.
+            per_round: each piece except the last has a multiple of this number of items.
         """
         seed = seed_of(f"{self.cursor.position.plan.seed} {epoch.number}", octets=7)
         for each in samplers_in(self.sampler):
@@ -144,7 +144,7 @@ class DrawnItems(EpochSampler):
                 seed_generator(generator, seed)
         at_once = _PIECE
         with contextlib.suppress(TypeError):  # it has no length
-            # Beyond its end, so that there is one piece.
+            # More than its length, so that there is one piece.
             at_once = max(_PIECE, len(self.sampler) + 1)
         size = per_round * -(-at_once // per_round)
         stream, skipped = RandomStream(seed), epoch.start
@@ -162,13 +162,13 @@ class DrawnItems(EpochSampler):
     def _stopping(
         self, mine: Sequence[Any], start: int, stops: deque[Stop], *, ranks: int = 1
     ) -> Iterator[Any]:
-        """Give items, and record where each batch of them stops.
+        """Yield items, and record the position after each batch.
 
         Args:
-            mine: the items.
+            mine: this rank's items.
             start: position of the first one.
-            stops: where to record it.
-            ranks: number of ranks whose items positions count.
+            stops: the positions are appended to it.
+            ranks: number of ranks whose items are counted in positions.
         """
         for first in range(0, len(mine), self._items_per_stop):
             some = mine[first : first + self._items_per_stop]
@@ -179,22 +179,22 @@ class DrawnItems(EpochSampler):
 class _Drawn(NamedTuple):
     items: list[Any]
     first: list[Any]
-    """The first items of the epoch, at most one for each rank."""
+    """The first items of the epoch, at most world size many, for padding."""
 
     is_last: bool
 
 
 _PIECE = 1 << 14
-"""Number of items that are drawn at once, at least."""
+"""Minimum number of items that are drawn at once."""
 
 
 class SplitSampler(DrawnItems):
-    """A custom sampler: rank 0 draws, and each rank takes every world_size-th item.
+    """Splits a custom sampler: rank 0 draws, and each rank takes every world_size-th item.
 
     Samplers may be random, and all ranks must agree on the items of an epoch, so only rank 0 draws.
-    `UndividedSampler` gives all ranks the same, so that each draws for itself.
-    If the items don't divide evenly, the first ones are repeated, as in `DistributedSampler`, so
-    that all ranks get the same number.
+    `UndividedSampler` yields the same items on all ranks, so each rank draws for itself. If the
+    items can't be divided evenly, the first ones are repeated, as in `DistributedSampler`, so that
+    all ranks get the same number.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -211,7 +211,7 @@ class SplitSampler(DrawnItems):
             start += len(items)
 
     def _shared(self, drawn: Iterator[_Drawn]) -> _Drawn:
-        """The next piece, which is the same on all ranks."""
+        """Return the next piece, the same one on all ranks."""
         if isinstance(self.sampler, UndividedSampler):
             return next(drawn)
         agree_on_call("the loop over a prepared data loader")
@@ -227,7 +227,7 @@ class SplitSampler(DrawnItems):
 
 
 class RankSampler(DrawnItems):
-    """A custom sampler that gives each rank its own items. Positions count these."""
+    """Draws from a custom sampler that yields each rank's own items. Positions count these."""
 
     def __iter__(self) -> Iterator[Any]:
         assert self.epoch is not None
@@ -241,10 +241,10 @@ class RankSampler(DrawnItems):
 
 
 class UndividedSampler(Sampler[int]):
-    """What a `DistributedSampler` divides among the ranks, in its order.
+    """Yields all items that a `DistributedSampler` divides among ranks, in its order.
 
-    Divided by `SplitSampler`, which repeats the same items, it is the same on every rank, and has a
-    place that any number of ranks can resume from.
+    `SplitSampler` then divides and pads them as `DistributedSampler` does, but with a position that
+    any number of ranks can resume from.
     """
 
     def __init__(self, sampler: DistributedSampler[Any]) -> None:
@@ -262,7 +262,7 @@ class UndividedSampler(Sampler[int]):
 
 
 class SetEpoch:
-    """A sampler's `set_epoch`: called for each epoch, unless the training function calls it."""
+    """Wraps a sampler's `set_epoch`: calls it in each epoch unless the training function does."""
 
     def __init__(self, own: Callable[[int], Any]) -> None:
         self._own = own
@@ -273,13 +273,13 @@ class SetEpoch:
         self._own(epoch)
 
     def begin(self, epoch: int) -> None:
-        """The sampler is drawn for this epoch."""
+        """Set the epoch that is about to be drawn, unless the training function has set one."""
         if not self._is_called:
             self._own(epoch)
 
 
 def let_set_epoch(sampler: Any) -> None:
-    """Let scripts call `set_epoch` as for a `DistributedSampler`, or leave it out."""
+    """Let scripts call `set_epoch`, as on a `DistributedSampler`, or leave the call out."""
     for each in samplers_in(sampler):
         own = getattr(each, "set_epoch", _ignore_epoch)
         if not isinstance(own, SetEpoch):
@@ -288,7 +288,7 @@ def let_set_epoch(sampler: Any) -> None:
 
 
 def samplers_in(sampler: Any) -> list[Any]:
-    """A sampler, and those that it draws from."""
+    """Return a sampler and the samplers inside it."""
     found: list[Any] = []
     while sampler is not None and not any(sampler is each for each in found):
         found.append(sampler)
@@ -297,12 +297,12 @@ def samplers_in(sampler: Any) -> list[Any]:
 
 
 def knows_rank(sampler: Any) -> bool:
-    """Whether a sampler gives each rank its own items, as `DistributedSampler` does."""
+    """Whether a sampler yields only this rank's items, as `DistributedSampler` does."""
     return any(hasattr(each, name) for each in samplers_in(sampler) for name in _RANK_NAMES)
 
 
 _RANK_NAMES = ("num_replicas", "rank", "process_index")
-"""Attributes of the samplers of torch and of libraries on top of it that know their rank."""
+"""Attributes of samplers, of torch and other libraries, that know their rank."""
 
 
 def _length(sampler: Any) -> int:

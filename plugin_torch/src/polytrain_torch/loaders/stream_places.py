@@ -1,7 +1,7 @@
-"""The places of loaders that are different on each rank, in checkpoints that all ranks make.
+"""Per-rank places of loaders in checkpoints.
 
-Loaders of iterable data sets have a state, which belongs to the middle of an epoch. Loaders that
-aren't split may be prepared by one rank alone.
+Loaders of iterable data sets have a state of each rank in the middle of an epoch. Loaders that
+aren't split have a position of each rank, and one rank alone may prepare them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ logger = logging.getLogger(__name__)
 
 
 class StreamPlace:
-    """The place of one loader on this rank.
+    """The place of a loader of an iterable data set, on this rank.
 
     Args:
         name: its name in checkpoints.
         cursor: counts its epochs and their batches.
-        holder: has the state of an iteration, and loads one for the next iteration.
-        seed: of the loader's worker processes.
-        taken: number of batches of the epoch that the training function has got. By default, it is
-            the number that the loader has given; a library may be one behind.
+        holder: the object with `state_dict` and `load_state_dict`: the loader or its data set.
+        seed: seed of the loader's worker processes.
+        taken: returns how many batches of the epoch the training function has got. By default it is
+            the number that the loader has yielded; with a library it may be one less.
 
     Raises:
-        ValueError: the checkpoint has places of another number of ranks.
+        ValueError: another number of ranks saved the place.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class StreamPlace:
         self._taken = taken
         self._given = 0
         self._states: list[Any] = []
-        """After the last batch but one, and after the last one."""
+        """The holder's states after the last two batches."""
 
         self._resumed = self._saved()
         _places()[name] = self
 
     def begin(self, epoch: Epoch) -> None:
-        """The next iteration is over this epoch."""
+        """Use this epoch in the next iteration, and load the saved state if it resumes."""
         saved, self._resumed = self._resumed, None
         self._given = 0
         self._states = []
@@ -75,16 +75,16 @@ class StreamPlace:
         self._holder.load_state_dict(saved["state"])
 
     def given(self, epoch: Epoch) -> None:
-        """A batch is given to the training function."""
+        """Count a batch that is about to be yielded."""
         self._given += 1
         if self._taken is not None:
             self._states = [*self._states[-1:], copy.deepcopy(self._holder.state_dict())]
         epoch.given(self._given)
 
     def state(self) -> dict[str, Any] | None:
-        """What a checkpoint holds of it; None between two epochs."""
+        """Return the place to store in a checkpoint; None between two epochs."""
         if self._resumed is not None:
-            # The restart hasn't come to this loader yet.
+            # Since the restart, this loader hasn't been iterated over.
             return self._resumed
         position = self.cursor.position
         if not position.start:
@@ -99,7 +99,7 @@ class StreamPlace:
         return {"epoch": position.epoch, "given": given, "ranks": ranks, "state": state}
 
     def _saved(self) -> dict[str, Any] | None:
-        """What the checkpoint has that the attempt starts from."""
+        """Return the place in the attempt's starting checkpoint; None if there is none."""
         if not self.cursor.next_start:
             return None
         saved = saved_place(self._name)
@@ -118,9 +118,9 @@ class StreamPlace:
 
 
 class UnsplitPlace:
-    """The place, on this rank, of a loader that isn't split.
+    """The place of a loader that isn't split, on this rank.
 
-    Ranks may have different ones: each prepares what it needs, and draws with its own seed.
+    Ranks may have different loaders: each prepares its own, and draws with its own seed.
 
     Args:
         name: its name in checkpoints.
@@ -132,16 +132,16 @@ class UnsplitPlace:
         _places()[name] = self
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """Return the place to store in a checkpoint."""
         at = self._cursor.position
         ranks = dist.get_world_size()
         return {"epoch": at.epoch, "given": at.start, "ranks": ranks, "seed": at.plan.seed}
 
 
 def resume_at_own_place(name: str, cursor: Cursor[DataPosition]) -> None:
-    """Begin at this rank's place in the checkpoint, if as many ranks made that.
+    """Move a cursor to this rank's place in the checkpoint, if as many ranks saved it.
 
-    Otherwise rank 0's place counts, which the manifest has.
+    Otherwise the cursor stays at rank 0's place, from the checkpoint's manifest.
     """
     saved = saved_place(name)
     if saved is None or saved["ranks"] != dist.get_world_size():
@@ -153,9 +153,9 @@ def resume_at_own_place(name: str, cursor: Cursor[DataPosition]) -> None:
 
 
 def saved_place(name: str) -> dict[str, Any] | None:
-    """This rank's place of a loader in the checkpoint that the attempt starts from.
+    """Return a loader's place on this rank, from the attempt's starting checkpoint.
 
-    A rank that wasn't there gets rank 0's.
+    A new rank gets rank 0's. Return None if there is none.
     """
     directory = starting_checkpoint()
     if directory is None:
@@ -167,13 +167,13 @@ def saved_place(name: str) -> dict[str, Any] | None:
 
 
 def states() -> dict[str, Any]:
-    """This rank's places, by name: of iterable data sets if they are in the middle of an epoch."""
+    """Return this rank's places by name; iterable data sets only in the middle of an epoch."""
     by_name = {name: place.state() for name, place in _places().items()}
     return {name: state for name, state in by_name.items() if state is not None}
 
 
 def file_of(rank: int) -> str:
-    """The file of a rank's places in a checkpoint."""
+    """Return the name of the file with a rank's places in a checkpoint."""
     return f"loaders-{rank}.pt"
 
 
@@ -181,7 +181,7 @@ _of_context: tuple[Any, dict[str, StreamPlace | UnsplitPlace]] | None = None
 
 
 def _places() -> dict[str, StreamPlace | UnsplitPlace]:
-    """By name, those of this attempt."""
+    """Return this attempt's places, by name."""
     global _of_context
     context = get_context()
     # In an inline run, several attempts share a process.

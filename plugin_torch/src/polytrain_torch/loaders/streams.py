@@ -1,4 +1,4 @@
-"""Iterable data sets, split by rank."""
+"""Splits iterable data sets by rank."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _warned: set[str] = set()
 
 
 class RanksPart(IterableDataset[Any]):
-    """This rank's items: one of every `size` items.
+    """Yields this rank's items: one of every `size` items, which are a round.
 
     All ranks get the same number. If the items don't fill the last round, the first items are
-    repeated, as `DistributedSampler` does. Each worker process of a loader divides what it reads.
+    repeated, as by `DistributedSampler`. Each worker process of a loader splits the items it reads.
     """
 
     def __init__(self, dataset: IterableDataset[Any], *, rank: int, size: int) -> None:
         """
         Args:
-            dataset: the same on every rank, in the same order.
-            rank: this rank. A loader's worker process, which iterates over it, doesn't know it.
+            dataset: yields the same items in the same order on every rank.
+            rank: this rank, which a loader's worker process doesn't know.
             size: number of ranks.
         """
         self._dataset = dataset
@@ -62,7 +62,7 @@ class RanksPart(IterableDataset[Any]):
 
 
 class RanksPartOfPipe(RanksPart):
-    """The same of a data pipe of torch's: what a loader does for pipes, it doesn't do for this."""
+    """Yields this rank's items of a torch data pipe, which it seeds and shards as a loader does."""
 
     def __init__(self, pipe: IterDataPipe[Any], *, rank: int, size: int, seed: int) -> None:
         """
@@ -70,7 +70,7 @@ class RanksPartOfPipe(RanksPart):
             pipe: the same on every rank.
             rank: this rank.
             size: number of ranks.
-            seed: of its first iteration; the same on every rank.
+            seed: the iterations' first seed, the same on every rank.
         """
         super().__init__(pipe, rank=rank, size=size)
         self._seed = seed
@@ -78,7 +78,7 @@ class RanksPartOfPipe(RanksPart):
     def _items(self) -> Iterator[Any]:
         worker = get_worker_info()
         self._seed += 1
-        # Pipes that shuffle do so before those that divide by worker process.
+        # One seed for all worker processes: pipes shuffle first, then divide by process.
         seed = self._seed if worker is None else worker.seed - worker.id
         apply_random_seed(self._dataset, torch.Generator().manual_seed(seed))
         if worker is not None:
@@ -87,7 +87,7 @@ class RanksPartOfPipe(RanksPart):
 
 
 class StatefulRanksPart(RanksPart):
-    """The same of a data set that has a state."""
+    """Yields this rank's items of a data set with a state."""
 
     def __init__(self, dataset: IterableDataset[Any], *, rank: int, size: int) -> None:
         super().__init__(dataset, rank=rank, size=size)
@@ -107,7 +107,7 @@ class StatefulRanksPart(RanksPart):
         yield from self._mine(list(islice(items, self._size)), items, first)
 
     def state_dict(self) -> dict[str, Any]:
-        """The data set's, between two rounds of the ranks."""
+        """Return the data set's state, between two rounds."""
         state: dict[str, Any] = self._current.state_dict()
         return state
 
@@ -117,12 +117,12 @@ class StatefulRanksPart(RanksPart):
 
 
 def part_of_stream(dataset: Any, *, is_split: bool, seed: int) -> Any:
-    """A rank's part of an iterable data set.
+    """Return this rank's part of an iterable data set.
 
     Args:
-        dataset: the user's.
-        is_split: whether it gives this rank's part already.
-        seed: the same on every rank.
+        dataset: the user's data set.
+        is_split: whether it yields only this rank's items already.
+        seed: a seed for data pipes, the same on every rank.
     """
     rank, size = (0, 1) if is_split else (dist.get_rank(), dist.get_world_size())
     if has_state(dataset):
@@ -135,23 +135,23 @@ def part_of_stream(dataset: Any, *, is_split: bool, seed: int) -> Any:
 
 
 def has_state(of: Any) -> bool:
-    """Whether an object can say where it is."""
+    """Whether an object has `state_dict` and `load_state_dict`."""
     return callable(getattr(of, "state_dict", None)) and callable(
         getattr(of, "load_state_dict", None)
     )
 
 
 def _resumable(dataset: Any) -> Any:
-    """What to load a state into for one epoch.
+    """Return the data set to load a state into, for one epoch.
 
-    All epochs of a Hugging Face data set begin at the state that was loaded, so it is a copy.
+    It is a copy of a Hugging Face data set, where the state would apply to all later epochs.
     """
     is_hugging_face = type(dataset).__module__.partition(".")[0] == "datasets"
     return copy.deepcopy(dataset) if is_hugging_face else dataset
 
 
 def warn_that_it_is_split() -> None:
-    """Warn that iterable data sets are split: one that looks at the rank would be split twice."""
+    """Warn that iterable data sets are split: one that splits itself would be split twice."""
     if dist.get_world_size() > 1:
         _warn_once(
             f"An iterable data set is split by rank: of every {dist.get_world_size()} items, each "
@@ -161,7 +161,7 @@ def warn_that_it_is_split() -> None:
 
 
 def warn_of_lost_place(loader: DataLoader[Any]) -> None:
-    """Warn that a restart begins an epoch again, and say what would keep the place."""
+    """Warn that a restart begins an epoch again, and say how to keep the place."""
     if has_state(loader.dataset):
         why = (
             "the loader's worker processes have the state of its data set. Use a loader with a "

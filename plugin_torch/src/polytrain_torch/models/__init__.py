@@ -1,1 +1,1 @@
-"""A model that all ranks train: DDP, and what DDP silently leaves out."""
+"""Models that all ranks train: DDP, FSDP2, and checks for gradients that DDP doesn't average."""

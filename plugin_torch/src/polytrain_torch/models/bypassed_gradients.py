@@ -1,7 +1,7 @@
-"""Refuses `torch.autograd.grad` for parameters whose gradients DDP averages: it averages none.
+"""Refuses `torch.autograd.grad` for parameters of DDP models.
 
-DDP averages what `backward()` adds to `parameter.grad`. What `torch.autograd.grad` returns is this
-rank's alone, and training by it makes the ranks' models drift apart without an error.
+DDP averages only gradients that `backward()` adds to `parameter.grad`. `torch.autograd.grad`
+returns this rank's gradients: the ranks' models that train with them drift apart without an error.
 """
 
 from __future__ import annotations

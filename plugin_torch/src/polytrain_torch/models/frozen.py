@@ -1,4 +1,4 @@
-"""Parameters that are frozen when a model is wrapped: DDP never averages their gradients."""
+"""Refuses to train parameters that were frozen when DDP wrapped them: it doesn't average them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 _checks: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
-"""Of each prepared model, the handle of its check."""
+"""Prepared model → handle of the hook that checks it."""
 
 
 PREPARE_AGAIN = (
@@ -21,14 +21,14 @@ PREPARE_AGAIN = (
 
 
 def keep_frozen(model: torch.nn.Module, *, wrapped_by: str, remedy: str) -> None:
-    """Have a model raise an error if it runs with gradients for what is frozen now.
+    """Have a model raise an error if it trains parameters that are frozen now.
 
-    Wrapping it again replaces the check.
+    Calling this again replaces the check.
 
     Args:
         model: the model that DDP is about to wrap, or has just wrapped.
-        wrapped_by: what the user calls.
-        remedy: what the user does instead.
+        wrapped_by: name of the user's call that wraps it, for the error.
+        remedy: advice for the error.
     """
     if model in _checks:
         _checks.pop(model).remove()
@@ -40,7 +40,7 @@ def keep_frozen(model: torch.nn.Module, *, wrapped_by: str, remedy: str) -> None
 
 
 def wraps_in_ddp(accelerator: Any) -> bool:
-    """Whether an `Accelerator` of Accelerate, also that of a trainer of Transformers, uses DDP."""
+    """Whether an `accelerate.Accelerator` uses DDP; a Transformers trainer has one too."""
     return accelerator.distributed_type in ("MULTI_CPU", "MULTI_GPU")
 
 

@@ -1,4 +1,4 @@
-"""DDP that can be used like the model that it wraps."""
+"""A DDP class with the attributes and methods of the model that it wraps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from polytrain_torch.private import original_module
 from polytrain_torch.row_weights import weigh_model
 
 models_in_ddp: WeakSet[torch.nn.Module] = WeakSet()
-"""Models whose buffers a `DataParallel` sends from rank 0 before each step."""
+"""Models whose buffers DDP broadcasts from rank 0 before each step."""
 
 
 class DataParallel(DistributedDataParallel):
     """DDP that also has the model's public attributes and methods.
 
-    DDP averages only the gradients of its own `forward`. So uses that would train the model without
-    it raise an error: its submodules, and methods that run it with gradients.
+    DDP averages only gradients of its own `forward`. Getting a submodule, or running the model with
+    gradients in another method, would bypass it, and raises an error.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -31,7 +31,7 @@ class DataParallel(DistributedDataParallel):
         weigh_model(self)
         if self.broadcast_buffers:
             models_in_ddp.add(self.module)
-        # Until here all attributes are DDP's own, even if the model has the same name, as `dim`.
+        # Attributes set so far are DDP's own, even if the model has the same name, such as `dim`.
         self._is_wrapped = True
 
     def __getattr__(self, name: str) -> Any:
@@ -68,7 +68,7 @@ class DataParallel(DistributedDataParallel):
         )
 
     def _without_training(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, which raises an error if it runs the model with gradients."""
+        """Wrap a method so that it raises an error if it runs the model with gradients."""
         parts = frozenset(self.module.modules())
 
         def refuse(part: torch.nn.Module, _: Any) -> None:
@@ -90,7 +90,7 @@ class DataParallel(DistributedDataParallel):
 
 
 def unwrapped(part: Any) -> Any:
-    """The module inside DDP and `torch.compile` wrappers; any other value as it is."""
+    """Return the module inside DDP and `torch.compile` wrappers; any other value as it is."""
     if isinstance(part, DistributedDataParallel):
         return unwrapped(part.module)
     inside = original_module(part) if isinstance(part, torch.nn.Module) else None

@@ -1,4 +1,4 @@
-"""`prepare_model` and `prepare_data_loader`, which make a script distributed."""
+"""`prepare_model` and `prepare_data_loader`: make a script distributed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 def get_device() -> torch.device:
-    """The device of this worker: its GPU, or the CPU."""
+    """Return the device of this worker: its GPU, or the CPU."""
     return current_device()
 
 
 def get_devices() -> list[torch.device]:
-    """The devices of this worker: each has one."""
+    """Return the devices of this worker, always one."""
     return [current_device()]
 
 
@@ -47,24 +47,24 @@ def prepare_model(
     """Move a model to this worker's device and distribute its training over all workers.
 
     Args:
-        model: the same on every rank; rank 0's weights are sent to all ranks.
-        move_to_device: False leaves it where it is; a device moves it there.
-        parallel_strategy: "ddp" averages the gradients of whole models; where ranks have different
-            numbers of rows of a shard or prepared loader, these are weights (see `weigh_rows`). The
-            model is also wrapped on one worker, so that `no_sync`, `module` and `Join` work on any
-            number. Its public attributes and methods can be used through the wrapper.
-            `torch.autograd.grad` for its parameters raises an error outside of `no_sync`: nobody
-            averages that. A model that is frozen as a whole isn't wrapped. On several workers,
-            training what was frozen before raises an error: prepare the model again after
-            unfreezing. "fsdp" shards parameters, gradients and optimizer states over the workers
-            with FSDP2. None leaves the model as it is.
-        parallel_strategy_kwargs: passed on to `DistributedDataParallel`, or to `fully_shard`.
+        model: a model of the same architecture on every rank; rank 0's weights are sent to all.
+        move_to_device: False leaves the model where it is; a device moves it there.
+        parallel_strategy: "ddp" averages the gradients of replicated models; where ranks have
+            different numbers of rows of a shard or prepared loader, it weights gradients by rows
+            (see `weigh_rows`). The model is also wrapped on one worker, so that `no_sync`, `module`
+            and `Join` work on any number. The wrapper has the model's public attributes and
+            methods. `torch.autograd.grad` for its parameters raises an error outside of `no_sync`:
+            DDP doesn't average its result. A model without trainable parameters isn't wrapped. On
+            several workers, training parameters that were frozen raises an error: prepare the model
+            again after unfreezing. "fsdp" shards parameters, gradients and optimizer states over
+            the workers with FSDP2. None leaves the model as it is.
+        parallel_strategy_kwargs: arguments for `DistributedDataParallel`, or for `fully_shard`.
         sharded_layers: with "fsdp", parts of the model that are gathered one by one, such as
-            `model.layers`. Layers on which `fully_shard` was called before keep each rank's part
-            of its own weights, because rank 0's are gone by then.
+            `model.layers`. Layers on which `fully_shard` was called before keep each rank's shard
+            of its own weights, because rank 0's whole weights are gone by then.
 
     Raises:
-        ValueError: if the strategy is unknown, there are `sharded_layers` without "fsdp", or the
+        ValueError: the strategy is unknown, there are `sharded_layers` without "fsdp", or the
             model is on the meta device.
     """
     if parallel_strategy not in ("ddp", "fsdp", None):
@@ -125,7 +125,7 @@ def _fully_sharded(
 
 
 def _warn_of_sharded(model: torch.nn.Module) -> None:
-    # `fully_shard` keeps a rank's part of its own weights: nobody has the rest of rank 0's.
+    # `fully_shard` keeps each rank's shard of its own weights: rank 0's whole ones are gone.
     if any(map(_is_cut, model.parameters())) and dist.get_rank() == 0:
         logger.warning(
             "Layers were sharded before prepare_model, so each rank has its part of its own "
@@ -135,7 +135,7 @@ def _warn_of_sharded(model: torch.nn.Module) -> None:
 
 
 def _is_cut(parameter: torch.Tensor) -> bool:
-    """Whether ranks have different parts of it."""
+    """Whether ranks have different shards of a parameter."""
     if not isinstance(parameter, DTensor):
         return False
     sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
@@ -143,9 +143,9 @@ def _is_cut(parameter: torch.Tensor) -> bool:
 
 
 def _send_weights(model: torch.nn.Module) -> None:
-    """Send rank 0's weights to all ranks; of sharded ones, the first replica's to the others."""
+    """Broadcast rank 0's weights and buffers; for sharded ones, from the first replica."""
     for tensor in chain(model.parameters(), model.buffers()):
-        # The user handles tensors that have no values yet.
+        # The user initializes tensors that have no values yet.
         if tensor.is_meta:
             continue
         if not isinstance(tensor, DTensor):
@@ -157,8 +157,8 @@ def _send_weights(model: torch.nn.Module) -> None:
 
 
 def _send(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Send the tensor of a group's first rank to the others; None for all ranks."""
-    # A model may stay on the CPU, which NCCL doesn't reach.
+    """Broadcast the tensor of a group's first rank, in place; None is the default group."""
+    # A model may stay on the CPU, and NCCL needs GPU tensors.
     sent = tensor.cuda() if dist.get_backend(group) == "nccl" else tensor
     dist.broadcast(sent, group=group, group_src=0)
     tensor.copy_(sent)
@@ -177,30 +177,30 @@ def prepare_data_loader(
     also inside a batch sampler. Each iteration is a new epoch, with a new order if the loader
     shuffles. Calls of a sampler's `set_epoch` work, but aren't needed.
 
-    Checkpoints record the loader's place. A restarted training function resumes at the next batch,
-    also on a different number of workers, if it prepares its loaders in the same order. A loader
-    may be prepared outside the loop over epochs, or anew in each epoch by the same call. A custom
-    sampler is drawn again with the same random numbers. One that knows the rank, and isn't torch's
-    `DistributedSampler`, resumes in the middle of an epoch on the same number of workers only.
+    Checkpoints record the loader's position. A restarted training function resumes at the next
+    batch, also on a different number of workers, if it prepares its loaders in the same order. A
+    loader may be prepared outside the loop over epochs, or again in each epoch by the same call. A
+    custom sampler draws again with the same random numbers. One that knows the rank, and isn't
+    torch's `DistributedSampler`, resumes within an epoch only on the same number of workers.
 
     Args:
-        data_loader: of an `IterableDataset`, each rank gets one of every `world_size` items; if
-            they don't fill the last round, the first items are repeated. If the loader has
-            `state_dict` and `load_state_dict`, or its data set has and there are no worker
-            processes, the
-            checkpoints of `TrainingState` have each rank's place, for the same number of workers.
-            Otherwise a restart starts its epoch again.
+        data_loader: a loader of a map-style or iterable data set. Of an `IterableDataset`, each
+            rank gets one of every `world_size` items; if they don't fill the last round, the first
+            items are repeated. If the loader has `state_dict` and `load_state_dict`, or its data
+            set has and there are no worker processes, checkpoints of `TrainingState` have each
+            rank's position, for the same number of workers. Otherwise a restart begins the epoch
+            again.
         add_dist_sampler: False leaves the loader unsplit, for example if a sampler or an iterable
-            data set looks at the rank itself. Its place is kept, for the same number of workers.
-            No other rank needs to make this call: rank 0 alone may prepare a loader for validation.
+            data set splits by rank itself. Its position is kept, for the same number of workers.
+            Other ranks needn't make this call: rank 0 alone may prepare a loader for validation.
         move_to_device: move the tensors of each batch to this worker's device.
         auto_transfer: copy tensors in pinned memory while the device computes; False waits for
             each copy.
 
     Raises:
-        RuntimeError: not all ranks make this call, and it isn't with `add_dist_sampler=False`.
-        ValueError: the attempt resumes in the middle of an epoch of an iterable data set that
-            another number of workers began.
+        RuntimeError: not all ranks make this call, and `add_dist_sampler` is True.
+        ValueError: the attempt resumes within an epoch of an iterable data set that another number
+            of workers began.
     """
     if add_dist_sampler:
         agree_on_call("prepare_data_loader")

@@ -1,1 +1,1 @@
-"""Predictions by a module: the options, and the process that predicts."""
+"""Predictions by a module: checks of the options, and the predictor."""

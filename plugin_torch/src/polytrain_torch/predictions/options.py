@@ -1,4 +1,4 @@
-"""Checks of the options of `Result.predict`, without torch."""
+"""Checks the options of `Result.predict`, without importing torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ OPTIONS = ("model_fn", "features", "collate_fn", "forward", "device")
 
 
 def prediction_problems(options: Mapping[str, Any], data: DatasetInfo) -> Iterator[Problem]:
-    """Yield what is wrong with the options.
+    """Yield problems of the options.
 
-    - `model_fn` builds the module whose weights the checkpoint has, without arguments; or takes the
-      checkpoint's directory and returns the module with its weights.
-    - `features` is what the module gets: the tensor of one column, or a float32 matrix
-      `(rows, columns)` of several. By default a dict with the tensors of all columns, or the tensor
-      of the only one.
+    - `model_fn` takes no arguments and builds the module, which then gets the checkpoint's weights;
+      or it takes the checkpoint's directory and returns the module with its weights.
+    - `features` names the module's input: the tensor of one column, or a float32 matrix of shape
+      (rows, columns) of several. By default the input is a dict with the tensors of all columns, or
+      the tensor of the only one.
     - `collate_fn` makes the module's input from a dict of column name to NumPy array instead.
     - `forward` is called with the module and the input; by default the module is called.
-    - `device` is that of the module; by default this process's GPU, or the CPU.
+    - `device` is the module's device; by default this process's GPU, or the CPU.
 
     Args:
-        options: what the user passed.
+        options: the user's options, by name.
         data: the rows to predict.
     """
     for name in options:

@@ -1,4 +1,4 @@
-"""Predictions by a module: the user's function builds it, the checkpoint has its weights."""
+"""Predicts with a module that the user's function builds, and the checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHAPES = TensorShapes(
 
 
 class ModulePredictor:
-    """A module in evaluation mode, and how it is called."""
+    """Predicts rows of a table with a module in evaluation mode."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class ModulePredictor:
         forward: Callable[[torch.nn.Module, Any], Any] | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        """See `prediction_options` for the options.
+        """See `prediction_problems` for the options.
 
         Args:
-            directory: the checkpoint.
-            load: reads the `state_dict` of a checkpoint.
+            directory: the checkpoint's directory.
+            load: loads the `state_dict` of a checkpoint's directory.
         """
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._features = features
@@ -47,7 +47,7 @@ class ModulePredictor:
         self._model = _built(model_fn, directory, load).to(self._device).eval()
 
     def __call__(self, table: pa.Table) -> Predictions:
-        """The module's predictions for some rows."""
+        """Return the module's predictions, an array of shape (rows, …) or a dict of arrays."""
         with torch.inference_mode():
             output = self._forward(self._model, moved(self._input(table), self._device))
         if isinstance(output, Mapping):
@@ -68,7 +68,7 @@ class ModulePredictor:
 
 
 def takes_directory(model_fn: Callable[..., Any]) -> bool:
-    """Whether a function takes the checkpoint's directory, and so loads the weights itself."""
+    """Whether a function takes the checkpoint's directory, and loads the weights itself."""
     try:
         parameters = inspect.signature(model_fn).parameters.values()
     except (TypeError, ValueError):  # some callables in C have no signature
@@ -103,7 +103,7 @@ def _tensors(table: pa.Table) -> dict[str, torch.Tensor]:
     batch = to_format(table, "numpy")
     for name, array in batch.items():
         _SHAPES.check(name, array)
-    # A copy: the table's memory can't be written to, which torch warns about.
+    # Copy: torch warns about read-only memory, such as the table's.
     return {name: torch.as_tensor(np.array(array)) for name, array in batch.items()}
 
 

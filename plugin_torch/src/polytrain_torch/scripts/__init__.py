@@ -1,1 +1,1 @@
-"""A script that makes its own process group, run as `torchrun` runs it."""
+"""Runs a script that makes its own process group, as `torchrun` does."""

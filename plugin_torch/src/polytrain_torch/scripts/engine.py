@@ -1,6 +1,6 @@
-"""The engine of a script: it proves that all ranks are there, and leaves the group to the script.
+"""The engine of a script: it checks that all ranks connect, then lets the script make its group.
 
-The store of the attempt stays. Under `torchrun` the agent serves it; here rank 0's process does.
+The store stays open for the attempt. Rank 0's process serves it, as the agent of `torchrun` does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from polytrain_torch.randomness import share_seed
 
 
 class ScriptEngine(TorchEngine):
-    """One rank of a script, which makes its own process group."""
+    """One rank of a script that makes its own process group."""
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
@@ -33,16 +33,16 @@ class ScriptEngine(TorchEngine):
         store = self.store(world)
         with changed_environment(variables(world)):
             dist.init_process_group(
-                # The script may not have used a GPU yet when it chooses one.
+                # Not NCCL: no GPU may be used before the script chooses one.
                 backend="gloo",
-                # The script's own group has keys in the same store.
+                # The script's own group uses the same store, without this prefix.
                 store=dist.PrefixStore("polytrain", store),
                 rank=world.me.rank,
                 world_size=world.size,
                 timeout=self.timeout,
             )
             share_seed(store)
-            # A script needn't report anything: a step of an optimizer is progress too.
+            # A script needn't report anything, so count optimizer steps as progress.
             steps = register_optimizer_step_post_hook(_show_progress)
             try:
                 with _destroyed_groups_kept():
@@ -57,7 +57,7 @@ class ScriptEngine(TorchEngine):
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         sums = torch.tensor(values, dtype=torch.int64)
         dist.all_reduce(sums)
-        # This was the only use of the group: `init_process_group` of the script makes the next.
+        # The group isn't used again: the script's `init_process_group` makes the next one.
         dist.destroy_process_group()
         return [int(number) for number in sums.tolist()]
 
@@ -67,16 +67,16 @@ def _show_progress(*_: object) -> None:
 
 
 _kept: list[Any] = []
-"""Process groups that the script has destroyed."""
+"""Process groups that the script has destroyed, kept until the process ends."""
 
 
 @contextmanager
 def _destroyed_groups_kept() -> Iterator[None]:
-    """Keep the objects of process groups that the script destroys, while it has DDP models of them.
+    """Keep the objects of process groups that the script destroys: its DDP models may need them.
 
-    Otherwise a DDP model that is released after its group would run the destructor of gloo's group
-    with Python's lock held. It joins a thread that may need the lock to release what a backward
-    pass has left, and waits for ever.
+    A DDP model that is released after its group would run the gloo group's destructor with the GIL
+    held. That joins a thread which may need the GIL to release objects of a backward pass: a
+    deadlock.
     """
     destroy = dist.destroy_process_group
 
@@ -86,7 +86,7 @@ def _destroyed_groups_kept() -> Iterator[None]:
         _kept.extend(world.pg_map)
         number = world.group_count
         destroy(group)
-        # torch counts from 0 again: the next group would find this one's addresses in the store.
+        # torch restarts its count at 0: the next group would find this one's keys in the store.
         world.group_count = number
 
     modules: tuple[Any, ...] = (dist, distributed_c10d)

@@ -1,4 +1,4 @@
-"""The options `script`, `module` and `args`, and what is wrong with them. Imports no torch."""
+"""Checks the options `script`, `module` and `args`, without importing torch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def has_script(options: Torch) -> bool:
 
 
 def script_of(options: Torch, *, max_failures: int) -> Script | None:
-    """What workers run; None if the options name neither a script nor a module.
+    """Return the program that workers run; None if options name neither a script nor a module.
 
     Args:
-        options: the user's. If something is wrong with them, `script_problems` says what.
-        max_failures: of the run.
+        options: the user's options, even wrong ones: `script_problems` reports those.
+        max_failures: the run's maximum number of failures; below 0 for any number.
     """
     from polytrain_torch.scripts.runner import Script
 
@@ -44,7 +44,7 @@ def script_of(options: Torch, *, max_failures: int) -> Script | None:
 
 
 def script_problems(options: Torch, job: Job) -> Iterator[Problem]:
-    """Yield everything that is wrong with the options of a script."""
+    """Yield all problems of the options of a script."""
     if options.script is not None:
         yield from _file_problems(options.script)
     if options.module is not None:
@@ -86,7 +86,7 @@ def script_problems(options: Torch, job: Job) -> Iterator[Problem]:
 
 
 def _path(script: Any) -> Path | None:
-    """The path of a script, made absolute as Python does for `__file__`."""
+    """Return the absolute path of a script, as Python makes `__file__`; None if it is no path."""
     if isinstance(script, str | os.PathLike) and os.fspath(script):
         return Path(os.path.abspath(os.fspath(script)))
     return None
@@ -95,7 +95,7 @@ def _path(script: Any) -> Path | None:
 def _text(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # `script_problems` names it
+    except OSError:  # `script_problems` reports it
         return b""
 
 
@@ -153,7 +153,7 @@ def _module_problems(module: Any) -> Iterator[Problem]:
             what=f"{module!r} is not a module's name",
             remedy='Give what python -m would get, such as "package.train"',
         )
-    # Only the outermost package: to find a part of it would import it.
+    # Only the outermost package: finding a submodule would import it.
     elif PathFinder.find_spec(module.partition(".")[0], [os.getcwd(), *sys.path]) is None:
         yield Problem(
             field="module",
@@ -164,7 +164,7 @@ def _module_problems(module: Any) -> Iterator[Problem]:
 
 def _argument_problems(args: Any) -> Iterator[Problem]:
     if isinstance(args, str) or not isinstance(args, list | tuple):
-        # They aren't shown: one of them may be a key.
+        # Don't show the arguments: one of them may be a secret key.
         yield Problem(
             field="args",
             what=f"it is a {type(args).__name__}, not a list of strings",

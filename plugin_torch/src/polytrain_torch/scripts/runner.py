@@ -1,4 +1,4 @@
-"""A script that makes its own process group, run as `torchrun` runs it.
+"""Runs a script that makes its own process group, as `torchrun` does.
 
 The driver reads the script, so that every node and every attempt runs the same text.
 """
@@ -21,35 +21,34 @@ from polytrain_plugins import changed_environment
 
 
 class ScriptFailedError(RuntimeError):
-    """The script has ended with an exit code that isn't 0."""
+    """The script has exited with a code other than 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What workers run in place of a training function: a script, or a module with `python -m`."""
+    """A script, or a module as for `python -m`, that workers run as their training function."""
 
     name: str
     """The script's path, or the module's name, as the user gave it."""
 
     path: Path | None
-    """The script; None for a module."""
+    """The script's path; None for a module."""
 
     source: bytes
-    """The script's text; empty for a module."""
+    """The script's content; empty for a module."""
 
     directory: str
-    """What is first in `sys.path`: the script's directory, or for a module the working directory.
-    """
+    """First entry of `sys.path`: the script's directory, or for a module the working directory."""
 
     args: tuple[str, ...]
     max_restarts: int
-    """The most restarts of a run; below 0 for any number."""
+    """Maximum number of restarts of the run; below 0 for any number."""
 
     def __call__(self) -> None:
-        """Run it to its end.
+        """Run the script or module to its end.
 
         Raises:
-            ScriptFailedError: it ended with an exit code other than 0.
+            ScriptFailedError: it exited with a code other than 0.
         """
         with (
             changed_environment(_torchrun_variables(self.max_restarts)),
@@ -69,8 +68,8 @@ class Script:
                     ) from exit
 
     def _run_file(self, path: Path) -> None:
-        # Not by runpy: it would read the file again, and drop the script's globals at the end,
-        # which functions that run at the exit of the process may need.
+        # Without runpy, which would read the file again, and drop the script's globals at its end:
+        # functions that run at the process's exit may need them.
         module = ModuleType("__main__")
         module.__file__ = str(path)
         module.__builtins__ = __builtins__  # type: ignore[attr-defined]  # as Python does
@@ -86,7 +85,7 @@ class Script:
 
 
 def _torchrun_variables(max_restarts: int) -> dict[str, str]:
-    """The variables that torchrun sets, besides those of every attempt (see `engine`)."""
+    """Return the variables that torchrun sets, besides those of every attempt (see `engine`)."""
     context = get_context()
     me = context.world.me
     return {
@@ -97,9 +96,9 @@ def _torchrun_variables(max_restarts: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(context.get_attempt()),
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts if max_restarts >= 0 else sys.maxsize),
         "TORCHELASTIC_RUN_ID": context.get_experiment_name(),
-        # Rank 0 of the attempt serves the store at MASTER_PORT already: all ranks connect to it.
+        # Rank 0 serves the store at MASTER_PORT already, and all ranks connect to it.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        # Where a function that torch's `record` decorates writes its exception.
+        # A function with torch's decorator `record` writes its exception there.
         "TORCHELASTIC_ERROR_FILE": str(scratch_directory() / "error.json"),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
@@ -127,7 +126,7 @@ def _first_in_path(directory: str) -> Iterator[None]:
 
 @contextmanager
 def _main(module: ModuleType) -> Iterator[None]:
-    """Make a module the main one, where pickle looks for the script's classes."""
+    """Make a module `__main__`, where pickle looks for the script's classes."""
     before = sys.modules["__main__"]
     sys.modules["__main__"] = module
     try:

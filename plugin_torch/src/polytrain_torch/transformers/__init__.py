@@ -1,4 +1,4 @@
-"""Hugging Face's `Trainer` in a training function: its checkpoints are the run's."""
+"""Hugging Face's `Trainer` in a training function, with its checkpoints in the run's."""
 
 from polytrain_torch.transformers.trainer import (
     RayTrainReportCallback,

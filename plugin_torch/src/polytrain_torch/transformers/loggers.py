@@ -1,4 +1,4 @@
-"""The TensorBoard callback of Transformers writes to one directory over restarts."""
+"""Has Transformers' TensorBoard callback write to one directory over restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _trainers = Calls("prepare_trainer()")
 
 
 class KeptEvents(TrainerCallback):
-    """Has TensorBoard drop what a restart repeats, before the trainer's callback writes."""
+    """Has TensorBoard drop events that a restart repeats, before the callback writes new ones."""
 
     def __init__(self) -> None:
         self.are_repeated = False
@@ -26,7 +26,7 @@ class KeptEvents(TrainerCallback):
         self._boards: list[TensorBoardCallback] = []
 
     def keep_directory(self, trainer: Trainer) -> None:
-        """Name the event files' directory after the run, unless the user has named one."""
+        """Name the directory of event files after the run, unless the user has named one."""
         run, number = get_context().get_experiment_name(), _trainers.next()
         callbacks = trainer.callback_handler.callbacks
         for each in callbacks:
@@ -38,7 +38,7 @@ class KeptEvents(TrainerCallback):
         callbacks.insert(0, self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark where the training begins. A step's metrics are logged before it is saved."""
+        """Mark the first repeated step. The saved step's metrics were logged before its save."""
         if not (self.are_repeated and state.is_world_process_zero) or state.is_hyper_param_search:
             return
         first = state.global_step + 1 if state.global_step else 0

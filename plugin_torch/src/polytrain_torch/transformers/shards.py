@@ -1,4 +1,4 @@
-"""A shard's batches as the data of Hugging Face's `Trainer`."""
+"""Passes a shard's batches to Hugging Face's `Trainer`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ with needed("accelerate"):
 
 
 _NO_LABEL = -100
-"""What Transformers' losses leave out."""
+"""The label that Transformers' losses ignore."""
 
 
 def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
-    """Have a trainer take a shard's batches wherever it takes a data set.
+    """Have a trainer accept a shard's batches as any of its data sets.
 
     Args:
-        trainer: before `train()` is called.
-        is_resumed: whether this call of `train()` resumes from a checkpoint of the run, which has
-            the shard's position, too.
+        trainer: the trainer, before `train()` is called.
+        is_resumed: returns whether this call of `train()` resumes from a checkpoint of the run,
+            which also has the shard's position.
 
     Raises:
         TypeError: a data set is a shard itself.
-        ValueError: the trainer is to find a batch size, which the shard has already.
+        ValueError: `auto_find_batch_size` is set, but the shard's batches have a size already.
     """
     _check(trainer)
     own_train, own_eval = trainer.get_train_dataloader, trainer.get_eval_dataloader
@@ -60,9 +60,9 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
         return read_loader(test_dataset) if is_given else own_test(test_dataset)
 
     def read_loader(batches: Batches) -> Any:
-        # The trainer sets its own function again once it has read this loader.
+        # The trainer resets this to its own function after reading the loader.
         trainer.gather_function = gathered
-        # Only Accelerate's loader says which batch is the last, for batch_eval_metrics.
+        # batch_eval_metrics needs to know the last batch, and only Accelerate's loader tells.
         return DataLoaderShard(_Items(batches, trainer), batch_size=1, collate_fn=_as_it_is)
 
     def gathered(values: Any) -> Any:
@@ -70,7 +70,7 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
 
     def step(model: Any, inputs: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
         weight = weight_of(inputs)
-        # By this number Transformers makes a mean over all tokens, whatever the rank that has them.
+        # With this number, Transformers' loss is a mean over the tokens of all ranks.
         is_mean = num_items_in_batch is None or not weight
         with weighted_loop() as loop:
             loop.given(weight if is_mean else 1)
@@ -89,7 +89,7 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """How many batches a shard gives in an epoch; None if unknown, or if it is no shard's."""
+    """Return a shard's batches per epoch; None if unknown, or for another data set."""
     if not isinstance(dataset, Batches):
         return None
     try:
@@ -99,10 +99,10 @@ def epoch_of(dataset: Any) -> int | None:
 
 
 def check_epoch(made_by: Mapping[str, Any], dataset: Any) -> None:
-    """Raise an error if epochs have changed: trainers derive them from the number of steps.
+    """Check that epochs have the same length: trainers derive the epoch from the step.
 
     Raises:
-        ValueError: the checkpoint was made in epochs of a different number of batches.
+        ValueError: the checkpoint was made with another number of batches per epoch.
     """
     then, now = made_by.get("batches_per_epoch"), epoch_of(dataset)
     if then != now:
@@ -116,7 +116,7 @@ def check_epoch(made_by: Mapping[str, Any], dataset: Any) -> None:
 
 
 class _Items(IterableDataset[Any]):
-    """Batches, each of which is one item of a data set."""
+    """A data set that yields a shard's batches as its items."""
 
     def __init__(self, batches: Batches, trainer: Trainer) -> None:
         self._batches = batches
@@ -129,7 +129,7 @@ class _Items(IterableDataset[Any]):
             yield batch
 
     def _remove_labels(self, batch: Any) -> None:
-        """Of a batch in which this rank has no row, so that Transformers counts none of them."""
+        """Remove the labels of a padding batch, so that Transformers counts none of its tokens."""
         counts = self._trainer.model_accepts_loss_kwargs or self._trainer.compute_loss_func
         if counts and "labels" in batch:
             # In place: a batch's weight is found by its tensors.
@@ -137,7 +137,7 @@ class _Items(IterableDataset[Any]):
 
 
 class _TrainingBatches(_Items):
-    """Batches to train on, resumed where the checkpoint was made."""
+    """Yields training batches, from the checkpoint's position on."""
 
     def __init__(self, batches: Batches, trainer: Trainer, *, is_resumed: bool) -> None:
         super().__init__(batches, trainer)
@@ -149,7 +149,7 @@ class _TrainingBatches(_Items):
             yield from super().__iter__()
             return
         self._is_resumed = False
-        # The shard leaves out what was trained on, and so does Transformers, by counting.
+        # The shard skips trained batches itself: give Transformers placeholders to skip.
         skipped = self._skipped()
         yield from repeat(None, skipped)
         is_over = True
@@ -157,11 +157,11 @@ class _TrainingBatches(_Items):
             is_over = False
             yield batch
         if is_over and not skipped:
-            # The checkpoint was made behind the last batch of an epoch, and this is the next.
+            # The checkpoint was made after an epoch's last batch: begin the next epoch.
             yield from super().__iter__()
 
     def _skipped(self) -> int:
-        """How many batches Transformers takes and leaves out at the start of this epoch."""
+        """Return how many batches Transformers takes and skips at the start of this epoch."""
         arguments = self._trainer.args
         if arguments.ignore_data_skip:
             return 0
@@ -174,7 +174,7 @@ class _TrainingBatches(_Items):
 
 
 class _TrainingLoader(DataLoader[Any]):
-    """A loader with a length, if there is one: Transformers counts epochs by it."""
+    """A loader with the shard's length, if known: Transformers derives epochs from it."""
 
     def __init__(self, batches: _TrainingBatches) -> None:
         super().__init__(batches, batch_size=1, collate_fn=_as_it_is)
@@ -187,12 +187,12 @@ class _TrainingLoader(DataLoader[Any]):
 
 
 def _gathered(accelerator: Accelerator, values: Any, *, is_padding: bool) -> Any:
-    """The rows of all ranks, which may have different numbers of them.
+    """Return the rows of all ranks, which may have different numbers of rows.
 
     Args:
-        accelerator: the trainer's.
-        values: tensors of shape `(rows, …)`, also in lists, tuples and dicts.
-        is_padding: whether the rank's row is padding, since it has none of its own.
+        accelerator: the trainer's accelerator.
+        values: tensors of shape (rows, …), also in lists, tuples and dicts.
+        is_padding: whether this rank has only a padding row.
     """
 
     def gathered(tensor: torch.Tensor) -> Any:

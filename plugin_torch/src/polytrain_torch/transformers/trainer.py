@@ -1,4 +1,4 @@
-"""Hugging Face's `Trainer` in a training function: its checkpoints are the run's."""
+"""Hugging Face's `Trainer` in a training function, with its checkpoints in the run's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ with needed("transformers"):
 __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
 
 _FILE = "trained_by.json"
-"""File in a checkpoint, beside the trainer's: which call saved it, and with which steps."""
+"""File beside the trainer's in a checkpoint: the call that saved it, and its rows per step."""
 
 
 _calls = Calls("train()")
@@ -56,21 +56,21 @@ _UNFREEZE_BEFORE = (
 def prepare_trainer(trainer: Trainer) -> Trainer:
     """Have a trainer report to the run, and resume from its checkpoint.
 
-    The trainer's logs are the run's metrics, and its checkpoints the run's checkpoints, as often as
-    its `TrainingArguments` say. After a restart, `trainer.train()` resumes from the newest one,
-    also in the middle of an epoch; `resume_from_checkpoint` applies to the first attempt only. If
+    The trainer's logs become the run's metrics, and its checkpoints the run's checkpoints, as often
+    as its `TrainingArguments` say. After a restart, `trainer.train()` resumes from the newest
+    checkpoint, also in the middle of an epoch; without one, `resume_from_checkpoint` applies. If
     there are several calls of `train()`, the one that saved the checkpoint resumes; later ones
     start fresh.
 
     The trainer's data sets may be a shard's batches: `get_dataset_shard(…).iter_torch_batches(…)`.
-    Each is one batch of this rank; it isn't split or collated again.
+    These are batches of this rank; they aren't split or collated again.
 
     `train()` raises a ValueError if it can't resume from the newest checkpoint: if a later call
     saved it, or if a step has a different number of rows.
 
     Args:
-        trainer: before `train()` is called. All ranks have their own. If it has a `ReportCallback`,
-            that one reports; otherwise it gets one.
+        trainer: this rank's trainer, before `train()` is called. If it has a `ReportCallback`, that
+            one reports; otherwise it gets one.
 
     Returns:
         The same trainer.
@@ -108,7 +108,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
             events.are_repeated = True
         if reports.is_whole:
             if trainer.args.ddp_broadcast_buffers is not False:
-                # DDP sends its buffers, and the trainer keeps the model that DDP wraps.
+                # DDP will broadcast this model's buffers: the trainer keeps the unwrapped model.
                 models_in_ddp.add(trainer.model)
             keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
         result = own_train(resume_from_checkpoint, *args, **options)
@@ -130,7 +130,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
 
 class ReportCallback(TrainerCallback):
-    """Reports what a trainer logs and saves. `prepare_trainer` adds one."""
+    """Reports a trainer's logs and checkpoints. `prepare_trainer` adds one."""
 
     CHECKPOINT_NAME = ""
     """Directory of the trainer's files in a checkpoint."""
@@ -140,7 +140,7 @@ class ReportCallback(TrainerCallback):
         """Number of the call of `train()` in this attempt."""
 
         self.batches_per_epoch: int | None = None
-        """How many batches of a shard this call trains on in an epoch, if known."""
+        """Number of a shard's batches per epoch in this call, if known."""
 
         self.is_whole = False
         """Whether DDP trains the model, so that rank 0 saves all of it."""
@@ -153,12 +153,12 @@ class ReportCallback(TrainerCallback):
         self._logged_step = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        """Load this rank's own states, when the trainer has loaded those of rank 0."""
+        """Load this rank's own states, after the trainer has loaded rank 0's."""
         if self.resumes_from is not None:
             _restore_own(self.resumes_from, objects)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Report, unless the step has a checkpoint, which then reports these metrics."""
+        """Report metrics, unless the step is saved: `on_save` then reports them."""
         self._held |= logs or {}
         self._logged, self._logged_step = dict(self._held), state.global_step
         if not control.should_save:
@@ -167,10 +167,10 @@ class ReportCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Report the checkpoint that has been saved."""
         if self._logged_step == state.global_step:
-            # If the trainer keeps the best checkpoints, it decides after on_log has reported.
+            # If the trainer saves only the best, it decides after on_log has reported: repeat it.
             self._held = self._logged
         directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        # Rank 0 has written these files, and other ranks may be here before it.
+        # Rank 0 has written these files. Other ranks may get here earlier.
         if is_first_save(self) and dist.get_rank() == 0:
             _refuse_unsafe(directory)
             _read_back(directory, **objects)
@@ -198,11 +198,11 @@ class ReportCallback(TrainerCallback):
 
 
 class RayTrainReportCallback(ReportCallback):
-    """Reports each checkpoint that a trainer saves, with all that it has logged so far.
+    """Reports each checkpoint that a trainer saves, with all metrics that it has logged so far.
 
-    The callback of Ray Train with this name: the files are in the directory "checkpoint", and
-    nothing is reported between two checkpoints. Without `prepare_trainer` a restart doesn't resume
-    by itself: `train(resume_from_checkpoint=…)` says from which checkpoint.
+    It works like Ray Train's callback of this name: the files are in the directory "checkpoint",
+    and nothing is reported between two checkpoints. Without `prepare_trainer` a restart doesn't
+    resume by itself: pass the checkpoint to `train(resume_from_checkpoint=…)`.
     """
 
     CHECKPOINT_NAME = "checkpoint"
@@ -222,14 +222,14 @@ def _reports(callback: Any) -> bool:
 
 
 def _files_of(checkpoint: Checkpoint) -> Path:
-    """The trainer's files in a checkpoint of either callback."""
+    """Return the directory of the trainer's files in a checkpoint of either callback."""
     directory = Path(checkpoint.path)
     apart = directory / RayTrainReportCallback.CHECKPOINT_NAME
     return apart if apart.is_dir() else directory
 
 
 def _refuse_unsafe(directory: Path) -> None:
-    """Raise an error at the first save, not only when a restart loads these files."""
+    """Refuse files that a restart couldn't load safely."""
     for name in ("optimizer.pt", "scheduler.pt", "scaler.pt"):
         if (directory / name).exists():
             refuse_unsafe_file(directory / name)
@@ -242,14 +242,14 @@ def _read_back(
     loads: list[tuple[Any, Load]] = []
     weights = directory / SAFE_WEIGHTS_NAME
     if weights.exists():
-        # Of tied weights the file has one only.
+        # The file has tied weights only once.
         loads.append(
             (unwrapped(model), lambda copied: copied.load_state_dict(load_file(weights), False))
         )
     parts = {"optimizer.pt": optimizer, "scheduler.pt": lr_scheduler}
     for name, part in parts.items():
         if (directory / name).exists():
-            # Accelerate wraps them.
+            # Accelerate wraps optimizers and schedulers.
             own = getattr(part, "optimizer" if part is optimizer else "scheduler", part)
             loads.append((own, partial(_load_file, directory / name)))
     try_all(loads)
@@ -263,7 +263,7 @@ _PARTS = ("model", "optimizer", "lr_scheduler")
 
 
 def _save_own(part: Path | None, objects: Mapping[str, Any], *, only_model: bool) -> None:
-    """Write what differs by rank. All ranks call this."""
+    """Write states that differ by rank. All ranks call this."""
     names = _PARTS[:1] if only_model else _PARTS
     parts = {name: objects[name] for name in names if objects.get(name) is not None}
     states: States = {"parts": {name: unwrapped(each).state_dict() for name, each in parts.items()}}
@@ -272,10 +272,10 @@ def _save_own(part: Path | None, objects: Mapping[str, Any], *, only_model: bool
 
 
 def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
-    """Load what differs by rank into a trainer's objects.
+    """Load states that differ by rank into a trainer's objects.
 
     Raises:
-        ValueError: another number of ranks has saved it.
+        ValueError: another number of ranks has saved them.
     """
     found = found_beside(directory)
     if found is None:
@@ -286,7 +286,7 @@ def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
 
 
 def _made_by(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
-    """Which call saved the checkpoint, and how; None if a trainer outside of this run did."""
+    """Return the content of `_FILE` in the checkpoint; None if another trainer saved it."""
     file = _files_of(checkpoint) / _FILE
     if not file.exists():
         return None
@@ -298,7 +298,7 @@ def _is_resumed_from(checkpoint: Checkpoint, call: int, trainer: Trainer) -> boo
     """Whether this call of `train()` resumes from the checkpoint; otherwise it starts fresh.
 
     Raises:
-        ValueError: neither resuming nor starting fresh is right.
+        ValueError: it can do neither: a later call saved the checkpoint, or its steps differ.
     """
     made_by = _made_by(checkpoint)
     if made_by is None:
@@ -312,7 +312,11 @@ def _is_resumed_from(checkpoint: Checkpoint, call: int, trainer: Trainer) -> boo
 
 
 def _check_steps(made_by: Mapping[str, Any], args: Any) -> None:
-    """Raise an error if steps have changed: trainers derive the epoch from the number of steps."""
+    """Check that steps have the same number of rows: trainers derive the epoch from the step.
+
+    Raises:
+        ValueError: the number differs.
+    """
     workers, rows = dist.get_world_size(), _rows(args)
     same = rows == made_by["rows_per_step"] and not args.auto_find_batch_size
     if workers != made_by["workers"] and not same:
@@ -326,6 +330,6 @@ def _check_steps(made_by: Mapping[str, Any], args: Any) -> None:
 
 
 def _rows(args: Any) -> int:
-    """Rows of one step of the optimizer, over all workers."""
+    """Return the rows of one optimizer step, over all workers."""
     rows: int = args.train_batch_size * args.gradient_accumulation_steps * dist.get_world_size()
     return rows

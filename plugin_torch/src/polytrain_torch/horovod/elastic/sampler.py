@@ -1,4 +1,4 @@
-"""A sampler whose epoch can be continued by a different number of ranks."""
+"""A sampler that lets a different number of ranks continue an epoch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from polytrain_torch.horovod.basics import rank, size
 
 
 class ElasticSampler(Sampler[int]):
-    """Divides the items of a data set among the ranks, less those that this epoch has had.
+    """Divides the items that an epoch hasn't processed yet among the ranks.
 
-    Put it into the `TorchState`, call `record_batch` after each batch, and `set_epoch` at the end
-    of each epoch. If the items don't divide by the ranks, the first ones come twice.
+    Pass it to `TorchState`, call `record_batch` after each batch, and `set_epoch` at the end of
+    each epoch. If the items can't be divided evenly, the first ones are repeated.
 
     Args:
-        dataset: of a length that doesn't change.
+        dataset: a data set whose length doesn't change.
         shuffle: draw a new order for each epoch.
-        seed: the same on all ranks.
+        seed: seed of the order, the same on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -32,27 +32,27 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. Call it at the end of the one before."""
+        """Begin an epoch. Call this at the end of the previous epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Count a batch, of which every rank has had one of this size."""
+        """Count one batch of this size on every rank."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data set."""
+        """Return the epoch, and the number of items that all ranks have processed in it."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a place, with the ranks that there are now."""
+        """Continue from a saved state, with the current ranks."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divide what is left of the epoch among the ranks that there are now."""
+        """Divide the remaining items of the epoch among the current ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = [*range(len(self.dataset))]
         if self.shuffle:

@@ -1,7 +1,7 @@
 """The state of an elastic script. Its commits are checkpoints of the run.
 
-In Horovod a commit is a copy in memory, with which the processes that are left go on. Here an
-attempt ends with all its processes, and new ones resume from the newest committed checkpoint.
+In Horovod a commit is a copy in memory, from which the surviving processes continue. Here all
+processes of an attempt end, and new ones resume from the newest committed checkpoint.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from polytrain_torch.horovod.reductions import Max, allreduce
 
 
 class TorchState:
-    """The objects and values of a script that a restart resumes. All ranks make the same calls.
+    """Objects and values of a script that a restart restores. All ranks make the same calls.
 
     Args:
         model: a module.
         optimizer: its optimizer, distributed or not.
         others: more objects with `state_dict` and `load_state_dict` (schedulers, samplers), and
-            plain values, such as the epoch. All of them are attributes of the state.
+            plain values, such as the epoch. All of them become attributes of the state.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
@@ -40,16 +40,16 @@ class TorchState:
         self.save()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Call these when `run` resumes from a commit, before the ranks are brought in line."""
+        """Have `run` call these after it resumes from a commit, before it calls `sync`."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Call what was registered with `register_reset_callbacks`."""
+        """Call the callbacks of `register_reset_callbacks`."""
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Commit the state as a checkpoint of the run, from which a restart resumes.
+        """Commit the state as a checkpoint of the run. A restart resumes from it.
 
         It is stored in the background. Numbers among the values are reported as metrics. If the run
         waits for a checkpoint, to stop or to change its workers, the process ends here.
@@ -75,14 +75,14 @@ class TorchState:
         self._saved_values = {name: copy.deepcopy(getattr(self, name)) for name in self._values}
 
     def restore(self) -> None:
-        """Take back everything since the last `save` or `commit`."""
+        """Restore the copy that the last `save`, `commit` or `sync` made."""
         for name, state in self._saved_parts.items():
             getattr(self, name).load_state_dict(copy.deepcopy(state))
         for name, value in self._saved_values.items():
             setattr(self, name, copy.deepcopy(value))
 
     def sync(self) -> None:
-        """Replace every rank's state by that of rank 0."""
+        """Replace every rank's state by rank 0's."""
         for name in self._parts:
             part = getattr(self, name)
             if isinstance(part, torch.nn.Module):
@@ -108,7 +108,7 @@ class TorchState:
 
 
 class _StateOfRank0(TrainingState):
-    """A state that `sync` makes rank 0's on all ranks."""
+    """A training state that doesn't compare ranks: `sync` gives all of them rank 0's state."""
 
     _compares_ranks = False
 
@@ -116,8 +116,8 @@ class _StateOfRank0(TrainingState):
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have an elastic training function resume from the newest commit.
 
-    The function gets the state as first argument. Before it is called, the state is resumed from
-    the run's newest commit, if there is one, and made the same on all ranks.
+    The function gets the state as first argument. Before the call, the state is loaded from the
+    run's newest commit, if there is one, and made equal on all ranks.
     """
 
     @functools.wraps(function)
