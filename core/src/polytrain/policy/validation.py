@@ -34,7 +34,7 @@ class Validation:
     """The checkpoint's step, for which the history gets the metrics."""
 
     task: Mapping[str, Any] = field(default_factory=dict)
-    """What the report says about it; see `common.validation_config.validation_of_report`."""
+    """The report's request; see `config.validation_config.validation_of_report`."""
 
     status: ValidationStatus = ValidationStatus.PENDING
     metrics: Mapping[str, Any] = field(default_factory=dict)
