@@ -143,7 +143,7 @@ class CheckpointManager:
         return frozenset(rank for rank, part in parts.items() if not part.files)
 
     def is_committed(self, number: int, attempt: int) -> bool:
-        """Whether a checkpoint of an attempt was committed with all the parts stored for it."""
+        """Return whether an attempt's checkpoint was committed with all its stored parts."""
         if number < self._last_complete:
             return True
         if number == self._last_complete and self._has_grown:

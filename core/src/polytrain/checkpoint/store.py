@@ -76,7 +76,7 @@ class FoundCheckpoints:
     """Manifests of the checkpoints whose files all exist with the right sizes, oldest first."""
 
     damaged: Mapping[str, str]
-    """Directory of a damaged checkpoint → what is wrong with it."""
+    """Directory of a damaged checkpoint → description of the damage."""
 
     uncommitted: tuple[str, ...]
     """Directories without a manifest."""
@@ -279,7 +279,7 @@ class CheckpointStore:
         )
 
     def damage(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return what is missing or has changed since the commit; empty if all is intact.
+        """Return descriptions of missing and changed files; empty if all are intact.
 
         Reads all of the checkpoint's files.
 
@@ -348,7 +348,7 @@ class CheckpointStore:
                 self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
 
     def _is_committed(self, name: str) -> bool:
-        """Whether a directory of a local storage has a manifest."""
+        """Return whether a directory of a local storage has a manifest."""
         try:
             self._files.status(f"{_CHECKPOINTS}/{name}/{MANIFEST_NAME}")
         except (FileNotFoundError, NotADirectoryError):
@@ -405,7 +405,7 @@ class CheckpointStore:
         return manifest
 
     def _foreign(self, manifest: Manifest) -> tuple[str, ...]:
-        """Name an entry that is neither file nor directory: engines open files here by path."""
+        """Return damage by entries that are neither file nor directory: engines open paths here."""
         if self.location.is_local:
             try:
                 self._files.check(f"{_CHECKPOINTS}/{manifest.directory}")

@@ -37,7 +37,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy a worker process was in a window in which it made progress."""
+    """The load of a worker process in a window in which it made progress."""
 
     attempt: int
     rank: int

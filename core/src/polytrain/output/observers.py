@@ -34,7 +34,7 @@ END_WITHIN_S = 60.0
 _FIELD = "RunConfig.observers"
 _PREFIX = "polytrain_"
 _MARK = f"{PROJECT}_impl"
-"""What pluggy's marker, `hookimpl`, sets on a function."""
+"""The attribute that pluggy's marker, `hookimpl`, sets on a function."""
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ def follow_record(track: Any, observers: Any) -> bool:
 
 
 def observers_problems(observers: Any) -> Iterator[Problem]:
-    """Yield what is wrong with a run's observers.
+    """Yield the problems of a run's observers.
 
     Args:
         observers: what the user passed as `RunConfig.observers`.
@@ -225,11 +225,11 @@ def observers_problems(observers: Any) -> Iterator[Problem]:
 
 
 def observer_problems(observer: Any, field: str) -> Iterator[Problem]:
-    """Yield what is wrong with one observer.
+    """Yield the problems of one observer.
 
     Args:
         observer: any object.
-        field: how it is named to the user.
+        field: its name in messages to the user.
     """
     if inspect.isclass(observer):
         name = observer.__name__
@@ -272,7 +272,7 @@ def _hook_problems(field: str, name: str, method: Callable[..., Any]) -> Iterato
 
 
 def _hooks() -> dict[str, list[str]]:
-    """The arguments of each hook, by its name."""
+    """Return the arguments of each hook, by its name."""
     specs = {k: v for k, v in vars(ObserverHooks).items() if k.startswith(_PREFIX)}
     return {name: list(inspect.signature(spec).parameters)[1:] for name, spec in specs.items()}
 

@@ -37,7 +37,7 @@ class EndAttempt:
     attempt: int
     reason: str
     root: Failure | None
-    """Why it failed; None for a planned end."""
+    """The failure that caused the others; None for a planned end."""
 
     failures: tuple[Failure, ...] = ()
     """All failures, the root first."""

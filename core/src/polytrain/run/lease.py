@@ -192,7 +192,7 @@ class Lease:
     def _write(self, owner: _Owner) -> None:
         try:
             self._no_retry.write(self.path, json.dumps(asdict(owner)).encode())
-        except Exception as error:  # whatever a storage's client raises
+        except Exception as error:  # a storage's client may raise anything
             # Another driver that finds the old file waits until the lease expires.
             logger.warning("The lease %s can't be renewed: %s", self.path, error)
 

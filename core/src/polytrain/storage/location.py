@@ -49,7 +49,7 @@ class Location:
 
     @property
     def name(self) -> str:
-        """Its last part."""
+        """The last part of its address."""
         return _without_options(self.address)[0].rpartition("/")[2]
 
     @property
@@ -76,7 +76,7 @@ class Location:
             )
         if self.is_local:
             return LocalStorage(Path(self.address), retry_s=self.retry_s)
-        # Arrow takes a while to import.
+        # Import it late: importing Arrow takes a while.
         from polytrain.storage.remote import RemoteStorage, local_directory
 
         filesystem, path = self.on_filesystem()

@@ -85,7 +85,7 @@ class Storage(Protocol):
 
         Args:
             file: the local file.
-            path: where to store it; an existing file is replaced.
+            path: the path to store it at; an existing file is replaced.
             move: whether the local file may be moved, because nobody needs it any more.
         """
 

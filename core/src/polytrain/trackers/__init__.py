@@ -1,4 +1,4 @@
-"""Trackers: stores of experiments to which a run's reports are sent while it lasts.
+"""Trackers: experiment stores that get a run's reports while it lasts.
 
 `Prometheus` exposes a run for monitoring: it doesn't store every step.
 

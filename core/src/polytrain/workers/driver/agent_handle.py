@@ -16,10 +16,10 @@ class AgentHandle:
     """The driver's handle of one agent, from its request on."""
 
     number: int
-    """Its number among the run's agents."""
+    """The agent's number in the run."""
 
     bundle: int | None
-    """Its bundle in the placement group; None outside the group."""
+    """The agent's bundle in the placement group; None outside the group."""
 
     place: NodeAddress = field(default_factory=lambda: NodeAddress(node_id="", host=""))
     """The agent's node, once it has arrived."""
