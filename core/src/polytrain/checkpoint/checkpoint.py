@@ -61,7 +61,7 @@ class Checkpoint:
             directory = Path(location.address)
             if not directory.is_dir():
                 raise CheckpointError(f"There is no checkpoint in {self.path}.")
-            # A directory that the user has made may have links in it, a run's has none.
+            # A user's directory may contain links; a run's doesn't.
             if (directory / MANIFEST_NAME).exists():
                 try:
                     Beneath(directory).check()
@@ -81,7 +81,7 @@ class Checkpoint:
         """Copy the files into a directory, create it if needed, and return its path.
 
         Args:
-            path: of the directory; by default a new temporary one, which the caller deletes.
+            path: the directory; by default a new temporary one, which the caller deletes.
 
         Raises:
             CheckpointError: the checkpoint is missing, or differs from what was committed.
@@ -135,7 +135,7 @@ class Checkpoint:
             metadata: as for `set_metadata`; replaces values of the same names.
 
         Raises:
-            CheckpointError: as `set_metadata`.
+            CheckpointError: see `set_metadata`.
         """
         self.set_metadata({**self.get_metadata(), **metadata})
 

@@ -39,12 +39,12 @@ class PartStored:
     """Files that differ from rank 0's file of the same name, which is kept."""
 
     validation: Mapping[str, Any] | None = None
-    """How the checkpoint is to be validated; None if it isn't."""
+    """The requested validation, as plain values; None if none is requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartVoid:
-    """The files of one rank's part have changed since the rank reported them."""
+    """A rank's part is invalid: its files have changed since the rank reported them."""
 
     attempt: int
     rank: int

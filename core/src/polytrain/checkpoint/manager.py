@@ -22,7 +22,7 @@ from polytrain_plugins import CheckpointInfo, CheckpointKind
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 256
-"""Checkpoints with which a late part is compared; ranks that train together are closer."""
+"""Number of rank 0's newest checkpoints with which late parts are compared."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class CheckpointManager:
     """The starting point of the run itself."""
 
     clock: Clock = field(default_factory=Clock)
-    """This driver's."""
+    """This driver's clock."""
 
     validations: Validations = field(default_factory=Validations)
-    """Their metrics count for the ranking; a checkpoint that waits for one is kept."""
+    """Their metrics count in the ranking; a checkpoint with a pending validation is kept."""
 
     checkpoints: list[Manifest] = field(default_factory=list)
     """The committed checkpoints, oldest first."""
@@ -62,7 +62,7 @@ class CheckpointManager:
     """Ranks whose parts a checkpoint of this attempt needs."""
 
     _parts: dict[int, dict[int, PartStored]] = field(default_factory=dict)
-    """Number → rank → part, of the checkpoints from the last committed one on."""
+    """Number → rank → part, for the last committed checkpoint and later ones."""
 
     _staged: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks that have staged a part which isn't stored yet."""
@@ -71,14 +71,14 @@ class CheckpointManager:
     """Number → name → SHA-256, of the newest checkpoints of this attempt."""
 
     _wanted_validations: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Directory → how the checkpoint is to be validated."""
+    """Directory → the validation that the checkpoint's report requests."""
 
     _last_complete: int = -1
     _has_grown: bool = False
-    """Whether a part with files has come for the last complete checkpoint since then."""
+    """Whether the last complete checkpoint has since received another part with files."""
 
     _uneven: set[str] = field(default_factory=set)
-    """Data sets of which ranks reported different positions, and a warning has said so."""
+    """Data sets that a warning has named because ranks reported different positions."""
 
     _stamps: dict[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     """Directory → stamps that show whether its files have changed since they were verified."""
@@ -125,25 +125,25 @@ class CheckpointManager:
             self._staged.setdefault(number, set()).add(rank)
 
     def give_up(self, rank: int) -> None:
-        """Expect nothing more of a rank."""
+        """Stop waiting for a rank's parts."""
         for ranks in self._staged.values():
             ranks.discard(rank)
 
     def stored_files(self, number: int) -> Mapping[str, str] | None:
-        """Name → SHA-256 of the files that rank 0 has stored for a checkpoint; None if unknown."""
+        """Return name → SHA-256 of rank 0's stored files of a checkpoint; None if unknown."""
         return self._files_of_rank_0.get(number)
 
     def ranks_of(self, number: int) -> frozenset[int]:
-        """The ranks whose parts of a checkpoint are stored."""
+        """Return the ranks whose parts of a checkpoint are stored."""
         return frozenset(self._parts.get(number, {}))
 
     def ranks_that_add_nothing(self, number: int) -> frozenset[int]:
-        """The ranks whose part of a checkpoint is compared with rank 0's, and the same."""
+        """Return the ranks whose stored part of a checkpoint has no files beyond rank 0's."""
         parts = self._parts.get(number, {})
         return frozenset(rank for rank, part in parts.items() if not part.files)
 
     def is_committed(self, number: int, attempt: int) -> bool:
-        """Whether a checkpoint of an attempt was committed with all the parts stored for it."""
+        """Return whether an attempt's checkpoint was committed with all its stored parts."""
         if number < self._last_complete:
             return True
         if number == self._last_complete and self._has_grown:
@@ -167,7 +167,7 @@ class CheckpointManager:
         return None
 
     def add(self, part: PartStored) -> None:
-        """Take one rank's part.
+        """Add one rank's stored part.
 
         Raises:
             ValueError: the part comes too late for its files to be added; the message says why.
@@ -198,9 +198,9 @@ class CheckpointManager:
     def next_complete(self) -> Manifest | None:
         """Return the manifest of the oldest checkpoint that can be committed now.
 
-        A checkpoint of which a rank is storing its part holds up the later ones, which would
-        replace it. If files are merged, the same checkpoint may be returned again: another rank's
-        part of the first checkpoint may arrive after rank 0's part is committed.
+        A checkpoint with a part that is being stored holds up later ones, which would replace it.
+        If files are merged, the same checkpoint may be returned again: another rank's part of the
+        first checkpoint may arrive after rank 0's part is committed.
 
         Raises:
             ValueError: the ranks' parts don't fit into one directory; the message says why.
@@ -215,12 +215,12 @@ class CheckpointManager:
 
     def _completed(self, number: int) -> Manifest:
         """Return the manifest of a checkpoint that has all its parts, and drop incomplete ones."""
-        # What doesn't fit together never will, and is reported once.
+        # Pop first: parts that don't fit together never will, and are reported once.
         parts = self._parts.pop(number)
         manifest = self._manifest(parts)
         self._parts[number] = parts
         wanted = (parts[rank].validation for rank in sorted(parts))
-        # As the first rank says that asks for it.
+        # The lowest rank that requests a validation decides.
         validation = next((each for each in wanted if each is not None), None)
         if validation is not None:
             self._wanted_validations[manifest.directory] = validation
@@ -282,7 +282,7 @@ class CheckpointManager:
         return None if manifest is None else self._info(manifest)
 
     def validation_of(self, directory: str) -> Mapping[str, Any] | None:
-        """How a complete checkpoint is to be validated; None if it isn't. Told once."""
+        """Remove and return the validation requested for a complete checkpoint; None if none is."""
         return self._wanted_validations.pop(directory, None)
 
     def start(self) -> StartingPoint:
@@ -330,7 +330,7 @@ class CheckpointManager:
             known = self._stamps.get(manifest.directory)
             if known and self.store.stamps(manifest) == known:
                 return manifest
-            # Taken before the files are read, so that a change during the reading is noticed.
+            # Take the stamps before the files are read, to notice a change during the reading.
             stamps = self.store.stamps(manifest)
             damage = self.store.damage(manifest)
             if not damage:
@@ -341,7 +341,7 @@ class CheckpointManager:
         return None
 
     def _scored(self) -> list[Manifest]:
-        """The committed checkpoints, with the metrics of their validations."""
+        """Return the committed checkpoints, with the metrics of their validations."""
         return with_validations(self.checkpoints, self.validations)
 
     def _put_aside(self, directory: str, wrong: str) -> None:
@@ -406,7 +406,7 @@ class CheckpointManager:
 
 
 def with_validations(manifests: Sequence[Manifest], validations: Validations) -> list[Manifest]:
-    """Checkpoints with the metrics of their validations added to those of their reports."""
+    """Return checkpoints with their validations' metrics added to those of their reports."""
     return [
         each
         if validations.of(each.directory) is None

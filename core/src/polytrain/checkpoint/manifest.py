@@ -31,7 +31,7 @@ class AttemptId:
     """Fencing token of the driver's lease on the run."""
 
     attempt: Count
-    """Number of the attempt, of this driver."""
+    """Number of the attempt among this driver's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +75,8 @@ class Manifest:
 
     files: tuple[StoredFile, ...]
     transform: str | None = None
-    """Fingerprint of the function whose results the model was trained on; None without one. Only
-    those of one Python version compare."""
+    """Fingerprint of the data transform that the model was trained with; None without one.
+    Fingerprints of different Python versions can't be compared."""
 
     @property
     def directory(self) -> str:
@@ -84,7 +84,7 @@ class Manifest:
         return directory_name(self.number, self.attempt_id)
 
     def to_json(self) -> str:
-        """The manifest as JSON text, which every reader of JSON takes."""
+        """Return the manifest as strictly valid JSON."""
         body = asdict(self)
         digest = _digest(FORMAT, body)
         entry = {"format": FORMAT, "sha256": digest, "manifest": body}
@@ -122,7 +122,7 @@ def differences(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[str, ...]
     """Return how the stored files differ from the committed ones; empty if they don't.
 
     Args:
-        manifest: what was committed.
+        manifest: the committed manifest.
         sizes: name → bytes of the stored files.
     """
     found = []

@@ -31,7 +31,7 @@ class PartTracker:
         self._look(now)
 
     def expect(self, rank: int) -> None:
-        """Count this rank among those that hand in parts."""
+        """Count this rank among those that stage parts."""
         self.ranks.add(rank)
 
     def done(self, rank: int, *, now: float) -> None:
@@ -80,7 +80,7 @@ class PartTracker:
         behind = min(
             sorted(self.ranks), key=lambda rank: (self._count(rank), rank not in self._done)
         )
-        # Also one that needn't hand in parts: those that it does wait for the others'.
+        # Include ranks that needn't stage parts: a part that one does stage waits for the others'.
         seen = sorted(self.ranks | self._counts.keys())
         return behind, max(seen, key=lambda rank: (self._count(rank), self._stands_still(rank)))
 

@@ -1,4 +1,4 @@
-"""Stores a part that a worker process has staged. It ends stored, void or as a failure."""
+"""Stores a part that a worker process has staged: the outcome is stored, void or a failure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StagedPart:
     """Data set → the rank's position in it."""
 
     validation: Mapping[str, Any] | None = None
-    """How the checkpoint is to be validated; None if it isn't."""
+    """The requested validation, as plain values; None if none is requested."""
 
 
 def misplaced_part(part: StagedPart, *, scratch: Path, near: Path | None) -> Failed | None:
@@ -107,7 +107,7 @@ def stored_part(
 
 
 def clear_staged(part: StagedPart) -> None:
-    """Delete what a rank has staged."""
+    """Delete a staged part."""
     if part.staged is not None:
         remove(part.staged)
 

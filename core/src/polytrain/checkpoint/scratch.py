@@ -62,8 +62,8 @@ class Scratch:
     def one_at_a_time(self, name: str) -> Iterator[None]:
         """Hold a lock of this name against other processes on this node."""
         with contextlib.closing(_opened(self.path / f"{name}.lock")) as lock:
-            # Without a limit: the others do this for a checkpoint of any size. An agent that waits
-            # here answers, and ends its attempt when it is asked to.
+            # No time limit: the holder may be copying a checkpoint of any size. An agent that waits
+            # here still answers calls, and ends its attempt on request.
             fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
             yield
 
@@ -84,7 +84,7 @@ def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
 
 
 def _opened(file: Path) -> OwnDescriptor:
-    # A child that is forked and lives on would keep its lock.
+    # A forked child that outlives this process would keep the lock.
     return OwnDescriptor(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
@@ -98,7 +98,7 @@ def _locked(directory: Path) -> OwnDescriptor:
             lock = _opened(directory / _LOCK)
         except FileNotFoundError:
             continue
-        # Without a limit: who holds it alone renames a directory, or releases it at once.
+        # No time limit: an exclusive holder only renames a directory, or releases it at once.
         fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
         # Another run may have removed the directory between the two calls.
         if _is_lock_of(lock.fileno(), directory):
@@ -137,8 +137,8 @@ def _remove_unless_held(directory: Path) -> None:
     try:
         lock = os.open(directory / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Another process is creating or removing the directory, or died while it did. Without
-        # the lock file only an empty directory is removed.
+        # Another process is creating or removing the directory, or died doing so. Without the
+        # lock file, remove it only if it is empty.
         with contextlib.suppress(OSError):
             directory.rmdir()
         return
@@ -158,7 +158,7 @@ def _remove_unless_held(directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory, the lock file last: what is left if this process dies has one."""
+    """Remove a directory, the lock file last: if this process dies, the rest is still marked."""
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

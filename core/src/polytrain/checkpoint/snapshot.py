@@ -73,14 +73,14 @@ class Snapshots:
         return stamps
 
     def _link(self, file: Path, name: str, directory: int) -> Stamp | None:
-        """Link a file into an open directory, and return its stamp; None if it must be copied."""
+        """Link a file into an open directory; return its stamp, or None if it must be copied."""
         status = file.stat()
         rewritten = self._seen.pop(file, None) == status.st_ino
         self._seen[file] = status.st_ino
         if rewritten or status.st_size < _COPIED_BELOW:
             return None
         identity = status.st_dev, status.st_ino
-        # A file that has several names, or is in several reports, keeps its stamp.
+        # A file with several names, or in several reports, keeps its stamp.
         keeps = self._stamped.pop(identity, None) == (status.st_size, status.st_mtime_ns)
         time = status.st_mtime_ns + (0 if keeps else 1)
         stamp = status.st_size, time
@@ -94,20 +94,20 @@ class Snapshots:
                 self._stamped[identity] = stamp
                 return stamp
         except OSError:
-            # Another file system, one without links, or another user's file.
+            # It is on another file system, on one without links, or another user's.
             pass
-        # Also reached if the file system's times are too coarse.
+        # This is also reached if the file system's times are too coarse.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=directory)
         return None
 
 
 def _copy(file: Path, name: str, directory: int) -> None:
-    # Nothing of this name is there, unless somebody else has put it there.
+    # O_EXCL: a file of this name can only be somebody else's.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o666, dir_fd=directory)
     try:
-        # It takes paths alone, and copies as fast as this file system can.
+        # `copyfile` takes only paths; it copies as fast as this file system can.
         shutil.copyfile(file, f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
@@ -119,5 +119,5 @@ def _forget_the_oldest(known: dict[Any, Any]) -> None:
 
 
 def is_unchanged(status: os.stat_result, stamp: Stamp | None) -> bool:
-    """Return whether a file has stayed the same since its snapshot; a copy has no stamp."""
+    """Return whether a file hasn't changed since its snapshot; a copy has no stamp."""
     return stamp is None or (status.st_size, status.st_mtime_ns) == tuple(stamp)

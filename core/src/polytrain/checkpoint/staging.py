@@ -33,7 +33,7 @@ class Stagings:
         Args:
             name: name of the checkpoint's directory.
             rank: the rank.
-            source: where the files are, so that they can be linked on the same file system, also
+            source: the files' directory, to choose a file system where they can be linked, also
                 through symbolic links; None for files that aren't written yet.
         """
         root = self._root(source)
@@ -80,12 +80,12 @@ def staged_in(root: Path, name: str, rank: int) -> Path:
 
 
 def beneath(staged: Path) -> tuple[Beneath, str]:
-    """Return the run's directory, in the storage or on the node, and a staged part's path in it."""
+    """Return the run's directory, in the storage or on the node, and a staged part's path there."""
     return Beneath(staged.parent.parent), f"{staged.parent.name}/{staged.name}"
 
 
 def remove(staged: Path) -> None:
-    """Delete what a rank has staged. An error leaves it to the next attempt."""
+    """Delete a staged part. After an error the next attempt deletes it."""
     files, path = beneath(staged)
     with contextlib.suppress(OSError):
         files.delete_below(path)

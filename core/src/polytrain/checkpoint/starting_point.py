@@ -29,13 +29,13 @@ class StartingPoint:
     """The files to load, and the state of the run when they were written."""
 
     location: Location | None = None
-    """Where the files are; None for a run that starts without files."""
+    """Location of the files; None for a run that starts without files."""
 
     step: int = 0
     """Steps that are done."""
 
     own: bool = False
-    """Whether it is a checkpoint of this run, not one that the user passed."""
+    """Whether it is this run's checkpoint, and not one that the user passed."""
 
     positions: Mapping[str, Any] = field(default_factory=dict)
     """Data set → the position to resume at, as in a manifest."""
@@ -118,7 +118,7 @@ def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
     """Copy the files to this node, where worker processes can read them.
 
     Args:
-        start: where the files are.
+        start: the starting point, with the files' location.
         scratch: the run's directory on this node. The caller ensures that only one process does
             this at a time.
 
@@ -128,7 +128,7 @@ def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
     """
     if start.location is None or start.location.is_local:
         return start
-    # If a run starts from another run's checkpoint, both may have checkpoints of the same name.
+    # A run that starts from another run's checkpoint may have one of the same name.
     address = hashlib.sha256(start.location.address.encode()).hexdigest()
     target = scratch / "restored" / address / start.location.name
     if not target.is_dir():
@@ -149,10 +149,10 @@ def fetch(
     """Copy a checkpoint's files into a new directory, which is created only on success.
 
     Args:
-        location: where the files are.
-        files: the files to copy; None copies all that are there.
+        location: the checkpoint's location.
+        files: the files to copy; None copies all.
         target: the new directory.
-        near: where this node may still have them staged.
+        near: the directory in which this node may still have them staged.
 
     Raises:
         CheckpointError: the files differ from what was committed, or a file name leads out of
@@ -187,10 +187,10 @@ def _get(storage: Storage, name: str, directory: Path) -> str:
 
 
 def _taken_over(staged: Path, file: StoredFile, target: Path) -> bool:
-    """Copy a staged file, and return whether it exists and is what was committed."""
+    """Copy a staged file; return whether it exists and is the committed one."""
     if not staged.is_file() or staged.stat().st_size != file.size:
         return False
-    # Copied, not moved: a staged file may be a link, which its writer may still change.
+    # Copy, don't move: a staged file may be a link, and its writer may still change it.
     storage = Location.of(staged.parent).open()
     return storage.get(staged.name, target) == file.sha256
 

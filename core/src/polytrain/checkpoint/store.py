@@ -1,4 +1,4 @@
-"""The storage of a run's checkpoints, and the protocol that commits them.
+"""Stores a run's checkpoints, and commits them by a protocol.
 
 1. A worker process puts its files into a staging directory on its node.
 2. `store_part`: its agent stores them in the checkpoint's directory, with sizes and hashes.
@@ -6,7 +6,7 @@
 
 A process may die after any step: a directory without a manifest isn't a checkpoint. Only single
 files are renamed, so object storage works. Every attempt writes to its own directories, so a
-process that was taken for dead can do no harm.
+process that was mistaken for dead can do no harm.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SHOWN_WITHIN_S = 60.0
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 _READERS = 16
-"""Manifests that are read at once; object storage has a high latency."""
+"""Manifests to read concurrently; object storage has a high latency."""
 
 
 class SnapshotChangedError(Exception):
@@ -59,7 +59,7 @@ class SnapshotChangedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPart:
-    """What has become of the files that one rank staged."""
+    """The outcome of storing one rank's part."""
 
     files: tuple[StoredFile, ...]
     """The files that were stored."""
@@ -76,7 +76,7 @@ class FoundCheckpoints:
     """Manifests of the checkpoints whose files all exist with the right sizes, oldest first."""
 
     damaged: Mapping[str, str]
-    """Directory of a damaged checkpoint → what is wrong with it."""
+    """Directory of a damaged checkpoint → description of the damage."""
 
     uncommitted: tuple[str, ...]
     """Directories without a manifest."""
@@ -158,7 +158,7 @@ class CheckpointStore:
                 else:
                     path = f"{_CHECKPOINTS}/{directory}/{name}"
                     digest = self._storage.put(staged / name, path, move=True)
-                # By its descriptor: the file may have been moved.
+                # Use the descriptor: the file may have been moved.
                 status = os.fstat(opened.fileno())
             if not is_unchanged(status, stamps.get(name)):
                 raise SnapshotChangedError(
@@ -214,7 +214,7 @@ class CheckpointStore:
             The stamps of the checkpoint's files.
 
         Raises:
-            CheckpointError: the storage lost the manifest, or files meanwhile.
+            CheckpointError: the storage lost the manifest or files during this call.
             OSError: files are missing, or the storage failed.
         """
         retry(
@@ -225,8 +225,8 @@ class CheckpointStore:
         path = f"{_CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
         text = manifest.to_json().encode()
         self._storage.write(path, text)
-        # A driver that was paused since it looked may have a successor, which deletes what has no
-        # manifest. From now on it has one.
+        # If this driver was paused after its check, a successor may have deleted the files, which
+        # had no manifest. Now that there is a manifest, check them again.
         lacking = differences(manifest, self._sizes(manifest.directory))
         if lacking:
             self.delete(manifest.directory)
@@ -279,7 +279,7 @@ class CheckpointStore:
         )
 
     def damage(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return what is missing or has changed since the commit; empty if all is intact.
+        """Return descriptions of missing and changed files; empty if all are intact.
 
         Reads all of the checkpoint's files.
 
@@ -335,7 +335,7 @@ class CheckpointStore:
             OSError: the storage failed.
         """
         if self.location.is_local:
-            # By their names alone: some may have no complete file, and others have thousands.
+            # List only names: a directory may have no complete file, or thousands.
             names = {name for name, _ in self._files.names(_CHECKPOINTS)}
             committed = set(filter(self._is_committed, names))
         else:
@@ -348,7 +348,7 @@ class CheckpointStore:
                 self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
 
     def _is_committed(self, name: str) -> bool:
-        """Whether a directory of a local storage has a manifest."""
+        """Return whether a directory of a local storage has a manifest."""
         try:
             self._files.status(f"{_CHECKPOINTS}/{name}/{MANIFEST_NAME}")
         except (FileNotFoundError, NotADirectoryError):
@@ -405,7 +405,7 @@ class CheckpointStore:
         return manifest
 
     def _foreign(self, manifest: Manifest) -> tuple[str, ...]:
-        """Return what in a directory isn't a run's: engines open the files in it by its path."""
+        """Return damage by entries that are neither file nor directory: engines open paths here."""
         if self.location.is_local:
             try:
                 self._files.check(f"{_CHECKPOINTS}/{manifest.directory}")

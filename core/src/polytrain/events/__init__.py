@@ -1,1 +1,1 @@
-"""What the driver hears of an attempt."""
+"""The events of an attempt that agents send to the driver."""

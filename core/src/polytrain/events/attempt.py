@@ -1,4 +1,4 @@
-"""What happens to a run. All but reports are inputs of the state machine."""
+"""The events of a run's attempts. All except reports are inputs of the state machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlacementFailed:
 
 
 class Purpose(StrEnum):
-    """Why worker processes stop after their next checkpoint."""
+    """The reason for which worker processes stop after their next checkpoint."""
 
     RESIZE = "to continue with more workers"
     MOVE = "to continue on other nodes"
@@ -37,7 +37,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainWanted:
-    """The worker processes have to make a checkpoint and stop."""
+    """The worker processes should make a checkpoint and stop."""
 
     purpose: Purpose
     reason: str
@@ -45,17 +45,17 @@ class DrainWanted:
     """Nodes that are marked for removal."""
 
     ranks: frozenset[int] = frozenset()
-    """Ranks whose agents have to be replaced."""
+    """Ranks whose agents must be replaced."""
 
     stopped: Stopped | None = None
-    """Who stops the run, if that is the purpose."""
+    """The user, signal or condition that stops the run, if that is the purpose."""
 
     until_step: int = 0
-    """The step that a checkpoint must have before the run may stop, however it comes to that."""
+    """The step that a committed checkpoint must have reached before the run may stop."""
 
 
 def stop_wanted(stopped: Stopped, *, until_step: int = 0) -> DrainWanted:
-    """The drain that stops a run."""
+    """Return the drain that stops a run."""
     return DrainWanted(
         purpose=Purpose.STOP, reason=str(stopped), stopped=stopped, until_step=until_step
     )
@@ -82,7 +82,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A worker process is up and has sent what its peers must know."""
+    """A worker process has started and sent its offer for its peers."""
 
     attempt: int
     rank: int
@@ -96,10 +96,10 @@ class Joined:
     attempt: int
     rank: int
     rows: Mapping[str, int] = field(default_factory=dict)
-    """Data set → how many of its rows this rank has; without those that nobody has counted."""
+    """Data set → number of its rows on this rank; data sets with uncounted rows are left out."""
 
     device: str = ""
-    """What it computes on, such as "CPU"."""
+    """The device that it computes on, such as "CPU"."""
 
     node: str = ""
     """The name of its machine."""
@@ -120,7 +120,7 @@ class Reported:
     """Whether the rank has staged its part of a checkpoint with it."""
 
     at: float = 0.0
-    """When it was reported, in seconds since the epoch, on the rank's node."""
+    """Time of the report on the rank's node, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class SavesOnRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A worker process's training has returned; it waits for the order to leave."""
+    """A worker process's training has returned; it waits for the call to leave."""
 
     attempt: int
     rank: int
@@ -141,7 +141,7 @@ class Done:
     """Seconds that its training has stood still for checkpoints."""
 
     returned: Returned | None = field(default=None, repr=False)
-    """What the training function has returned; None if that was None."""
+    """The training function's return value; None if that was None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,19 +159,19 @@ class Exited:
     attempt: int
     rank: int
     how: str
-    """How it ended, for people: "killed by SIGKILL", "exited with code 1"."""
+    """Description of its end, for people: "killed by SIGKILL", "exited with code 1"."""
 
     killed: bool
-    """Whether the driver had it killed."""
+    """Whether the driver requested to kill it."""
 
     out_of_memory: bool = False
     """Whether the kernel's out-of-memory killer has ended it."""
 
     output: str = ""
-    """The last lines that it wrote to its standard error."""
+    """The last lines of its standard error."""
 
     since_s: float = 0.0
-    """Seconds from its end until this was sent."""
+    """Seconds from its end until this event was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from polytrain.linux.progress_page import WorkerStage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A worker process was requested; from now on it has limited time to join the others."""
+    """A worker process was requested; its time limit to join the others begins."""
 
     attempt: int
     rank: int
@@ -29,23 +29,23 @@ class WorkerStatus:
     """Seconds without progress since it or a descendant last used significant CPU time."""
 
     stopped_s: float
-    """Seconds without progress for which a signal has kept it stopped."""
+    """Seconds without progress during which a signal kept it stopped."""
 
     cpu_s: float
-    """CPU time spent since the last progress."""
+    """CPU seconds spent since the last progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy a worker process was in a window in which it made progress."""
+    """The load of a worker process in a window in which it made progress."""
 
     attempt: int
     rank: int
     window: int
-    """Number of the window, counted from when the ranks joined."""
+    """Number of the window since the ranks joined."""
 
     busy: float
-    """Share of the time in which its main thread didn't wait for others."""
+    """Share of the window during which its main thread didn't wait for others, from 0 to 1."""
 
     memory: int = 0
     """Resident bytes of the process at the end of the window."""
@@ -72,12 +72,12 @@ class LeaveTimedOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unkillable:
-    """A worker process was killed and hasn't ended; it isn't waited for any more."""
+    """A killed worker process hasn't ended in time; its agent stops waiting for it."""
 
     attempt: int
     rank: int
     pid: int
-    """0 if nobody has said which it is."""
+    """Its process id; 0 if unknown."""
 
     after_s: float
 

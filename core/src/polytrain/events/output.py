@@ -1,4 +1,4 @@
-"""What worker processes write on their standard output and error, and how much of it counts."""
+"""The output of worker processes on standard output and error, and its limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Output:
 
     attempt: int
     rank: int | None
-    """None for the process that validates a checkpoint."""
+    """The rank; None for the process that validates a checkpoint."""
 
     stream: str
     """"stdout" or "stderr"."""
@@ -22,30 +22,30 @@ class Output:
 
 
 def flush_output() -> None:
-    """Write what this process has printed, also a line without an end."""
+    """Flush this process's output, including an unfinished line."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
 
 
 PER_SECOND = 1 << 20
-"""Characters a second that a stream may write for as long as it likes."""
+"""Sustained characters per second that a stream may write."""
 
 BURST = 8 << 20
-"""Characters that it may write at once, after it has written little."""
+"""Characters that a stream may write in one burst."""
 
 
 class OutputLimit:
     """A token bucket for one stream of a rank. Pure.
 
-    The driver writes down what all ranks write, and shows it. A rank that writes without end would
-    fill the memory on the way there.
+    The driver logs and shows the output of all ranks. A rank that writes without end would fill the
+    memory on the way there.
     """
 
     def __init__(self, *, now: float) -> None:
         """
         Args:
-            now: on any clock that goes on, in seconds.
+            now: seconds on a monotonic clock.
         """
         self._tokens = float(BURST)
         self._filled_at = now
@@ -53,15 +53,15 @@ class OutputLimit:
         self._ends_line = True
 
     def passed(self, text: str, *, now: float) -> str:
-        """What of a piece of output is passed on: all of it, after what is to be said, or nothing.
+        """Return the text to pass on: the whole text, after any notice of dropped output, or "".
 
         Args:
-            text: what was written.
-            now: on the same clock.
+            text: the text.
+            now: seconds on the same clock.
         """
         filled = self._tokens + (now - self._filled_at) * PER_SECOND
         self._tokens, self._filled_at = min(float(BURST), filled), now
-        # Once a second at most it passes again: a notice for every piece would be a flood, too.
+        # Resume at most once a second: a notice for every piece would be a flood, too.
         needed = max(len(text), PER_SECOND if self._left_out else 0)
         if self._tokens < needed:
             self._left_out += len(text)
@@ -72,7 +72,7 @@ class OutputLimit:
         return text
 
     def notice(self) -> str:
-        """What is to be said of output that was left out since this was said; empty if nothing."""
+        """Return the notice of output dropped since the last notice; "" if none was."""
         if not self._left_out:
             return ""
         megabytes, self._left_out = self._left_out / 1e6, 0

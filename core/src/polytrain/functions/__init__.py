@@ -1,1 +1,1 @@
-"""Users' functions and values: pickled, fingerprinted, looked into."""
+"""Pickles, fingerprints and inspects users' functions and values."""

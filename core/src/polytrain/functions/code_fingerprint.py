@@ -1,7 +1,7 @@
 """Fingerprints of users' functions: functions that behave differently have different ones.
 
 A fingerprint covers the bytecode with its constants, defaults and closures, and the functions and
-plain values of its module that it names. Line numbers make no difference. Pure.
+plain values of its module that it names. It ignores line numbers. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, TypeGuard
 
 _LONG = 1 << 16
-"""Bytes of which the text isn't made."""
+"""Bytes from which a value is hashed, and not formatted as text."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -28,7 +28,7 @@ def code_fingerprint(function: Any) -> str:
 
 
 def python_version() -> str:
-    """Return the Python version. Only fingerprints of one version compare: bytecode differs."""
+    """Return the Python version. Fingerprints of different versions differ with the bytecode."""
     return ".".join(platform.python_version_tuple()[:2])
 
 
@@ -47,7 +47,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, _PLAIN):
         # Small numbers are shared objects, so their identity means nothing.
         seen.discard(id(value))
-        # Weights, say: their text is three times as long, and takes seconds.
+        # Hash long bytes, such as weights: their text is three times as long, and takes seconds.
         yield f"bytes {hashlib.sha256(value).hexdigest()}" if _is_long(value) else repr(value)
     elif isinstance(value, list | tuple):
         for inner in value:
@@ -119,5 +119,5 @@ def _is_long(value: Any) -> TypeGuard[bytes]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # the cell is set later
+    except ValueError:  # the cell is still empty
         return None

@@ -1,4 +1,4 @@
-"""Finds functions whose call only makes a coroutine or a generator, and runs none of their code."""
+"""Finds functions whose call only makes a coroutine or a generator, without running their code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import CodeType, FunctionType
 from typing import Any
 
 _RUN_COROUTINES = frozenset({"run", "run_until_complete", "run_coroutine_threadsafe", "run_sync"})
-"""Names by which a wrapper runs a coroutine: asyncio's, trio's and anyio's."""
+"""Names with which a wrapper runs a coroutine, in asyncio, trio or anyio."""
 
 _RUN_GENERATORS = frozenset({"deque", "list", "next", "send", "tuple"})
-"""Names by which a wrapper runs a generator, besides loops."""
+"""Names with which a wrapper runs a generator, besides loops."""
 
 _COROUTINE, _GENERATOR, _ASYNC_GENERATOR = "a coroutine", "a generator", "an asynchronous generator"
 
@@ -26,10 +26,10 @@ PLAIN_INSTEAD = {
 
 
 def deferred_kind(function: Callable[..., Any]) -> str | None:
-    """Return what a call of a function makes in place of running it; None if it runs.
+    """Return the kind of object that a call makes instead of running the function; None if it runs.
 
-    Looks into partial objects, methods, callable objects and, where a decorator has kept it by
-    `functools.wraps`, the function behind a wrapper that neither runs nor loops over what it gets.
+    Inspects partial objects, methods, callable objects and, if `functools.wraps` has kept it, the
+    function behind a wrapper that neither runs nor loops over its result.
 
     Returns:
         A key of `PLAIN_INSTEAD`.
@@ -45,19 +45,19 @@ def deferred_kind(function: Callable[..., Any]) -> str | None:
 
 
 def deferred_value_kind(value: Any) -> str | None:
-    """Return what a function has made in place of running; None if the value is something else."""
+    """Return the kind of a deferred call's result; None if the value is something else."""
     if inspect.iscoroutine(value):
         return _COROUTINE
     if inspect.isasyncgen(value):
         return _ASYNC_GENERATOR
-    # A generator expression may be what a function wants to return.
+    # A function may want to return a generator expression.
     if inspect.isgenerator(value) and value.__name__ != "<genexpr>":
         return _GENERATOR
     return None
 
 
 def _layers(function: Any) -> Iterator[Any]:
-    """Yield a callable and what its call is passed on to, from the outside in."""
+    """Yield a callable and the callables that it calls, from the outside in."""
     seen: set[int] = set()
     while id(function) not in seen:
         seen.add(id(function))
@@ -76,7 +76,7 @@ def _layers(function: Any) -> Iterator[Any]:
 
 
 def _runs_its_result(code: CodeType) -> bool:
-    """Whether a wrapper may run the coroutine or loop over the generator that it gets."""
+    """Return whether a wrapper may run the coroutine, or loop over the generator, that it gets."""
     names = {*code.co_names, *code.co_freevars}
     return (
         bool(names & (_RUN_COROUTINES | _RUN_GENERATORS))

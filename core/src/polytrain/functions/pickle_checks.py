@@ -1,4 +1,4 @@
-"""What a training function carries to the workers: what can't be sent, and what is too large."""
+"""Finds objects of a training function that can't be sent to workers, or are too large."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polytrain.functions.pickling import code_in, pickled_for_ray
 from polytrain_plugins import Problem
 
 _MOST_BYTES = 256 * 2**20
-"""Each worker process gets the function anew with each attempt."""
+"""Maximum bytes of a function, which each worker process gets anew with each attempt."""
 
 
 def pickle_problems(
@@ -25,7 +25,7 @@ def pickle_problems(
     Args:
         field: the argument, as the user writes it.
         value: a function, or a mapping.
-        remedy: what to do about objects that can't be sent.
+        remedy: advice for objects that can't be sent.
     """
     size = _size_or_error(value)
     if isinstance(size, Exception):
@@ -52,11 +52,11 @@ def reference_problems(field: str, value: Any, *, process: str, remedy: str) -> 
     Args:
         field: the argument, as the user writes it.
         value: a function, or a mapping that can be pickled.
-        process: what is to get the value.
-        remedy: how else the data get there.
+        process: the process that gets the value, for the message.
+        remedy: advice how to send the data instead.
     """
     if "ray" not in sys.modules:
-        # Then nothing is in its memory, and a large value takes a while to pickle.
+        # Then this process has no Ray objects; don't pickle a value that may be large.
         return
     _, references = pickled_for_ray(*code_in(value), value=value)
     if references:
@@ -69,20 +69,20 @@ def reference_problems(field: str, value: Any, *, process: str, remedy: str) -> 
 
 
 def _size_or_error(value: Any) -> int | Exception:
-    """The bytes of a pickled object, or why it can't be pickled."""
+    """Return the size of a pickled object, in bytes, or the error of pickling it."""
     try:
         return len(dumps(value))
-    except Exception as error:  # whatever an object's own __reduce__ raises
+    except Exception as error:  # an object's __reduce__ may raise anything
         return error
 
 
 def _culprits(path: str, value: Any, *, depth: int = 8) -> Iterator[str]:
-    """Yield what in a value can't be pickled: the innermost objects, with the way to them.
+    """Yield the paths of the innermost objects in a value that can't be pickled.
 
     Args:
-        path: how the user writes the value.
+        path: the value, as the user writes it.
         value: a function, a container or an object that can't be pickled.
-        depth: the most steps into it.
+        depth: maximum number of steps into it.
     """
     for inner, content in _parts(path, value):
         error = _size_or_error(content)
@@ -92,7 +92,7 @@ def _culprits(path: str, value: Any, *, depth: int = 8) -> Iterator[str]:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds, each with the way to it."""
+    """Yield the parts of a value, each with its path."""
     if isinstance(value, Mapping):
         yield from ((f"{path}[{key!r}]", content) for key, content in value.items())
     elif isinstance(value, list | tuple):
@@ -111,7 +111,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _defaults(function: FunctionType) -> dict[str, Any]:
-    """The parameters that have a default value, with it."""
+    """Return the default values of a function's parameters, by name."""
     code, values = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     by_place = dict(zip(names[len(names) - len(values) :], values, strict=True))
@@ -119,14 +119,14 @@ def _defaults(function: FunctionType) -> dict[str, Any]:
 
 
 def _largest(value: Any) -> tuple[str, int] | None:
-    """The largest variable or entry, and its bytes; None if none is known."""
+    """Return the largest variable or entry, and its size in bytes; None if none is known."""
     sizes = ((name, _size_or_error(content)) for name, content in _contents(value).items())
     known = [(name, size) for name, size in sizes if isinstance(size, int)]
     return max(known, key=lambda item: item[1], default=None)
 
 
 def _contents(value: Any) -> dict[str, Any]:
-    """The variables that a function uses, or the entries of a config, by name."""
+    """Return the variables that a function uses, or the entries of a config, by name."""
     if isinstance(value, Mapping):
         return {str(name): content for name, content in value.items()}
     if not inspect.isfunction(function := inspect.unwrap(value)):
@@ -136,7 +136,7 @@ def _contents(value: Any) -> dict[str, Any]:
 
 
 def _globals_of_inner(function: FunctionType) -> dict[str, Any]:
-    """The global variables that functions use which are defined inside a function."""
+    """Return the global variables that a function's inner functions use."""
     known = function.__globals__
     inner = [each for each in function.__code__.co_consts if isinstance(each, CodeType)]
     found: dict[str, Any] = {}

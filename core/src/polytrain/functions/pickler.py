@@ -1,4 +1,4 @@
-"""Pickles values with users' code in them; the code keeps the name of its file, and its lines."""
+"""Pickles values that contain users' code; the code keeps the name of its file, and its lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dumps(value: Any) -> bytes:
     """Pickle a value. `pickle.loads` reads it.
 
     Raises:
-        Exception: it can't be pickled. An object's own methods may raise anything.
+        Exception: it can't be pickled. An object's methods may raise anything.
     """
     file = io.BytesIO()
     Pickler(file).dump(value)
@@ -26,13 +26,13 @@ def dumps(value: Any) -> bytes:
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # noqa: TID251  # it has no types
     """A `cloudpickle.Pickler` whose code objects keep `co_filename`.
 
-    From 3.1.3 on cloudpickle writes "<dynamic-code>" there. Tracebacks, stacks and whatever reads
-    the source of a function (`tf.function`, `torch.jit.script`) then find neither file nor line.
+    Since 3.1.3 cloudpickle writes "<dynamic-code>" there. Tracebacks, stacks and readers of a
+    function's source (`tf.function`, `torch.jit.script`) then find neither file nor line.
     """
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
-        # One string for all code of a file: pickle writes the same object only once.
+        # Use one string for all code of a file: pickle writes the same object only once.
         self._sources: dict[str, str | None] = {}
 
     def reducer_override(self, value: Any) -> Any:
@@ -53,15 +53,15 @@ def restored_code(
     Args:
         make: a function that returns the code object.
         arguments: the arguments of `make`.
-        file: the name.
-        source: the file's text, if it is no file of the process that pickled the code.
+        file: the file's name.
+        source: the source, if the process that pickled the code had no such file.
     """
     if source is not None:
-        # Without a time of modification the entry is never compared with a file.
+        # Without a modification time, `linecache` never compares the entry with a file.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     return make(*arguments).replace(co_filename=file)
 
 
 def _source_only_here(file: str) -> str | None:
-    """The text of a notebook's cell, or of what was typed at a prompt."""
+    """Return the source of a notebook's cell, or of code that was typed at a prompt."""
     return None if os.path.exists(file) else "".join(linecache.getlines(file)) or None

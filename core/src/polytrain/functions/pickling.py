@@ -1,4 +1,4 @@
-"""Pickles users' functions for other processes, wherever they are defined."""
+"""Pickles users' functions for other processes, no matter where they are defined."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class _Apart(Pickler):
 def pickled_for_ray(*functions: Any, value: Any) -> tuple[bytes, list[Any]]:
     """Pickle like `pickled_apart`, with references to Ray's objects sent separately.
 
-    Ray itself must send them: it then knows who holds an object, and keeps it. An in-memory data
-    set of Ray Data is made of such references.
+    Ray itself must send them, to count the references to an object and keep it. An in-memory data
+    set of Ray Data consists of such references.
     """
-    # Without a module there is no reference. A driver without Ray doesn't import it here.
+    # If Ray isn't imported there are no references, so don't import it here.
     reference = getattr(sys.modules.get("ray"), "ObjectRef", ())
     return pickled_apart(*functions, value=value, kind=reference)
 
@@ -86,7 +86,7 @@ def pickled_error(error: BaseException) -> bytes | None:
     """Return a pickled exception; None if it can't be pickled."""
     try:
         return dumps(error)
-    except Exception:  # an exception may hold anything; its text is sent anyway
+    except Exception:  # an exception may hold any object; its text is sent anyway
         return None
 
 
@@ -105,14 +105,14 @@ def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
         parts = value
     else:
         yield value
-        # A callback holds the function that it calls.
+        # For example, a callback holds the function that it calls.
         parts = getattr(value, "__dict__", {}).values()
     for part in parts:
         yield from code_in(part, depth=depth - 1)
 
 
 def code_of_job(*parts: Any) -> list[Any]:
-    """Return a job's objects that may be user code: its functions, the backend, its options.
+    """Return a job's objects that may be user code: its functions, backend and options.
 
     Callbacks, objectives and model builders may come from a script like the function.
     """

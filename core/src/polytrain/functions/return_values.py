@@ -1,7 +1,7 @@
-"""What training functions return: encoded in worker processes, read by the driver and by users.
+"""Return values of training functions: encoded in worker processes, read by driver and users.
 
-Plain values are stored in a way that no code is needed to read them. Everything else is pickled,
-and a pickle can run code when it is read: from a stored run it is read only on request.
+Plain values are stored in a form that is read without running code. Other values are pickled, and
+reading a pickle can run code: those of a stored run are read only on request.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from polytrain.functions.pickler import Pickler
 Kind = Literal["plain", "pickled", "lost"]
 
 _LARGEST = 16 << 20
-"""Bytes of one rank's value."""
+"""Maximum bytes of one rank's value."""
 
 _LARGEST_OF_ALL = 256 << 20
-"""Bytes of all ranks' values together, which the driver holds; rank 0's come on top."""
+"""Maximum bytes of all values together, which the driver holds, besides rank 0's."""
 
 _TUPLE, _ARRAY = 1, 2
-"""Codes of types that msgpack doesn't have."""
+"""Codes of types that msgpack lacks."""
 
 _TUPLES = 32
-"""Levels of tuples. Each is a call of msgpack's with tens of kilobytes of stack."""
+"""Maximum levels of tuples. Each is a nested call of msgpack, with tens of kilobytes of stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
-    """What the training function of one rank has returned, encoded."""
+    """The encoded return value of one rank's training function."""
 
     kind: Kind
     data: bytes = b""
     """The encoded value; empty if it is lost."""
 
     why: str = ""
-    """Why it is lost, as a sentence."""
+    """The reason that it is lost, as a sentence."""
 
     def value(self, *, rank: int, may_unpickle: bool) -> Any:
-        """Decode it.
+        """Decode the value.
 
         Raises:
             ReturnValueError: it is lost, it can't be decoded here, or it is pickled and must not be
@@ -69,7 +69,7 @@ class Returned:
 
 
 def encoded(value: Any, *, rank: int, world_size: int) -> Returned:
-    """Encode what a training function has returned. Never raises.
+    """Encode a training function's return value. Never raises.
 
     Args:
         value: the value.
@@ -81,7 +81,7 @@ def encoded(value: Any, *, rank: int, world_size: int) -> Returned:
     try:
         try:
             data = _packed(value, limit)
-        except (TypeError, ValueError, OverflowError):  # it holds something that isn't plain
+        except (TypeError, ValueError, OverflowError):  # it contains a value that isn't plain
             kind, data = "pickled", _pickled(value, limit)
         if len(data) > limit:
             raise _TooLargeError
@@ -101,20 +101,20 @@ def encoded(value: Any, *, rank: int, world_size: int) -> Returned:
 
 
 def to_bytes(returned: Sequence[Returned | None]) -> bytes:
-    """All ranks' values, as they are stored with a run."""
+    """Encode all ranks' values to be stored with a run."""
     packed: bytes = msgpack.packb([it and [it.kind, it.data, it.why] for it in returned])
     return packed
 
 
 def from_bytes(data: bytes) -> tuple[Returned | None, ...]:
-    """Read what `to_bytes` has returned.
+    """Decode the result of `to_bytes`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it has another format.
     """
     try:
         return tuple(None if each is None else _returned(*each) for each in msgpack.unpackb(data))
-    except Exception as error:  # msgpack has many
+    except Exception as error:  # msgpack has many exceptions
         raise ValueError(f"not the return values of a run: {error!r}") from error
 
 
@@ -125,11 +125,11 @@ def _returned(kind: Any, data: Any, why: Any) -> Returned:
 
 
 class _TooLargeError(Exception):
-    """A value takes more bytes than it may. Raised early: a model may fill half of the memory."""
+    """A value exceeds its limit. Raised while pickling, since a model may fill half the memory."""
 
 
 class _LimitedFile(io.BytesIO):
-    """A file in memory of limited size."""
+    """A memory file of limited size."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def _packed(value: Any, limit: int, levels: int = _TUPLES) -> bytes:
                 return msgpack.ExtType(_ARRAY, bytes([is_scalar]) + file.getvalue())
         raise TypeError(f"a {type(inner).__name__} isn't plain")
 
-    # Strict: a subclass would come back as its base.
+    # Strict types: otherwise a subclass would be read back as its base class.
     packed: bytes = msgpack.packb(value, default=extension, strict_types=True)
     return packed
 

@@ -1,1 +1,1 @@
-"""What Linux offers."""
+"""Wraps Linux interfaces: processes, control groups, clocks, shared memory."""

@@ -1,4 +1,4 @@
-"""The time of day for records of a run: no correction of the machine's clock changes it."""
+"""The clock for records of a run, which corrections of the machine's clock don't affect."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 
 
 class Clock:
-    """The wall clock as it was when this clock began, plus the time since then.
+    """The wall clock at the start of this clock, plus the monotonic time since then.
 
-    The time in which the machine was suspended doesn't count (Linux' CLOCK_MONOTONIC).
+    Time during which the machine was suspended doesn't count (Linux's CLOCK_MONOTONIC).
     """
 
     def __init__(self) -> None:
         self.began = time.time()
-        """In seconds since the epoch."""
+        """Wall-clock time of the start, in seconds since the epoch."""
 
         self._began = time.monotonic()
 
@@ -22,5 +22,5 @@ class Clock:
         return self.began + time.monotonic() - self._began
 
     def ahead_s(self) -> float:
-        """Return how far the machine's clock is ahead of this one: it was set, or suspended."""
+        """Return the seconds by which the machine's clock is ahead: it was set or suspended."""
         return time.time() - self.now()

@@ -1,6 +1,6 @@
-"""Limits of the control groups that this process is in: a container, a batch job or a service.
+"""Reads the limits of this process's control groups: of a container, a batch job or a service.
 
-What the kernel says of the whole machine, such as its free memory, knows nothing of them.
+The kernel's figures for the whole machine, such as its free memory, ignore these limits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _NO_LIMIT = 1 << 60
-"""Version 1 has a number of bytes beyond this where there is no limit."""
+"""Bytes above which a limit of version 1 means no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,10 @@ class ControlGroups:
     """Control groups of version 1 or 2. A group is also bound by the limits of those above it."""
 
     mounts: Path = Path("/sys/fs/cgroup")
-    """Where the kernel shows the groups. In a container these begin with the container's own."""
+    """Mount point of the groups. In a container the root is the container's own group."""
 
     membership: Path = Path("/proc/self/cgroup")
-    """Names this process's groups."""
+    """File that names this process's groups."""
 
     def cpus(self) -> float | None:
         """Return the CPUs that this process may use on average; None without a limit."""
@@ -40,7 +40,7 @@ class ControlGroups:
         return min((limit for _, limit in self._memory_limits()), default=None)
 
     def free_memory(self) -> int | None:
-        """Return how much of that isn't in use; None without a limit."""
+        """Return the bytes of that limit that aren't in use; None without a limit."""
         free = (limit - _used_memory(group) for group, limit in self._memory_limits())
         return max(0, least) if (least := min(free, default=None)) is not None else None
 
@@ -53,7 +53,7 @@ class ControlGroups:
                     yield group, int(limit)
 
     def _groups(self, controller: str) -> Iterator[Path]:
-        """Directories of this process's groups, of which some may not be visible."""
+        """Yield the directories of this process's groups; some may not exist here."""
         yield self.mounts
         yield self.mounts / controller
         for line in _read(self.membership).splitlines():
@@ -62,7 +62,7 @@ class ControlGroups:
                 continue
             top = self.mounts / controller if controllers else self.mounts
             path = PurePosixPath(name.lstrip("/"))
-            # A group outside of the container's namespace begins with two dots.
+            # The path of a group outside the container's namespace begins with two dots.
             if ".." not in path.parts:
                 yield from (top / each for each in (path, *path.parents[:-1]))
 
@@ -71,11 +71,11 @@ OWN_GROUPS = ControlGroups()
 
 
 def available_memory(groups: ControlGroups = OWN_GROUPS) -> int:
-    """Return the bytes that this process can take now without other programs being swapped out.
+    """Return the bytes that this process can allocate now without swapping.
 
-    It is the machine's free memory, or what is left in a control group if that is less.
+    It is the machine's free memory, or the rest of a control group's limit if that is less.
     """
-    # A driver without data doesn't need it, and importing it takes a while.
+    # Import it late: that takes a while, and a driver without data doesn't need it.
     import psutil
 
     machine: int = psutil.virtual_memory().available
@@ -84,11 +84,11 @@ def available_memory(groups: ControlGroups = OWN_GROUPS) -> int:
 
 
 def _used_memory(group: Path) -> int:
-    """Bytes in use, without the files in the page cache that the kernel can drop."""
+    """Return the bytes in use, without droppable page cache."""
     used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
     fields = [line.split() for line in _read(group / "memory.stat").splitlines()]
     counts = {name: int(count) for name, count in fields}
-    # In version 1 only the total includes the groups below.
+    # In version 1 only the total includes child groups.
     cached = counts.get("total_inactive_file", counts.get("inactive_file", 0))
     return int(used or 0) - cached
 

@@ -1,8 +1,7 @@
-"""What forked children of this process must not hold: its user may fork at any time.
+"""Closes connections and locks in forked children of this process: users may fork at any time.
 
-A connection ends, and a lock is released, only when the last process that has its descriptor closes
-it. So a child that outlives its parent would keep both. What a child executes has neither: all
-descriptors are closed then.
+A connection ends, and a lock is released, only when the last process with its descriptor closes it.
+So a child that outlives its parent would keep both. An exec closes all these descriptors.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Protocol, TypeVar
 
 class _Closable(Protocol):
     def close(self) -> None:
-        """Close what it has open in this process, without an effect on other processes."""
+        """Close it in this process, without an effect on other processes."""
 
 
 _T = TypeVar("_T", bound=_Closable)
@@ -23,7 +22,7 @@ _kept_from: weakref.WeakSet[_Closable] = weakref.WeakSet()
 
 
 def keep_from_children(owner: _T) -> _T:
-    """Have an object closed in all forked children of this process, for as long as it exists."""
+    """Close an object in all forked children of this process, as long as the object exists."""
     _kept_from.add(owner)
     return owner
 
@@ -36,17 +35,17 @@ class OwnDescriptor:
         keep_from_children(self)
 
     def fileno(self) -> int:
-        """Return its number; -1 if it is closed."""
+        """Return the descriptor's number; -1 if it is closed."""
         return -1 if self._number is None else self._number
 
     def detach(self) -> int:
-        """Leave it open, to whoever closes it from now on."""
+        """Return the open descriptor's number, and give up its ownership."""
         number, self._number = self.fileno(), None
         return number
 
     def close(self) -> None:
-        """Close it, unless it is closed."""
-        # Forgotten first: in a child that is forked meanwhile the number may be another file's.
+        """Close the descriptor, unless it is closed."""
+        # Forget it first: in a child that is forked meanwhile, the number may be reused.
         number = self.detach()
         if number != -1:
             os.close(number)

@@ -14,10 +14,10 @@ from polytrain_plugins import InvalidJobError, Problem
 _CPUS = "POLYTRAIN_LOCAL_CPUS"
 _NVIDIA_DEVICES = "nvidia[0-9]*"
 _BY_ID = ("GPU-", "MIG-")
-"""Names of GPUs, or parts of them, that aren't numbers."""
+"""Prefixes of identifiers of GPUs, or parts of GPUs, that aren't numbers."""
 
 _GPU_DEVICES = (_NVIDIA_DEVICES, "kfd", "dxg", "dri/renderD*")
-"""Files of NVIDIA's and AMD's drivers, of Windows' virtual machines, and of all other drivers."""
+"""Device files of NVIDIA's and AMD's drivers, of WSL, and of all other drivers."""
 
 
 def machine_resources(
@@ -26,8 +26,8 @@ def machine_resources(
     """Return the CPUs, bytes of memory and GPUs that this process may use, by Ray's names.
 
     Args:
-        environment: this process's variables. POLYTRAIN_LOCAL_CPUS replaces the number of CPUs.
-        groups: what limits this process.
+        environment: this process's variables. POLYTRAIN_LOCAL_CPUS overrides the number of CPUs.
+        groups: the control groups that limit this process.
 
     Raises:
         InvalidJobError: POLYTRAIN_LOCAL_CPUS isn't a number above 0.
@@ -42,8 +42,8 @@ def machine_resources(
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
     """Return the NVIDIA GPUs that CUDA shows this process, as CUDA_VISIBLE_DEVICES names them.
 
-    They are counted by their device files: asking CUDA would create a context. Like CUDA, this
-    ignores whatever comes after a number that no GPU has.
+    This counts device files: calling CUDA would create a context. Like CUDA, it ignores all entries
+    after a number that no GPU has.
 
     Args:
         environment: this process's variables.

@@ -1,8 +1,8 @@
 """The progress page: memory that a worker process writes and its agent reads.
 
-It holds how often the process has made progress, its stage, and its latest reports. A process that
-hangs can't answer questions, but its page can still be read, and writing to it needs no system
-call. A process without an agent has a page that nobody reads.
+It holds a count of the process's progress, its stage and its latest reports. A process that hangs
+can't answer requests, but its page can still be read, and writing to it needs no system call. A
+process without an agent has a page that nobody reads.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 SIZE = 1 << 16
-"""Size of the page in bytes. `monitoring.stacks` uses the memory after it."""
+"""Size of the page in bytes. `observe.stacks` uses the memory after it."""
 
 _BEATS, _STAGE = 0, 1
 
 _REPORTS = 64
-"""Offset of `workers.processes.report_ring`'s part of the page, in bytes."""
+"""Offset in bytes of the page's part for `workers.processes.report_ring`."""
 
 
 class WorkerStage(IntEnum):
@@ -35,7 +35,7 @@ class WorkerStage(IntEnum):
 
     @property
     def is_wait(self) -> bool:
-        """Whether it waits for something outside of the training, which has its own limits."""
+        """Whether it is a wait for something outside the training, which has its own time limit."""
         return self in (WorkerStage.WAITING_FOR_COMMIT, WorkerStage.WAITING_FOR_DATA)
 
     def __str__(self) -> str:
@@ -46,18 +46,18 @@ _page = memoryview(bytearray(SIZE)).cast("Q")
 
 
 def beat() -> None:
-    """Show that the training makes progress."""
+    """Record that the training makes progress."""
     _page[_BEATS] += 1
 
 
 def enter(stage: WorkerStage) -> None:
-    """Show that a stage begins."""
+    """Record that a stage begins."""
     _page[_STAGE] = stage
 
 
 @contextmanager
 def during(stage: WorkerStage) -> Iterator[None]:
-    """Show a stage for as long as the block takes."""
+    """Record a stage for the duration of the block."""
     before = _page[_STAGE]
     _page[_STAGE] = stage
     try:
@@ -67,13 +67,13 @@ def during(stage: WorkerStage) -> Iterator[None]:
 
 
 def write_to(descriptor: int) -> None:
-    """From now on, write into the page that the agent has made."""
+    """Write to the page that the agent has made from now on."""
     global _page
     _page = memoryview(mmap.mmap(descriptor, SIZE)).cast("Q")
 
 
 def reports() -> memoryview:
-    """The part of the page for reports."""
+    """Return the part of the page for reports."""
     return _page.cast("B")[_REPORTS:]
 
 
@@ -90,12 +90,12 @@ class Page:
 
     @property
     def beats(self) -> int:
-        """How often its writer has made progress."""
+        """The number of times that its writer has recorded progress."""
         return self._numbers[_BEATS]
 
     @property
     def stage(self) -> WorkerStage:
-        """The stage of its writer."""
+        """The writer's stage."""
         return WorkerStage(self._numbers[_STAGE])
 
     def close(self) -> None:

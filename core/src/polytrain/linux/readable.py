@@ -1,6 +1,6 @@
-"""Waiting for a descriptor, whatever its number.
+"""Waits for a descriptor of any number.
 
-`select.select` refuses descriptors from 1024 on, and a driver that has many files open has those.
+`select.select` refuses descriptors above 1023, which a driver with many open files has.
 """
 
 import select
@@ -16,7 +16,7 @@ def is_readable(source: int | _HasDescriptor, timeout_s: float | None = 0) -> bo
 
     Args:
         source: the descriptor, or an object that has one.
-        timeout_s: how long to wait for it; None waits without a limit.
+        timeout_s: maximum seconds to wait; None for no limit.
     """
     waiting = select.poll()
     waiting.register(source, select.POLLIN)

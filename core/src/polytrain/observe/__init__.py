@@ -1,1 +1,1 @@
-"""What looks at worker processes while they run."""
+"""Observes worker processes while they run."""

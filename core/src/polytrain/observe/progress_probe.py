@@ -1,4 +1,4 @@
-"""An agent's periodic looks at its worker process: is it making progress, working or stopped?"""
+"""An agent's periodic checks of its worker process: is it making progress, working or stopped?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IDLE_SHARE = 0.005
 """Share of a core that a framework's background threads use while it waits."""
 
 _IDLE_SLACK_S = 0.05
-"""The kernel counts CPU time in hundredths of a second for each process."""
+"""Tolerance in seconds: the kernel counts each process's CPU time in hundredths of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,27 +26,27 @@ class Condition:
     """The state of a process in the kernel."""
 
     cpu_s: float
-    """CPU time of the process and its descendants since its start."""
+    """CPU seconds of the process and its descendants since its start."""
 
     is_stopped: bool
     is_traced: bool
 
     @classmethod
     def of(cls, pid: int) -> Condition:
-        """The condition of a running process."""
+        """Return the condition of a running process."""
         return cls(cpu_s=cpu_seconds(pid), is_stopped=is_stopped(pid), is_traced=is_traced(pid))
 
 
 class ProgressProbe:
-    """Adds up what is seen of one worker process. Pure: the caller has the clock and looks."""
+    """Sums up samples of one worker process. Pure except `look_at`: the caller has the clock."""
 
     def __init__(self, *, attempt: int, rank: int, timeout_s: float, now: float) -> None:
         """
         Args:
-            attempt: the worker process's.
-            rank: the worker process's.
-            timeout_s: seconds without progress that matter.
-            now: time of the first look, in seconds.
+            attempt: attempt of the worker process.
+            rank: rank of the worker process.
+            timeout_s: seconds without progress that count as a hang.
+            now: time of the first sample, in seconds.
         """
         self.period_s = min(_MAX_PERIOD_S, timeout_s / 4)
         self._attempt = attempt
@@ -63,7 +63,7 @@ class ProgressProbe:
         self._reported = self._levels(WorkerStage.TRAINING)
 
     def look_at(self, now: float, page: Page, pid: int) -> WorkerStatus | None:
-        """Look at a running worker process once more."""
+        """Sample a running worker process."""
         return self.look(
             now, beats=page.beats, stage=page.stage, condition=lambda: Condition.of(pid)
         )
@@ -71,15 +71,15 @@ class ProgressProbe:
     def look(
         self, now: float, *, beats: int, stage: WorkerStage, condition: Callable[[], Condition]
     ) -> WorkerStatus | None:
-        """Look once more, and return the status if it has changed noticeably.
+        """Add a sample, and return the status if it has changed noticeably.
 
         Args:
-            now: the time.
-            beats: how often the worker process has made progress by now.
+            now: time in seconds.
+            beats: count of the worker process's progress so far.
             stage: its stage.
-            condition: asks the kernel. Called only if there has been no progress.
+            condition: queries the kernel; called only if there has been no progress.
         """
-        # If the whole machine stood still, the time without a look doesn't count.
+        # If the whole machine was suspended, the time without a sample doesn't count.
         passed, self._looked = min(now - self._looked, 2 * self.period_s), now
         if beats != self._beats:
             self._beats = beats
@@ -107,9 +107,9 @@ class ProgressProbe:
         self._stopped_s = self._stopped_s + passed if condition.is_stopped else 0.0
         before, self._cpu_before = self._cpu_before, condition.cpu_s
         if before is None:
-            # This is the first look at its CPU time since it made progress.
+            # This is the first sample of its CPU time since it made progress.
             return
-        # It may decrease: an orphaned descendant now belongs to a different process.
+        # The CPU time may decrease: an orphaned descendant now has another parent.
         spent = condition.cpu_s - before
         self._cpu_s += max(0.0, spent)
         self._idle_s += passed
@@ -130,32 +130,32 @@ class ProgressProbe:
 
 
 def _level(seconds: float, timeout_s: float) -> int:
-    """In halves of the time-out: 0, 1 or 2."""
+    """Return the seconds in halves of the timeout: 0, 1 or 2."""
     return min(2, int(2 * seconds / timeout_s))
 
 
 class Probe(Protocol):
-    """Adds up what is seen of a worker process."""
+    """Sums up samples of a worker process."""
 
     period_s: float
-    """Seconds between two looks."""
+    """Seconds between two samples."""
 
     def look_at(self, now: float, page: Page, pid: int) -> HealthEvent | None:
-        """Look once more, and return an event if there is one."""
+        """Sample the process, and return an event if there is one."""
 
 
 class Watch:
-    """Looks at a running worker process from time to time, until it is closed."""
+    """Samples a running worker process periodically, until it is closed."""
 
     def __init__(
         self, looker: Probe, *, page: Page, pid: int, tell: Callable[[HealthEvent], None]
     ) -> None:
         """
         Args:
-            looker: adds up what is seen.
-            page: of the worker process.
-            pid: of the worker process.
-            tell: gets the events.
+            looker: sums up the samples.
+            page: progress page of the worker process.
+            pid: process id of the worker process.
+            tell: called with each event.
         """
         self._looker = looker
         self._page = page
@@ -166,17 +166,17 @@ class Watch:
         self._next = self._loop.call_soon(self._look)
 
     def pause(self) -> None:
-        """Stop looking until `resume` is called."""
+        """Stop sampling until `resume` is called."""
         self._next.cancel()
 
     def resume(self) -> None:
-        """Look at once, and from time to time again, unless the watch is closed."""
+        """Sample at once, and periodically again, unless the watch is closed."""
         if not self._is_closed:
             self._next.cancel()
             self._look()
 
     def close(self) -> None:
-        """Stop looking for good."""
+        """Stop sampling for good."""
         self._is_closed = True
         self._next.cancel()
 

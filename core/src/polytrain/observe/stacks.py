@@ -1,4 +1,4 @@
-"""The stacks of a worker process that can't report them itself.
+"""Reads the stacks of a worker process that can't report them itself.
 
 py-spy reads a process from outside, native frames included. If the system doesn't allow that, the
 worker process's `faulthandler`, which handles a signal, writes the Python frames into the memory
@@ -38,7 +38,7 @@ def be_readable(descriptor: int) -> None:
     """Let others read this process's stacks, and print them to standard error when it crashes.
 
     Args:
-        descriptor: of the memory with this process's page.
+        descriptor: descriptor of the memory with this process's page.
     """
     allow_tracing()
     faulthandler.enable(file=2)
@@ -46,12 +46,12 @@ def be_readable(descriptor: int) -> None:
 
 
 def stacks_of(pid: int, descriptor: int, *, pausing: bool) -> str:
-    """The stacks of a worker process's threads, or why they are unknown. Takes up to ten seconds.
+    """Return the stacks of a worker process's threads, or why they are unknown, within ten seconds.
 
     Args:
-        pid: of the worker process.
-        descriptor: of the memory with its page.
-        pausing: whether it may be paused, and asked by a signal.
+        pid: process id of the worker process.
+        descriptor: descriptor of the memory with its page.
+        pausing: whether it may be paused, and sent a signal for its own dump.
     """
     if not pausing:
         return _unpaused(pid)
@@ -65,7 +65,7 @@ def stacks_of(pid: int, descriptor: int, *, pausing: bool) -> str:
 
 
 def _unpaused(pid: int) -> str:
-    """Read the running process. Frames that change can't be read, so try several times."""
+    """Read the running process. Changing frames can't be read, so try several times."""
     found = ""
     for _ in range(_LOOKS_AT_WHAT_RUNS):
         stacks, why = _py_spy(pid, "--nonblocking", timeout=_PLAIN_TIMEOUT_S)
@@ -76,7 +76,7 @@ def _unpaused(pid: int) -> str:
 
 
 def _py_spy(pid: int, *options: str, timeout: float) -> tuple[str, str]:
-    """The stacks and "", or "" and py-spy's error."""
+    """Return the stacks and "", or "" and py-spy's error."""
     program = shutil.which("py-spy", path=Path(sys.executable).parent) or shutil.which("py-spy")
     if program is None:
         return "", "py-spy is not installed"
@@ -91,7 +91,7 @@ def _py_spy(pid: int, *options: str, timeout: float) -> tuple[str, str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", str(error)
-    # The command line and Python's version come before the first thread.
+    # Skip the command line and Python's version, before the first thread.
     _, thread, stacks = dump.stdout.partition("\nThread ")
     if dump.returncode == 0 and stacks:
         return _OUR_FRAMES.sub(r"\1", f"{thread.lstrip()}{stacks.rstrip()}\n").rstrip(), ""
@@ -99,15 +99,15 @@ def _py_spy(pid: int, *options: str, timeout: float) -> tuple[str, str]:
 
 
 def _asking_signal() -> int:
-    """A signal without a name: frameworks and schedulers use those with names."""
+    """Return an unnamed real-time signal: frameworks and schedulers use named ones."""
     return signal.SIGRTMAX - 2
 
 
 def _by_handler(pid: int, descriptor: int, *, stopped: bool) -> str:
-    """The output of the worker's own handler. A stopped process has to run for it."""
+    """Return the output of the worker's own handler. A stopped process has to run for it."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, SIZE)
-        # All processes that got the descriptor from us share its position.
+        # Processes that inherited the descriptor share its position.
         os.lseek(descriptor, SIZE, os.SEEK_SET)
         os.kill(pid, _asking_signal())
         if stopped:
@@ -116,7 +116,7 @@ def _by_handler(pid: int, descriptor: int, *, stopped: bool) -> str:
         while time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             before, written = written, os.fstat(descriptor).st_size
-            # The output has no end mark, but it is written in one go.
+            # The output has no end mark, but is written without a pause.
             if written == before > SIZE:
                 break
         return os.pread(descriptor, written - SIZE, SIZE).decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""How busy a worker process is, window by window: does it work, or wait for the others?"""
+"""Measures how busy a worker process is, window by window: does it work, or wait for others?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polytrain.linux.progress_page import Page
 
 _MAX_PERIOD_S = 0.2
 _LOOKS = 25
-"""Minimum number of looks in a window. The kernel doesn't count the time that a process is held."""
+"""Minimum samples in a window. The kernel doesn't count the time that a process is held."""
 
 
 class UtilizationProbe:
@@ -25,9 +25,9 @@ class UtilizationProbe:
     def __init__(self, *, attempt: int, rank: int, window_s: float, now: float) -> None:
         """
         Args:
-            attempt: the worker process's.
-            rank: the worker process's.
-            window_s: length of a window.
+            attempt: attempt of the worker process.
+            rank: rank of the worker process.
+            window_s: seconds of a window.
             now: start of the first window, in seconds.
         """
         self.period_s = min(_MAX_PERIOD_S, window_s / _LOOKS)
@@ -43,7 +43,7 @@ class UtilizationProbe:
         self._held = 0
 
     def look_at(self, now: float, page: Page, pid: int) -> Load | None:
-        """Look at a running worker process once more."""
+        """Sample a running worker process."""
         load = self.look(
             now, beats=page.beats, is_held=is_held(pid), busy_s=lambda: busy_seconds(pid)
         )
@@ -52,16 +52,16 @@ class UtilizationProbe:
     def look(
         self, now: float, *, beats: int, is_held: bool, busy_s: Callable[[], float]
     ) -> Load | None:
-        """Look once more, and return the load if this look ends a window.
+        """Add a sample, and return the load if this ends a window.
 
-        A window without progress has no load. Neither has a window whose end was missed because
-        the whole machine stood still.
+        A window without progress has no load, nor has one whose end was missed because the whole
+        machine was suspended.
 
         Args:
-            now: the time.
-            beats: how often the worker process has made progress by now.
+            now: time in seconds.
+            beats: count of the worker process's progress so far.
             is_held: whether a signal or a device keeps it from running.
-            busy_s: returns the seconds for which it has run or waited for a CPU so far.
+            busy_s: returns the seconds that it has run or waited for a CPU so far.
         """
         self._looks += 1
         self._held += is_held

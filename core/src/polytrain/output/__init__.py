@@ -1,1 +1,1 @@
-"""The ranks' output and the driver's own: printed, logged, never waited for."""
+"""Prints and logs the output of ranks and of the driver; training never waits for it."""

@@ -1,7 +1,7 @@
-"""Threads that make calls which may take any time: who gives a call never waits for it.
+"""Makes calls that may block on threads of their own, so that the caller never waits.
 
 A terminal may be held (Ctrl-S), a pipe's reader may have stopped, a disk may hang, and an observer
-may do anything. A run goes on meanwhile: what waits is bounded, and more of it is left out.
+may do anything. The run continues: each queue is bounded, and drops calls that exceed the bound.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from polytrain.output.streams import write_text
 logger = logging.getLogger(__name__)
 
 KEPT = 64 << 20
-"""Bytes that wait for one target, as those who give the calls count them."""
+"""Maximum bytes that wait for one target, by the sizes that callers give."""
 
 _STUCK_AFTER_S = 2.0
-"""Seconds without a call that returns, after which the end of a run waits no longer."""
+"""Seconds without a finished call after which the end of a run stops waiting."""
 
 _END_WITHIN_S = 30.0
-"""Seconds that it waits for a target that is slow."""
+"""Maximum seconds that the end of a run waits for a slow target."""
 
 Call = Callable[[], None]
 
 
 class CallQueue:
-    """Makes calls on a thread of its own, in order.
+    """Makes calls on its own thread, in order.
 
-    A call that raises is logged. One that doesn't return holds the thread, which ends with the
-    program then.
+    A call that raises is logged. A call that never returns blocks the thread, which then ends with
+    the program.
     """
 
     def __init__(
@@ -54,34 +54,34 @@ class CallQueue:
     ) -> None:
         """
         Args:
-            name: of the thread, which starts with the first call.
-            left_out: called with the number of calls that were left out, in their place.
-            kept: the most that may wait, in the unit of the calls' sizes.
-            context: that of the calls; by default this thread's.
-            is_urgent: whether the program wants to end, and waits for nothing.
+            name: name of the thread, which starts with the first call.
+            left_out: called with the number of dropped calls, in their place.
+            kept: maximum total size of waiting calls, in the unit of their sizes.
+            context: context of the calls; by default this thread's.
+            is_urgent: returns whether the program wants to end without waiting.
         """
         self._left_out_call = left_out
         self._kept = kept
         self._is_urgent = is_urgent
         self._calls: queue.SimpleQueue[tuple[Call | None, int]] = queue.SimpleQueue()
-        # A signal handler may give a call while this thread gives one.
+        # Reentrant: a signal handler may give a call while this thread gives one.
         self._lock = threading.RLock()
         self._given = self._made = self._left_out = 0
         self._calls_given = self._calls_made = 0
         self._stuck_at_call = -1
         self._tick: Call | None = None
         self._pauses: Iterator[float] = iter(())
-        # A notebook's kernel finds the cell that output belongs to by the context.
+        # A notebook's kernel assigns output to a cell by the context.
         run = (contextvars.copy_context() if context is None else context.copy()).run
         self._thread = threading.Thread(target=run, args=(self._work,), name=name, daemon=True)
         self._is_started = False
 
     def give(self, call: Call, *, size: int = 1) -> None:
-        """Have a call made. It is left out if too much waits.
+        """Queue a call, or drop it if the queue is full.
 
         Args:
             call: the call.
-            size: what it counts for among those that wait.
+            size: its size, which counts towards `kept` while it waits.
         """
         with self._lock:
             if self._given - self._made + size > self._kept:
@@ -91,27 +91,27 @@ class CallQueue:
             self._put(call, size)
 
     def repeat(self, tick: Call, pauses: Iterator[float]) -> None:
-        """Call a function again and again. One that raises isn't called again.
+        """Call a function repeatedly, until it raises.
 
         Args:
             tick: the function.
-            pauses: seconds before each call. With the last one, calls end.
+            pauses: seconds before each call. After the last one there are no more calls.
         """
         self._pauses, self._tick = pauses, tick
         self.give(_nothing)
 
     def stop_repeating(self) -> None:
-        """Call the function no more."""
+        """Stop the repeated calls."""
         self._tick = None
 
     def finish(
         self, *, stuck_after_s: float = _STUCK_AFTER_S, within_s: float = _END_WITHIN_S
     ) -> bool:
-        """Wait until all calls are made that were given; return whether they are.
+        """Wait until all queued calls are made; return whether they are.
 
         Args:
-            stuck_after_s: seconds without a call that returns, after which it isn't waited for.
-            within_s: seconds after which it isn't in any case.
+            stuck_after_s: seconds without a finished call after which to stop waiting.
+            within_s: maximum seconds to wait.
         """
         done = threading.Event()
         with self._lock:
@@ -143,9 +143,9 @@ class CallQueue:
     ) -> bool:
         now, made = time.monotonic(), self._calls_made
         end = now + within_s
-        # Who was waited for in vain isn't waited for again.
+        # If an earlier wait gave up at the same call, don't wait again.
         stuck_at = now if made == self._stuck_at_call else now + stuck_after_s
-        # In short steps: a signal that makes it urgent doesn't end a wait.
+        # Wait in short steps: a signal that makes the end urgent doesn't interrupt a wait.
         while not wait(max(0.0, min(0.1, end - now, stuck_at - now))):
             now = time.monotonic()
             if self._calls_made != made:
@@ -191,14 +191,14 @@ class CallQueue:
     def _do(self, call: Call) -> bool:
         try:
             call()
-        except BaseException:  # whatever it is, nobody else is concerned
+        except BaseException:  # any error concerns only this target
             logger.exception("What a run shows of itself has failed; the run continues.")
             return False
         return True
 
 
 class CallQueues:
-    """The queues of a run: one for each terminal, pipe, file or object that calls are about."""
+    """The queues of a run: one per target, which is a terminal, pipe, file or other object."""
 
     def __init__(
         self,
@@ -209,9 +209,9 @@ class CallQueues:
     ) -> None:
         """
         Args:
-            is_urgent: whether the program wants to end, and waits for nothing.
-            at_once: make all calls in the thread that gives them.
-            around: the context of each of those.
+            is_urgent: returns whether the program wants to end without waiting.
+            at_once: whether calls are made in the thread that gives them.
+            around: the context manager for each of those calls.
         """
         self._is_urgent = is_urgent
         self._at_once = at_once
@@ -224,9 +224,9 @@ class CallQueues:
         """Return the queue of a target.
 
         Args:
-            target: a stream, or any other object. Streams that lead to the same place share one, so
-                that what they get stays in order.
-            left_out: see `CallQueue`. A stream gets a line that says it.
+            target: a stream, or any other object. Streams to the same file share a queue, which
+                keeps their output in order.
+            left_out: see `CallQueue`. By default a stream gets a line with the number.
         """
         key = _key(target)
         with self._lock:
@@ -244,10 +244,10 @@ class CallQueues:
             return self._queues[key]
 
     def unfinished(self, targets: Iterable[Any], *, within_s: float) -> list[Any]:
-        """Wait for the calls of some targets; return the targets that still have any.
+        """Wait for the calls of some targets; return the targets with unfinished calls.
 
         Args:
-            targets: objects, as they were passed to `of`.
+            targets: objects that were passed to `of`.
             within_s: seconds to wait for all of them.
         """
         end = time.monotonic() + within_s
@@ -272,7 +272,7 @@ class CallQueues:
 
 
 class _AtOnce(CallQueue):
-    """Makes each call before `give` returns, and has no thread."""
+    """Makes each call before `give` returns, without a thread."""
 
     def __init__(self, around: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__("", left_out=lambda count: None)
@@ -290,16 +290,16 @@ def _after(pauses: Iterator[float]) -> float:
 def _key(target: Any) -> Hashable:
     try:
         status = os.fstat(target.fileno())
-    except Exception:  # no stream, or one without a descriptor
+    except Exception:  # it isn't a stream, or has no descriptor
         return id(target)
     return status.st_dev, status.st_ino
 
 
 def _tell_of_lines(stream: TextIO, count: int) -> None:
     lines = "1 line of output was" if count == 1 else f"{count} lines of output were"
-    with contextlib.suppress(OSError, ValueError):  # the reader is gone by now
+    with contextlib.suppress(OSError, ValueError):  # the reader may be gone
         write_text(stream, f"[polytrain: {lines} left out here: nobody has read fast enough]\n")
 
 
 def _nothing() -> None:
-    """Wake the thread."""
+    """Do nothing: the call only wakes the thread."""

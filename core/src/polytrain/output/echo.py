@@ -1,7 +1,7 @@
-"""Prints lines: the one place that does, so that no text from elsewhere controls a terminal.
+"""The only place that prints lines, so that untrusted text can't control a terminal.
 
-Names, reasons and errors may come from a file that somebody else has written. An escape sequence in
-them could change what the terminal shows, its title or the clipboard.
+Names, reasons and errors may come from a file that somebody else wrote. An escape sequence in them
+could change what the terminal shows, its title or the clipboard.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _NO_COLOUR = "\x1b[0m"
 
 
 def echo(line: str = "", *, err: bool = False) -> None:
-    """Print one line; what isn't printable in it, a line's end too, is written as an escape.
+    """Print one line, with escapes for unprintable characters, including line ends.
 
     Args:
         line: the line.
-        err: whether it goes to standard error.
+        err: whether to print to standard error.
     """
     write_line(printable(line), sys.stderr if err else sys.stdout)
 
 
 def echo_lines(text: str, *, err: bool = False) -> None:
-    """Print a text of several lines as `echo` does each of them."""
+    """Print each line of a text with `echo`."""
     for line in text.split("\n"):
         echo(line, err=err)
 
 
 def output_line(line: str, target: TextIO) -> str:
-    """Return a line that a rank has printed, for a stream.
+    """Return a rank's output line, made safe for a stream.
 
-    It keeps its colours on a terminal and in a notebook, and loses them elsewhere. They end with
-    the line. Nothing else in it controls a terminal.
+    Colours stay on a terminal and in a notebook, end with the line, and are removed elsewhere. All
+    other control sequences are escaped.
     """
     texts = [printable(text.expandtabs()) for text in _COLOUR.split(line)[::2]]
     colours = [*_COLOUR.findall(line), _NO_COLOUR]
@@ -49,7 +49,7 @@ def output_line(line: str, target: TextIO) -> str:
 
 
 def write_line(line: str, target: TextIO) -> None:
-    """Write a printable line, with escapes for what the stream's encoding lacks.
+    """Write a printable line, with escapes for characters that the stream's encoding lacks.
 
     Raises:
         OSError, ValueError: the reader is gone, or the stream is closed.
@@ -66,5 +66,5 @@ class PrintableFormatter(logging.Formatter):
 
 
 def _is_terminal(target: TextIO) -> bool:
-    # What a program puts in place of a stream may lack the method.
+    # A program's replacement for a stream may lack the method.
     return bool(getattr(target, "isatty", bool)())

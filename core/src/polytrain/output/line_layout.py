@@ -1,4 +1,4 @@
-"""Text that fits into a terminal's columns: lines of parts, some of which may go. Pure."""
+"""Fits lines of text into a terminal's columns by dropping or cutting parts. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Part:
 
     text: str
     weight: int
-    """If there is no room for all, the parts of the least weight are left out first."""
+    """Parts with the least weight are dropped first if there isn't enough room."""
 
     least: int | None = None
-    """Columns that the part may be cut to before any is left out; None if it can't be cut."""
+    """Minimum columns when the part is cut, before any is dropped; None if it can't be cut."""
 
 
 def printable(text: str) -> str:
-    """Return text in which nothing moves a terminal's cursor, or changes what follows.
+    """Return text that can't move a terminal's cursor, or change later text.
 
-    Control characters, and those that turn the direction of text, are written as escapes.
+    Control characters, and those that change the direction of text, become escapes.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -32,14 +32,14 @@ def printable(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Return the number of a terminal's columns that printable text takes."""
+    """Return the number of terminal columns that printable text takes."""
     if text.isascii():
         return len(text)
     return sum(map(_columns, text))
 
 
 def cut(text: str, width: int, *, mark: str = "…") -> str:
-    """Return the beginning of printable text, with a mark at its end if something is left out."""
+    """Return printable text cut to `width` columns, with `mark` at its end if it was cut."""
     if columns(text) <= width:
         return text
     room = width - columns(mark)
@@ -55,13 +55,13 @@ def cut(text: str, width: int, *, mark: str = "…") -> str:
 
 
 def fitted(parts: Sequence[Part], width: int, *, separator: str = " · ", mark: str = "…") -> str:
-    """Join the parts, without those that there is no room for.
+    """Join the parts that there is room for.
 
     Args:
-        parts: from left to right. One without text isn't there.
-        width: columns.
-        separator: between two parts.
-        mark: at the end of the last part that stays, if that alone is too long.
+        parts: the parts, from left to right; parts without text are ignored.
+        width: columns of the line.
+        separator: text between two parts.
+        mark: end of the last remaining part, if that alone is too long.
     """
     shown = [part for part in parts if part.text]
     while shown:
@@ -73,13 +73,13 @@ def fitted(parts: Sequence[Part], width: int, *, separator: str = " · ", mark: 
             if text := _cut_by(excess, part, mark):
                 texts = [each.text for each in shown]
                 return separator.join([*texts[:place], text, *texts[place + 1 :]])
-        # Of equal ones the last goes first.
+        # Of equal weights, drop the last part first.
         shown.remove(min(reversed(shown), key=lambda part: part.weight))
     return ""
 
 
 def _cut_by(excess: int, part: Part, mark: str) -> str:
-    """Return a part's text without some columns; empty if it has too few."""
+    """Return a part's text shortened by `excess` columns; empty if it can't be."""
     room = columns(part.text) - excess
     return "" if part.least is None or room < part.least else cut(part.text, room, mark=mark)
 
@@ -91,7 +91,7 @@ def _columns(character: str) -> int:
 
 
 def _is_control(character: str) -> bool:
-    # Of format characters (Cf) only joiners are harmless, and nobody misses those.
+    # Of the format characters (Cf), only joiners are harmless, and they aren't needed.
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 

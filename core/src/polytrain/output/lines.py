@@ -1,22 +1,22 @@
-"""Text that arrives in pieces, as the lines that a terminal would show. Pure."""
+"""Turns text that arrives in pieces into the lines that a terminal would show. Pure."""
 
 from __future__ import annotations
 
 LONGEST = 100_000
-"""Characters after which a line is passed on though it has no end."""
+"""Characters after which a line is passed on although it hasn't ended."""
 
 
 class LineBuffer:
-    """Cuts a stream of text into lines. Of what a bar of progress writes the last state is kept."""
+    """Cuts a stream of text into lines. Of a progress bar's states only the last is kept."""
 
     def __init__(self) -> None:
         self._rest = ""
 
     def feed(self, text: str) -> list[str]:
-        """Add what was written; return the lines that are complete now."""
+        """Add text; return the lines that are complete now."""
         *lines, rest = (self._rest + text).split("\n")
         shown = [_last_state(line) for line in lines]
-        # A return that comes last may yet be half of a line's end.
+        # A final carriage return may be the first half of a line end.
         self._rest = _last_state(rest) + ("\r" if rest.endswith("\r") else "")
         while len(self._rest) > LONGEST:
             shown.append(self._rest[:LONGEST])
@@ -24,11 +24,11 @@ class LineBuffer:
         return shown
 
     def take_rest(self) -> str:
-        """The line that has no end, because its writer is gone; empty if there is none."""
+        """Remove and return the unfinished line, because its writer is gone; empty if none."""
         rest, self._rest = _last_state(self._rest), ""
         return rest
 
 
 def _last_state(line: str) -> str:
-    """What stays of a line in which a carriage return goes back to the beginning."""
+    """Return the text after a line's last carriage return, which a terminal would show."""
     return line.rstrip("\r").rpartition("\r")[2]

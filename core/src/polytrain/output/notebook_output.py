@@ -1,4 +1,4 @@
-"""One output of a notebook's cell, as HTML that is replaced when it changes."""
+"""Shows one output of a notebook cell, as HTML that is replaced when it changes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def is_notebook() -> bool:
 
 
 class NotebookOutput:
-    """Lines of text in the output of the cell that runs when the first of them are shown."""
+    """Shows lines of text below the cell that runs when the first lines are shown."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._shown: list[str] = []
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show these lines in place of the earlier ones."""
+        """Replace the shown lines."""
         if list(lines) == self._shown:
             return
         self._shown = list(lines)
-        # A kernel has it; no other program needs it.
+        # Import it late: only a notebook's kernel needs it, and has it.
         ipython = import_module("IPython.display")
         page = ipython.HTML(as_html(lines))
         if self._handle is None:

@@ -1,6 +1,6 @@
-"""Checks observers, and calls each on a thread of its own.
+"""Checks observers, and calls each on its own thread.
 
-One that raises is logged and not called again.
+An observer that raises is logged and not called again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 GROUP = "polytrain.observers"
 
 _EVENT_SIZE = 1000
-"""Bytes that an event which waits for an observer is counted with."""
+"""Bytes that each event counts while it waits for an observer."""
 
 _ATTEMPT_WAITS_S = 1.0
 """Seconds that the start and the end of an attempt wait for observers."""
@@ -34,7 +34,7 @@ END_WITHIN_S = 60.0
 _FIELD = "RunConfig.observers"
 _PREFIX = "polytrain_"
 _MARK = f"{PROJECT}_impl"
-"""What pluggy's marker, `hookimpl`, sets on a function."""
+"""The attribute that pluggy's marker, `hookimpl`, sets on a function."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ class Observers:
         """
         Args:
             observers: objects with hooks.
-            stop: called if one of them stops the run.
-            queues: call them, so that nobody waits for an observer; by default they are called at
-                once.
-            at_once: those of them that are called at once in any case.
+            stop: called if an observer stops the run.
+            queues: queues for the calls, so that nobody waits for an observer; by default they are
+                called directly.
+            at_once: observers that are called directly in any case.
         """
         self._queues = CallQueues(at_once=True) if queues is None else queues
         self._at_once = CallQueues(at_once=True)
@@ -76,7 +76,7 @@ class Observers:
         self._tell("polytrain_run_started", run=run)
 
     def attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
-        """Tell all observers, and wait a moment for them: processes start after this."""
+        """Notify all observers, and wait briefly for them: processes start after this."""
         self._tell("polytrain_attempt_started", run=run, attempt=attempt)
         self._wait_a_moment()
 
@@ -98,7 +98,7 @@ class Observers:
         self._tell("polytrain_checkpoint_validated", run=run, checkpoint=checkpoint)
 
     def attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
-        """Tell all observers, and wait a moment for them: the next attempt starts after this."""
+        """Notify all observers, and wait briefly for them: the next attempt starts after this."""
         self._tell("polytrain_attempt_ended", run=run, attempt=attempt, outcome=outcome)
         self._wait_a_moment()
 
@@ -106,7 +106,7 @@ class Observers:
         self._tell("polytrain_run_ended", run=run, outcome=outcome)
 
     def finish(self) -> None:
-        """Wait until the observers have taken all events, for a limited time."""
+        """Wait until the observers have handled all events, for a limited time."""
         for observer in self._queues.unfinished(self._observers, within_s=END_WITHIN_S):
             logger.warning(
                 "The observer %r hasn't taken all events within %g s of the run's end. It gets the "
@@ -148,7 +148,7 @@ class Observers:
 
 
 def _name(observer: Any) -> str:
-    """An observer may be a module, too."""
+    """Return an observer's name; it may be a module."""
     return str(getattr(observer, "__name__", type(observer).__name__))
 
 
@@ -161,7 +161,7 @@ def _warn_of_events(observer: Any, count: int) -> None:
 
 
 def installed_observers() -> list[Any]:
-    """The observers of installed distributions. One that can't be used is logged."""
+    """Return the observers of installed distributions, and log those that can't be used."""
     found = []
     for entry_point in entry_points(group=GROUP):
         try:
@@ -179,13 +179,13 @@ def installed_observers() -> list[Any]:
 
 
 class RecordFollower:
-    """An observer that gets a run's record: from a satellite, which knows it. It may lack hooks."""
+    """An observer to which a satellite passes the run's record. It may have no hooks."""
 
     __slots__ = ()
 
 
 def is_called(observer: Any) -> bool:
-    """Return whether an observer is one for its hooks, and not only for the record."""
+    """Return whether an observer has hooks to call, and doesn't only follow the record."""
     kind = type(observer)
     marked = (hasattr(getattr(kind, name, None), _MARK) for name in dir(kind))
     return not isinstance(observer, RecordFollower) or any(marked)
@@ -204,7 +204,7 @@ def follow_record(track: Any, observers: Any) -> bool:
 
 
 def observers_problems(observers: Any) -> Iterator[Problem]:
-    """Yield what is wrong with a run's observers.
+    """Yield the problems of a run's observers.
 
     Args:
         observers: what the user passed as `RunConfig.observers`.
@@ -225,11 +225,11 @@ def observers_problems(observers: Any) -> Iterator[Problem]:
 
 
 def observer_problems(observer: Any, field: str) -> Iterator[Problem]:
-    """Yield what is wrong with one observer.
+    """Yield the problems of one observer.
 
     Args:
         observer: any object.
-        field: how it is named to the user.
+        field: its name in messages to the user.
     """
     if inspect.isclass(observer):
         name = observer.__name__
@@ -272,7 +272,7 @@ def _hook_problems(field: str, name: str, method: Callable[..., Any]) -> Iterato
 
 
 def _hooks() -> dict[str, list[str]]:
-    """The arguments of each hook, by its name."""
+    """Return the arguments of each hook, by its name."""
     specs = {k: v for k, v in vars(ObserverHooks).items() if k.startswith(_PREFIX)}
     return {name: list(inspect.signature(spec).parameters)[1:] for name, spec in specs.items()}
 

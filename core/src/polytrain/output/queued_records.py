@@ -1,6 +1,6 @@
-"""What polytrain logs during a run reaches the program's log handlers on threads of their own.
+"""Passes polytrain's log records during a run to the program's handlers, on their own threads.
 
-A handler that writes to a terminal waits while that is held, and nothing of a run may wait for it.
+A handler that writes to a held terminal blocks, and a run must not wait for it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from polytrain.output.streams import write_text
 
 _RECORD_SIZE = 1000
 
-# A signal handler may log, too.
+# Reentrant: a signal handler may log, too.
 _changes = threading.RLock()
 _open: list[CallQueues] = []
-"""Of the runs of this process. The latest one's take the records."""
+"""Queues of this process's runs. Those of the latest run take the records."""
 
 
 @contextmanager
 def queued_records(queues: CallQueues) -> Iterator[None]:
-    """Have polytrain's log records handled through these queues.
+    """Handle polytrain's log records through these queues.
 
     Args:
-        queues: the run's.
+        queues: the run's queues.
     """
     with _changes:
         _open.append(queues)
@@ -44,7 +44,7 @@ def queued_records(queues: CallQueues) -> Iterator[None]:
 
 
 class _QueuedHandler(logging.Handler):
-    """Passes records on to the handlers in whose place it stands, through queues."""
+    """Passes records through queues to the handlers that it replaces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class _QueuedHandler(logging.Handler):
         _logger.handlers, _logger.propagate = [self], False
 
     def remove(self) -> None:
-        # The program may have configured logging anew meanwhile: then that stays.
+        # If the program has reconfigured logging meanwhile, keep its handlers.
         if self in _logger.handlers:
             added = [each for each in _logger.handlers if each is not self]
             _logger.handlers, _logger.propagate = [*self._own, *added], self._propagates
@@ -82,7 +82,7 @@ _handler = _QueuedHandler()
 
 
 def _plain_stream(handler: logging.Handler) -> Any:
-    """Return the stream to which a handler of Python's writes; None for all other handlers."""
+    """Return the stream of one of Python's stream handlers; None for all other handlers."""
     if type(handler) in (logging.StreamHandler, type(logging.lastResort)):
         return getattr(handler, "stream", None)
     return None
@@ -92,12 +92,12 @@ def _handle(handler: logging.Handler, stream: Any, record: logging.LogRecord) ->
     if stream is None:
         handler.handle(record)
         return
-    # Not by the handler, whose lock the interpreter's end would wait for.
-    passed: object = handler.filter(record)  # or another record, from Python 3.12 on
+    # Don't let the handler write: the interpreter would wait for the handler's lock at its end.
+    passed: object = handler.filter(record)  # since Python 3.12 it may return another record
     if not passed:
         return
     try:
         text = handler.format(passed if isinstance(passed, logging.LogRecord) else record)
         write_text(stream, text + getattr(handler, "terminator", "\n"))
-    except Exception:  # as handlers do
+    except Exception:  # logging handlers do the same
         handler.handleError(record)

@@ -1,4 +1,4 @@
-"""The log of one rank's output: an error of its storage neither ends the run nor loses lines."""
+"""The log of one rank's output. A temporary error of its storage loses no lines."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from polytrain.storage.beneath import Beneath
 from polytrain.storage.retry import is_temporary, retry
 
 _KEPT = 32 << 20
-"""Bytes that wait for the storage; with more, the oldest are left out."""
+"""Maximum bytes that wait for the storage; beyond that the oldest are dropped."""
 
 _PAUSE_S = 1.0
-"""Seconds after an error until the next attempt."""
+"""Seconds between an error and the next try."""
 
 
 class RankLog:
-    """A file that text is appended to.
+    """Appends text to a file.
 
-    What can't be written now is kept and written later, for as long as other files of the run are
-    retried. After that it is left out, and a line in the log says so: a log isn't worth a run.
+    Text that can't be written is kept and retried as long as other files of the run are. Then it
+    is dropped, and a line in the log says so: an error of a log must not end the run.
     """
 
     def __init__(self, path: Path, *, warn: Callable[[OSError], None]) -> None:
         """
         Args:
-            path: of the log, which is made with the first text, in a directory of the run's.
-            warn: called with the error when some text is left out.
+            path: the log's path, in a directory of the run; the first text creates the file.
+            warn: called with the error when text is dropped.
         """
         self._path = path
         self._warn = warn
@@ -43,7 +43,7 @@ class RankLog:
 
         Args:
             text: the text.
-            retry_s: seconds after which text that can't be written is left out.
+            retry_s: seconds after which text that can't be written is dropped.
         """
         self._unwritten += text.encode(errors="backslashreplace")
         now = time.monotonic()
@@ -56,16 +56,16 @@ class RankLog:
             self._next_try = now + _PAUSE_S
             if not is_temporary(error) or now - since >= retry_s:
                 self._leave_out(len(self._unwritten), error)
-                # The next text may be written: a full disk gets room.
+                # Try the next text at once: a full disk may have room again.
                 self._next_try = now
             else:
                 self._leave_out(len(self._unwritten) - _KEPT, error)
 
     def close(self, *, deadline: float) -> None:
-        """Write what was kept, and release the file.
+        """Write the kept text, and release the file.
 
         Args:
-            deadline: the latest `time.monotonic()` at which it is tried.
+            deadline: the `time.monotonic()` after which writing isn't retried.
         """
         if self._unwritten:
             left_s = max(0.0, deadline - time.monotonic())
@@ -76,7 +76,7 @@ class RankLog:
         if self._descriptor is not None:
             try:
                 os.close(self._descriptor)
-            except OSError as error:  # NFS writes here what it has kept
+            except OSError as error:  # NFS flushes its cache here
                 self._warn(error)
 
     def _append(self) -> None:
@@ -90,7 +90,7 @@ class RankLog:
             note = f"[polytrain: {missing}]\n".encode()
             self._unwritten[:0] = note[os.write(self._descriptor, note) :]
             self._missing = 0
-        # What the system has taken isn't written again after an error.
+        # Remove what each call has written, so that a retry doesn't write it again.
         while self._unwritten:
             del self._unwritten[: os.write(self._descriptor, self._unwritten)]
         self._failing_since = None

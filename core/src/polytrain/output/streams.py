@@ -10,10 +10,10 @@ from typing import TextIO
 
 
 def write_text(stream: TextIO, text: str) -> None:
-    """Write text in one call, if that is possible: other threads write, too.
+    """Write text in one call if possible, because other threads write, too.
 
-    While nobody reads, this waits; and meanwhile it doesn't hold the lock of the stream, which all
-    that print, and the interpreter when it ends, would wait for.
+    This blocks while nobody reads, but without the stream's lock: other prints, and the
+    interpreter at its end, would wait for that.
 
     Raises:
         OSError: the reader is gone.
@@ -34,29 +34,29 @@ def write_text(stream: TextIO, text: str) -> None:
     room = select.poll()
     room.register(descriptor, select.POLLOUT)
     room.poll()
-    # What the program has printed before comes before it.
+    # Flush first what the program has printed before.
     stream.flush()
     while data:
         try:
             data = data[os.write(descriptor, data) :]
         except BlockingIOError:
-            # Another process has made it so, with which it is shared.
+            # A process that shares the descriptor has made it non-blocking.
             room.poll()
 
 
 def _waiting_descriptor(stream: TextIO) -> int | None:
-    """Return the descriptor of a stream that waits for its reader; None for files and others."""
-    # What a notebook or a test runner has put in its place takes text by its own method.
+    """Return the descriptor of a stream that can block; None for files and other objects."""
+    # A replacement by a notebook or a test runner has its own `write`.
     if type(stream) is not io.TextIOWrapper:
         return None
     try:
         descriptor = stream.fileno()
-    except OSError:  # nothing of the system's is behind it
+    except OSError:  # it has no descriptor
         return None
     mode = os.fstat(descriptor).st_mode
     return None if stat.S_ISREG(mode) else descriptor
 
 
 def _escaped(text: str, encoding: str) -> bytes:
-    """Return text with what an encoding lacks as escapes."""
+    """Return encoded text, with escapes for characters that the encoding lacks."""
     return text.encode(encoding, "backslashreplace")

@@ -1,4 +1,4 @@
-"""The output of worker processes: to the user's streams, and to a log for each rank."""
+"""Passes worker processes' output to the user's streams, and to a log for each rank."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ _LAST_LINES = 10
 _LOG_STUCK_AFTER_S = 5.0
 
 _OVERHEAD = 200
-"""Bytes that a text which waits takes besides its own."""
+"""Bytes of overhead of each waiting text."""
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerOutput:
-    """Passes the workers' output on: to the user with the rank in front, and to a log per rank.
+    """Shows the workers' output to the user, prefixed with the rank, and appends it to their logs.
 
-    What they write after something has failed is mostly the noise of broken collectives: it goes
-    to the logs alone.
+    Output after a failure is mostly noise of broken collectives: it goes only to the logs.
 
-    None of it decides about a run: a standard output whose reader is gone, and a log that can't be
-    written in time, are warned about once. What nobody reads for long is left out, and said to be.
+    Output never fails a run: if a stream's reader is gone, or a log can't be written in time, one
+    warning says so. If nobody reads for long, output is dropped, and a line says so.
     """
 
     def __init__(
@@ -55,11 +54,11 @@ class WorkerOutput:
         """
         Args:
             logs: directory of the logs.
-            retry_s: how long text for a log that can't be written is kept.
-            address: where the logs are once the run has ended; the same directory by default.
-            show: whose output is shown to the user.
-            queues: write to the logs and the user's streams, so that nobody waits for these; by
-                default they are written at once.
+            retry_s: seconds for which text is kept if its log can't be written.
+            address: place of the logs after the end of the run; by default the same directory.
+            show: the ranks whose output is shown to the user.
+            queues: queues for writes to logs and streams, so that nobody waits for these; by
+                default they are written directly.
         """
         self.retry_s = retry_s
         self._logs = logs
@@ -86,7 +85,7 @@ class WorkerOutput:
     ) -> None:
         self.flush()
         logs, limit_s = self._of_the_logs, self.retry_s + _LOG_STUCK_AFTER_S
-        # A write that hangs isn't waited for as long as one that fails and is repeated.
+        # Wait less for a write that hangs than for one that fails and is retried.
         is_written = logs.finish(stuck_after_s=_LOG_STUCK_AFTER_S, within_s=limit_s)
         logs.give(self._close_logs)
         if not (is_written and logs.finish(stuck_after_s=limit_s, within_s=limit_s)):
@@ -97,7 +96,7 @@ class WorkerOutput:
             )
 
     def write(self, output: Output) -> None:
-        """Take some text; whole lines are passed on, the rest waits for its end."""
+        """Log text, and show its complete lines; an incomplete line waits for its end."""
         log = self._log(output.rank)
         self._of_the_logs.give(
             lambda: log.write(output.text, retry_s=self.retry_s), size=len(output.text) + _OVERHEAD
@@ -106,11 +105,11 @@ class WorkerOutput:
             self._show(output.rank, output.stream, line)
 
     def log_of(self, rank: int | None) -> str:
-        """Return where a rank's log is; empty if it has written nothing."""
+        """Return the path or address of a rank's log; empty if it has written nothing."""
         return f"{self._address}/{_file_of(rank)}" if rank in self._files else ""
 
     def begin_attempt(self) -> None:
-        """Show what ranks write from now on; their last lines are those of the new attempt."""
+        """End muting, and forget the last lines of earlier attempts."""
         self.flush()
         self.muted = False
         self._last.clear()
@@ -120,7 +119,7 @@ class WorkerOutput:
         return tuple(self._last.get(rank, ()))
 
     def flush(self) -> None:
-        """Pass on lines that have no end, because their writer is gone."""
+        """Show unfinished lines, because their writer is gone."""
         for (rank, stream), buffer in self._partial.items():
             if rest := buffer.take_rest():
                 self._show(rank, stream, rest)
@@ -129,11 +128,11 @@ class WorkerOutput:
     def _show(self, rank: int | None, stream: str, line: str) -> None:
         target = sys.stdout if stream == "stdout" else sys.stderr
         is_hidden = self._shown_ranks is not None and rank not in self._shown_ranks
-        # A validation isn't a peer of what is lost.
+        # A validation (rank None) isn't a peer of the lost process: don't mute it.
         is_muted = self.muted and rank is not None
         if not is_muted:
             self._last[rank].append(line)
-        # A program without a terminal may have neither.
+        # A program without a terminal may have neither stream.
         if target is None or is_hidden or is_muted:
             return
         shown = output_line(f"({_name(rank)}) {line}", target)
@@ -202,12 +201,12 @@ def opened_output(
     """Open the output of a run's workers. At the end the logs are in the run's storage.
 
     Args:
-        location: the run's.
-        token: that of the driver's lease.
-        show: whose output is shown to the user.
-        queues: write it.
+        location: the run's location.
+        token: the fencing token of the driver's lease.
+        show: the ranks whose output is shown to the user.
+        queues: queues for the writes.
     """
-    # Object storage can't append, so each driver has logs of its own there.
+    # Object storage can't append, so each driver has its own logs there.
     name = "logs" if location.is_local else f"logs/{token:06d}"
     with contextlib.ExitStack() as stack:
         if location.is_local:
@@ -225,7 +224,7 @@ def opened_output(
 
 
 def _store_logs(logs: Path, location: Location, directory: str, output: WorkerOutput) -> None:
-    """Store what is in a local directory. All logs together are retried as long as one file."""
+    """Store the logs in a local directory, with the retry time of one file for all together."""
     deadline = time.monotonic() + output.retry_s
     for name, _ in Beneath(logs).names():
         left_s = max(0.0, deadline - time.monotonic())

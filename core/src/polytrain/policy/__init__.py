@@ -1,1 +1,1 @@
-"""Decisions: pure functions of what is known, each returned with its reason."""
+"""Decides, in pure functions that return each decision with its reason."""

@@ -1,7 +1,7 @@
-"""What Ray's autoscaler says: whether nodes can be added, and what became of those requested. Pure.
+"""Reads the reports of Ray's autoscaler: can it add nodes, and did requested nodes start? Pure.
 
-Ray has two autoscalers, which report in different forms. Both run on every cluster. Where nobody
-configured one it only mirrors the nodes that there are.
+Ray has two autoscalers, which report in different forms. Both run on every cluster. An autoscaler
+that nobody configured only mirrors the existing nodes.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _MIRRORED = "node_"
-"""How the first autoscaler names the type of a node that it only mirrors, before the node's id."""
+"""Prefix of the first autoscaler's type of a mirrored node, followed by the node's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerReport:
-    """What the autoscaler reports."""
+    """The autoscaler's report, in one form for both autoscalers."""
 
     adds_nodes: bool
-    """Whether it may add nodes. The second autoscaler doesn't say when it only mirrors them."""
+    """Whether it may add nodes. The second autoscaler doesn't report that it only mirrors them."""
 
     starting: Mapping[str, int] = field(default_factory=dict)
-    """Nodes on their way, by the name of their type."""
+    """Node type → number of nodes that are starting."""
 
     failures: tuple[str, ...] = ()
     """Nodes that could not be started, or that have failed, with the reason."""
 
     infeasible: frozenset[str] = frozenset()
-    """Identifiers of the placement groups that no nodes of its types can hold. Only the second
+    """Identifiers of placement groups that none of its node types can hold. Only the second
     autoscaler names them."""
 
 
@@ -79,7 +79,7 @@ def report_of_v2(state: Mapping[str, Any]) -> AutoscalerReport:
             for each in state.get("failed_instance_requests", ())
         ),
         infeasible=frozenset(
-            # The group's identifier, its strategy and its state.
+            # The details are the group's identifier, its strategy and its state.
             each.get("details", "").partition(":")[0]
             for each in state.get("infeasible_gang_resource_requests", ())
         ),
@@ -88,13 +88,13 @@ def report_of_v2(state: Mapping[str, Any]) -> AutoscalerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is to be expected of the cluster for the agents that are waited for."""
+    """The cluster's prospects for agents that are requested."""
 
     says: str
-    """What the autoscaler says, as part of a sentence."""
+    """The autoscaler's statement, as part of a sentence."""
 
     refused: int = 0
-    """Agents for which it can't add nodes."""
+    """Number of agents for which it can't add nodes."""
 
 
 def outlook(report: AutoscalerReport | None, groups: Mapping[str, int]) -> Outlook:
@@ -120,7 +120,7 @@ def outlook(report: AutoscalerReport | None, groups: Mapping[str, int]) -> Outlo
 
 
 def _last(failures: Iterable[str]) -> str:
-    """Return the newest of them, each once."""
+    """Return the newest failures, each once."""
     return "; ".join(list(dict.fromkeys(failures))[-3:])
 
 
@@ -130,7 +130,7 @@ def only_we_use(
     agents: Iterable[str],
     demand: Mapping[str, float],
 ) -> bool:
-    """Whether no resources of the run's kind are in use by others, who might free them.
+    """Return whether others use none of the resources that the run needs, and so can't free any.
 
     Args:
         totals: each node's total resources.

@@ -1,4 +1,4 @@
-"""Where a run's agents run: on this machine, in the driver, or on a Ray cluster. Pure."""
+"""Chooses where a run's agents run: in the driver on this machine, or on a Ray cluster. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polytrain.policy.scaling import largest_fit
 from polytrain_plugins import Problem
 
 _OF_ONE_MACHINE = frozenset({"CPU", "memory", "GPU"})
-"""Resources that a run can assign without Ray; of GPUs only whole ones, and only NVIDIA's."""
+"""Resources that a run can assign without Ray; GPUs only if they are NVIDIA's and whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,19 +24,19 @@ class AvailableClusters:
     """Whether this process is connected to Ray."""
 
     ray_address: str | None
-    """Address of the cluster that is named or found; None if there is none."""
+    """Address of the cluster that was configured or found; None if there is none."""
 
     ray_datasets: tuple[str, ...]
     """Names of the data sets that are Ray data sets."""
 
     function_uses_ray: bool
-    """Whether the training function uses a name `ray`."""
+    """Whether the training function uses the name `ray`."""
 
     validation_uses_ray: bool = False
-    """Whether the validation function uses a name `ray`."""
+    """Whether the validation function uses the name `ray`."""
 
     validation_options: tuple[str, ...] = ()
-    """Options of validations that mean nothing without Ray."""
+    """Options of validations that have no effect without Ray."""
 
     has_gpu_device: bool
     """Whether this machine has a device file of a GPU."""
@@ -47,7 +47,7 @@ class AvailableClusters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterChoice:
-    """Where agents run, and why."""
+    """The chosen cluster, and the reason."""
 
     is_local: bool
     reason: str
@@ -60,8 +60,8 @@ def choose_cluster(scaling: ScalingConfig, around: AvailableClusters) -> Cluster
     """Choose this machine if nothing needs Ray, unless the user chooses.
 
     Args:
-        scaling: the user's. `local_problems` says whether "local" is possible.
-        around: the clusters that there are.
+        scaling: the user's configuration. `local_problems` checks whether "local" is possible.
+        around: the available clusters.
     """
     if scaling.cluster != "auto":
         reason = f"cluster={scaling.cluster!r}"
@@ -71,7 +71,7 @@ def choose_cluster(scaling: ScalingConfig, around: AvailableClusters) -> Cluster
 
 
 def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterator[Problem]:
-    """Yield why the workers can't run on this machine without Ray."""
+    """Yield problems that keep the workers from running on this machine without Ray."""
     for name in around.ray_datasets:
         yield Problem(
             field=f"datasets[{name!r}]",
@@ -126,7 +126,7 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
 
 
 def new_ray_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterator[Problem]:
-    """Yield what a Ray that is started on this machine couldn't give the workers."""
+    """Yield the workers' demands that a Ray cluster of only this machine can't meet."""
     is_new = not around.ray_is_initialized and around.ray_address is None
     if is_new and scaling.resources.get("GPU", 0) > 0 and not around.has_gpu_device:
         without = "Use use_gpu=False" if scaling.use_gpu else "Leave 'GPU' out of it"
@@ -167,13 +167,13 @@ def _only_of_ray(scaling: ScalingConfig, around: AvailableClusters) -> list[str]
     others = set(wanted) - _OF_ONE_MACHINE
     gpus = scaling.resources.get("GPU", 0)
     if gpus % 1 or (gpus and not around.machine.get("GPU")):
-        # A part of a GPU, or one that Ray knows how to find.
+        # Only Ray can share a GPU, or find one that isn't NVIDIA's.
         others.add("GPU")
     return sorted(others)
 
 
 def _share_cpus(scaling: ScalingConfig, around: AvailableClusters) -> str:
-    """Return what to do if it is CPUs that are missing."""
+    """Return advice if CPUs are missing."""
     needed = scaling.resources.get("CPU", 0) * (scaling.min_workers + scaling.standby)
     if needed <= around.machine.get("CPU", 0):
         return ""

@@ -1,7 +1,7 @@
-"""Whether a failed attempt is restarted.
+"""Decides whether a failed attempt is restarted.
 
-The rules are asked in order; the first that returns a decision decides. A rule is a pure function
-of the failed attempts of a run, the latest last.
+Rules are evaluated in order; the first that returns a decision wins. A rule is a pure function of
+a run's failed attempts, the latest last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 from polytrain.errors import Failure, FailureKind
 
 _START_FAILURES = 5
-"""Attempts in a row that may end before they train; then the run ends."""
+"""Consecutive attempts that may end before they train; then the run ends."""
 
 _TRAINED_S = 30.0
 """An attempt that lasts this long counts as trained, even without a report."""
@@ -40,16 +40,16 @@ _BUGS = frozenset(
         "ZeroDivisionError",
     }
 )
-"""Exceptions that come again in the next attempt. A broken collective raises other exceptions,
-also on every rank."""
+"""Exceptions that recur in the next attempt. A broken collective raises other exceptions, also on
+every rank."""
 
 _BAD_DATA = frozenset({"BadDataError"})
-"""Exceptions that reject the data, which are the same in the next attempt."""
+"""Exceptions that reject the data, which the next attempt reads again."""
 
 _PASSING = re.compile(
     r"0x[0-9a-fA-F]+|\[\d\d:\d\d:\d\d\]|\[?(?:\d{1,3}\.){3}\d{1,3}\]?:\d+|\[[0-9a-f:]*::?[0-9a-f:]*\]:\d+"
 )
-"""Addresses of objects, times of day, hosts with ports: parts in which equal errors differ."""
+"""Parts in which messages of equal errors differ: object addresses, times, hosts with ports."""
 
 _BROKEN_CONNECTION = re.compile(
     r"connection (?:was )?(?:closed|reset|aborted|refused)|broken pipe|socket closed|"
@@ -59,7 +59,7 @@ _BROKEN_CONNECTION = re.compile(
 """Messages of gloo, NCCL, the boosters' networks and gRPC when a peer or its connection is gone."""
 
 _CRASH = re.compile(r"killed by SIG(?:SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS)|exited with code")
-"""Exits that a process causes itself; SIGKILL and SIGTERM come from outside."""
+"""Exits that a process causes itself, unlike SIGKILL and SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +76,13 @@ class FailedAttempt:
     """Summary of a failed attempt."""
 
     root: Failure
-    """The failure that the others follow from."""
+    """The failure that caused the others."""
 
     on_every_rank: bool = False
     """Whether all ranks have raised the same exception at the same step."""
 
     errors: frozenset[RankError] = frozenset()
-    """Errors of all ranks that may come again."""
+    """Errors of all ranks that may recur."""
 
     committed: int = 0
     """Step of the newest checkpoint when all processes were gone; 0 if there was none."""
@@ -95,7 +95,7 @@ class FailedAttempt:
 
     @property
     def has_trained(self) -> bool:
-        """Whether it got further than its start."""
+        """Whether it got beyond its start: it reported a step, or lasted long enough."""
         return self.has_reported or self.lasted_s >= _TRAINED_S
 
     @property
@@ -106,7 +106,7 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Whether to restart, and why."""
+    """The decision whether to restart, and its reason."""
 
     restart: bool
     reason: str
@@ -144,28 +144,28 @@ class FailurePolicy:
 
 
 def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
-    """A driver without the lease would disturb the driver that holds it."""
+    """End the run: a driver without the lease would disturb the driver that holds it."""
     if attempts[-1].root.kind is not FailureKind.LEASE_LOST:
         return None
     return Decision(restart=False, reason="another driver works on the run")
 
 
 def failed_validations_end_the_run(attempts: Attempts) -> Decision | None:
-    """Training once more wouldn't change the checkpoint that was validated."""
+    """End the run: another attempt wouldn't change the validated checkpoint."""
     if attempts[-1].root.kind is not FailureKind.VALIDATION:
         return None
     return Decision(restart=False, reason="ValidationConfig(on_failure='fail') ends the run")
 
 
 def preemptions_are_free(attempts: Attempts) -> Decision | None:
-    """A node that is removed with notice isn't a failure."""
+    """Restart without a charge: the removal of a node with notice isn't a failure."""
     if attempts[-1].is_charged:
         return None
     return Decision(restart=True, reason="a preemption isn't counted as a failure")
 
 
 def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
-    """An error of the user's code comes again if nothing else has changed."""
+    """Return the rule for exceptions of the user's code, which recur if nothing else changes."""
 
     def rule(attempts: Attempts) -> Decision | None:
         latest = attempts[-1]
@@ -188,10 +188,10 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
 
 
 def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
-    """An error that comes again at the same step is a bug, whatever its kind.
+    """Return the rule that ends the run if an error of any kind recurs at the same step: a bug.
 
-    It doesn't matter on which rank it is, or whether it is the cause in both attempts. If a
-    checkpoint was committed in between, the run has made progress, and the rule doesn't apply.
+    It may occur on any rank, and needn't be the root cause of both attempts. If a checkpoint was
+    committed in between, the run has made progress, and the rule doesn't apply.
     """
 
     def rule(attempts: Attempts) -> Decision | None:
@@ -212,7 +212,7 @@ def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
 
 
 def failed_starts_are_limited(limit: int) -> Rule:
-    """Attempts that end before they train are quick: without a limit there may be no end."""
+    """Return the rule that limits attempts that end before they train, or they might never stop."""
 
     def rule(attempts: Attempts) -> Decision | None:
         if len(attempts) < limit or any(attempt.has_trained for attempt in attempts[-limit:]):
@@ -225,7 +225,7 @@ def failed_starts_are_limited(limit: int) -> Rule:
 
 
 def failures_are_counted(most: int) -> Rule:
-    """At most `most` failures are restarted; -1 means any number."""
+    """Return the rule that restarts at most `most` failures; -1 means any number."""
 
     def rule(attempts: Attempts) -> Decision | None:
         failures = sum(attempt.is_charged for attempt in attempts)
@@ -250,7 +250,7 @@ _RAISED = (
 
 
 def classified(failure: Failure) -> Failure:
-    """The failure with its kind: an exception about a broken connection is `CONNECTION_LOST`."""
+    """Return the failure with its kind: `CONNECTION_LOST` for a broken connection's exception."""
     if failure.kind is FailureKind.USER_ERROR and _BROKEN_CONNECTION.search(failure.message):
         return replace(failure, kind=FailureKind.CONNECTION_LOST)
     return failure
@@ -267,8 +267,8 @@ def failed_attempt(
     """Sum up the failures of one attempt.
 
     Args:
-        failures: in the order in which they were reported; not empty.
-        world_size: ranks.
+        failures: failures in the order of their reports; not empty.
+        world_size: number of ranks.
         has_reported: whether any of them has reported a step.
         lasted_s: seconds from the launch to the first failure.
         committed: step of the newest checkpoint.
@@ -276,7 +276,7 @@ def failed_attempt(
     root = root_cause(failures)
     error = _error_of(root)
     alike = {failure.rank for failure in failures if error and _error_of(failure) == error}
-    # After the loss of a process, its peers' broken connections aren't errors of their own.
+    # After the loss of a process, errors of its peers' broken connections don't count.
     own_errors = [
         failure
         for failure in failures
@@ -293,7 +293,7 @@ def failed_attempt(
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that caused the others.
+    """Return the failure that caused the others.
 
     A lost lease comes first. Then a lost process: it makes its peers raise exceptions, which may
     arrive earlier. Then a rank's own exception: it makes its peers lose the connection. Otherwise
@@ -306,12 +306,12 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 
 
 def _exception_of(failure: Failure) -> str:
-    """The type of a failure's exception, without its module."""
+    """Return the type of a failure's exception, without its module."""
     return failure.message.partition(":")[0].rpartition(".")[2]
 
 
 def _error_of(failure: Failure) -> RankError | None:
-    """The error as it can be compared with other attempts; None if it comes from outside."""
+    """Return the error to compare between attempts; None if its cause is external."""
     is_crash = failure.kind is FailureKind.WORKER_LOST and _CRASH.match(failure.message)
     if failure.kind not in (*_RAISED, FailureKind.CONNECTION_LOST) and not is_crash:
         return None

@@ -1,7 +1,7 @@
 """Detects in one attempt ranks that don't start or join in time, or that hang. Pure: no clock.
 
-Health events come in, actions come out. Before a warning or a failure, the detector requests every
-rank's stacks, and waits for them as long as an agent may need.
+It takes health events and returns actions. Before a warning or a failure, it requests every rank's
+stacks, and waits for them as long as an agent may need.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from polytrain.events.health import HealthEvent, Stacks, Started, WorkerStatus
 from polytrain.policy.hang_policy import Hung, Suspicious, have, judge
 
 _INQUIRY_S = 12.0
-"""How long to wait for stacks. An agent answers within ten seconds."""
+"""Seconds to wait for stacks. An agent answers within ten seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStatus:
-    """How far the ranks of a running attempt are."""
+    """The progress of a running attempt's ranks."""
 
     attempt: int
     offered: Collection[int] | None
@@ -79,12 +79,11 @@ class HangDetector:
     _started: set[int] = field(default_factory=set)
     _joined: set[int] = field(default_factory=set)
     _rendezvous: float | None = None
-    """The time at which all ranks must have started; once they have, at which they must have
-    joined."""
+    """The deadline for all ranks to start; once they have, the deadline to join."""
 
     _statuses: dict[int, WorkerStatus] = field(default_factory=dict)
     _heard: dict[int, float] = field(default_factory=dict)
-    """Rank → when its status arrived."""
+    """Rank → time at which its latest status arrived."""
 
     _warned: set[int] = field(default_factory=set)
     """Ranks without progress for which a warning was logged."""
@@ -93,7 +92,7 @@ class HangDetector:
 
     @property
     def deadline(self) -> float | None:
-        """When `look` may return an action without a new event."""
+        """The time at which `look` may return an action without a new event."""
         return self._rendezvous if self._request is None else self._request.deadline
 
     @property
@@ -107,7 +106,7 @@ class HangDetector:
         return self._request is not None and self._request.is_pausing
 
     def launched(self, *, now: float) -> None:
-        """The attempt begins: agents load what its worker processes are started with."""
+        """Note that the attempt begins: agents load data and the starting checkpoint."""
         self._rendezvous = now + self.config.load_timeout_s
 
     def take(self, event: HealthEvent | Joined, *, now: float) -> None:
@@ -163,20 +162,20 @@ class HangDetector:
             case _:
                 self._warned |= about.ranks
                 return WarnUser(reason=about.reason, stacks=stacks)
-        # The failure's text begins with the rank anyway.
+        # The failure's message already begins with the rank.
         message = message.removeprefix(f"rank {rank} ")
         return FailAttempt(
             failure=Failure(kind=kind, rank=rank, message=message, stacks=stacks, since_s=since_s)
         )
 
     def _quiet_s(self, ranks: frozenset[int], now: float) -> float:
-        """Seconds since any of these ranks made progress."""
+        """Return the seconds since any of these ranks made progress."""
         known = [rank for rank in ranks if rank in self._heard]
         quiet = [now - self._heard[rank] + self._statuses[rank].quiet_s for rank in known]
         return min(quiet, default=0.0)
 
     def _is_confirmed(self, hung: Hung, status: AttemptStatus) -> bool:
-        """Whether there has been no progress since. Dumping stacks may resume a stopped process."""
+        """Return whether ranks still hang: dumping stacks may resume a stopped process."""
         return hung.is_stop or isinstance(self._verdict(status), Hung)
 
     def _verdict(self, status: AttemptStatus) -> Hung | Suspicious | None:

@@ -1,4 +1,4 @@
-"""Whether ranks hang, and whether that ends the attempt."""
+"""Decides whether ranks hang, and whether that ends the attempt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polytrain.config.configs import FailureConfig
 from polytrain.events.health import WorkerStatus
 
 _MAX_STOP_S = 10.0
-"""How long a signal may stop a worker process; an accident is shorter."""
+"""Maximum seconds that a signal may stop a worker process; an accidental stop is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +18,11 @@ class Hung:
     """The attempt has to end."""
 
     rank: int | None
-    """The rank that causes it, if known."""
+    """The rank that causes the hang; None if unknown."""
 
     reason: str
     ranks: frozenset[int]
-    """Those without progress."""
+    """Ranks without progress."""
 
     is_stop: bool = False
     """Whether a signal has stopped them."""
@@ -34,11 +34,11 @@ class Suspicious:
 
     reason: str
     ranks: frozenset[int]
-    """Those without progress."""
+    """Ranks without progress."""
 
 
 def stop_limit_s(timeout_s: float) -> float:
-    """Seconds that a signal may keep a process stopped."""
+    """Return the maximum seconds that a signal may stop a process."""
     return min(_MAX_STOP_S, timeout_s)
 
 
@@ -53,11 +53,11 @@ def judge(
     """Judge the ranks of one attempt.
 
     Args:
-        statuses: the latest of each rank that has sent any.
-        world_size: ranks.
+        statuses: rank → its latest status, for ranks that have sent one.
+        world_size: number of ranks.
         done: ranks that have left the training function.
         steps: the last step that each rank has reported.
-        config: the user's.
+        config: the user's configuration.
     """
     limit = config.hang_timeout_s
     if limit is None:
@@ -66,7 +66,7 @@ def judge(
     stopped = [rank for rank, its in inside.items() if its.stopped_s >= stop_limit_s(limit)]
     quiet = [rank for rank, its in inside.items() if its.quiet_s >= limit]
     idle = [rank for rank, its in inside.items() if its.idle_s >= limit]
-    # A slow storage or pipeline has its own limits, and all other ranks wait with it.
+    # A wait for storage or a data pipeline has its own limit, and holds up all other ranks.
     waits = any(its.stage.is_wait for its in inside.values())
     all_known = len(inside) + len(done) == world_size
     if stopped and config.hang_action != "warn":
@@ -79,7 +79,7 @@ def judge(
         if idle and len(idle) == len(inside):
             return _all_idle(inside, done, steps)
         if all(its.idle_s >= limit / 2 for its in inside.values()):
-            # It will soon be known whether all ranks hang; a warning can wait until then.
+            # Don't warn yet: it will soon be known whether all ranks hang.
             return None
     if not quiet and not stopped:
         return None
@@ -154,7 +154,7 @@ def _left(done: Collection[int], others: Sequence[int], steps: Mapping[int, int]
 
 
 def have(ranks: Sequence[int]) -> str:
-    """The ranks as the subject of a sentence: "rank 0 has", "ranks 0, 1 and 2 have"."""
+    """Return ranks as the subject of a sentence: "rank 0 has", "ranks 0, 1 and 2 have"."""
     return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 

@@ -1,4 +1,4 @@
-"""Which nodes get no workers for a while, because they have lost workers."""
+"""Excludes nodes that have lost workers, for a cool-down time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LOSSES = 2
-"""Losses within the cool-down after which a node gets no workers."""
+"""Losses within the cool-down that exclude a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +19,12 @@ class Loss:
 
 
 def avoided(losses: Sequence[Loss], *, cooldown_s: float, now: float) -> frozenset[str]:
-    """The nodes that get no workers at this time.
+    """Return the nodes that get no workers at this time.
 
     Args:
-        losses: of the run so far.
+        losses: all losses of the run so far.
         cooldown_s: seconds for which a loss counts.
-        now: on the clock of the losses.
+        now: seconds on the clock of the losses.
     """
     recent = Counter(loss.node for loss in losses if now - loss.at < cooldown_s)
     return frozenset(node for node, count in recent.items() if count >= _LOSSES)

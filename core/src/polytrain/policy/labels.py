@@ -1,4 +1,4 @@
-"""Which of Ray's nodes a label selector allows. Pure."""
+"""Finds the Ray nodes that label selectors allow. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _CONDITION = re.compile(r"(?P<is_not>!?)(?:in\((?P<listed>.*)\)|(?P<single>.*))"
 
 
 def meets(labels: Labels, selector: Labels) -> bool:
-    """Whether a node's labels meet all conditions of a selector, as Ray compares them.
+    """Return whether a node's labels meet all conditions of a selector, as Ray compares them.
 
     Args:
-        labels: the node's.
+        labels: the node's labels.
         selector: a label's name → "value", "!value", "in(value,value)" or "!in(value,value)". A
             node that lacks the label meets those with "!".
     """
@@ -33,7 +33,7 @@ def allowed(nodes: Mapping[str, Labels], selectors: Iterable[Labels]) -> frozens
 
     Args:
         nodes: each node's labels.
-        selectors: of a run's workers.
+        selectors: the label selectors of a run's workers.
     """
     selectors = list(selectors)
     if not selectors:
@@ -47,7 +47,7 @@ def without(selector: Labels, nodes: Iterable[str]) -> dict[str, str]:
     """Return a selector that also excludes nodes.
 
     Args:
-        selector: the user's; may name nodes itself.
+        selector: the user's selector, which may name nodes itself.
         nodes: identifiers of the nodes to exclude.
     """
     excluded = set(nodes)
@@ -57,7 +57,7 @@ def without(selector: Labels, nodes: Iterable[str]) -> dict[str, str]:
     if is_not:
         condition = f"!in({_listed(named | excluded)})"
     else:
-        # No node has this name: the selector waits for nodes that aren't excluded.
+        # No node is named "none": the selector then matches none.
         condition = f"in({_listed(named - excluded) or 'none'})"
     return {**selector, NODE_ID: condition}
 

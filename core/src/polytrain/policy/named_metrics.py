@@ -1,4 +1,4 @@
-"""Metrics by name: `a/b` is the entry `b` of a metric `a` that is a dict."""
+"""Finds metrics by name: `a/b` is the entry `b` of a metric `a` that is a dict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run gets its agents: whom to request, how long to wait, when to give up. Pure."""
+"""Decides how a run gets its agents: which to request, how long to wait, when to fail. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Nodes = Mapping[str, Mapping[str, float]]
 """Resources of each node, total or free."""
 
 _LOSSES = 3
-"""Agents that may be lost before one arrives; at least the number of workers."""
+"""Consecutive losses of agents to tolerate; at least the number of workers."""
 
 _IF_HOPELESS = (
     "No other job holds any, so waiting doesn't help: ask for fewer workers or less per worker, or "
@@ -24,14 +24,14 @@ _IF_HOPELESS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Departure:
-    """Which agents leave their nodes, and which nodes new agents avoid."""
+    """The agents that leave their nodes, and the nodes that new agents avoid."""
 
     leaving: frozenset[int]
     """Numbers of agents."""
 
     avoided: frozenset[str]
     reason: str = ""
-    """Why agents stay on nodes that they should leave; empty if none do."""
+    """The reason that agents stay on nodes that they should leave; empty if none do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class PlacementPolicy:
     scaling: ScalingConfig
 
     def may_request(self, losses: int) -> bool:
-        """Whether to request further agents after this number of losses in a row."""
+        """Return whether to request further agents after this number of consecutive losses."""
         return losses <= max(_LOSSES, self.scaling.max_workers)
 
     def number_to_request(self, *, up: int, coming: int, is_placing: bool) -> int:
@@ -60,12 +60,12 @@ class PlacementPolicy:
     def free_bundles(
         self, taken: Collection[int | None], nodes: Mapping[int, str], avoided: Collection[str]
     ) -> list[int]:
-        """Return the bundles of a run of a fixed size that have no agent, to request agents in.
+        """Return the bundles without an agent, in a run of a fixed size.
 
         Args:
             taken: bundles with an agent.
-            nodes: the node of each bundle in which an agent has been.
-            avoided: nodes to avoid that are alive. Ray moves the bundles of a lost node.
+            nodes: the node of each bundle that has had an agent.
+            avoided: live nodes to avoid. Ray moves the bundles of a lost node.
         """
         if self.scaling.is_elastic:
             return []
@@ -76,7 +76,7 @@ class PlacementPolicy:
         ]
 
     def nodes_without_standby(self, ranked_on: Collection[str], free: Nodes) -> frozenset[str]:
-        """Return the nodes that a standby avoids: those of ranks, if another one has room."""
+        """Return the nodes that a standby avoids: those with ranks, if another node has room."""
         busy = frozenset(ranked_on)
         if not self.scaling.standby:
             return frozenset()
@@ -88,9 +88,9 @@ class PlacementPolicy:
         return busy if has_room else frozenset()
 
     def is_worth_waiting(self, *, up: int, coming: int, size: int) -> bool:
-        """Whether a run that has lost agents waits a moment, though it could continue with fewer.
+        """Return whether a run waits briefly for agents, though it could continue with fewer.
 
-        It would be smaller until its next checkpoint.
+        It would otherwise stay smaller until its next checkpoint.
 
         Args:
             up: agents that have arrived.
@@ -106,7 +106,7 @@ class PlacementPolicy:
 
         Args:
             agents: the node of each agent that has arrived, by its number.
-            avoid: the nodes.
+            avoid: the nodes to avoid.
             living: total resources of all nodes.
         """
         leaving = frozenset(number for number, node in agents.items() if node in avoid)
@@ -121,12 +121,12 @@ class PlacementPolicy:
         return Departure(leaving=frozenset(), avoided=frozenset(), reason=reason if others else "")
 
     def why_loss_is_final(self, kind: FailureKind, reason: str, losses: int) -> str | None:
-        """Return why the placement fails with the loss of a requested agent; None if it goes on.
+        """Return why the loss of a requested agent fails the placement; None if it continues.
 
         Args:
             kind: the kind of the loss.
             reason: its reason.
-            losses: agents lost in a row, this one included.
+            losses: number of consecutive losses, including this one.
         """
         if kind is FailureKind.STARTUP:
             return reason
@@ -135,13 +135,13 @@ class PlacementPolicy:
     def why_hopeless(
         self, outlook: Outlook, *, up_on: Sequence[str], coming: int, living: Nodes, free: Nodes
     ) -> str | None:
-        """Return why too few agents can come for the first attempt; None if they may.
+        """Return why the first attempt can't get enough agents; None if it may.
 
-        No nodes are added, and nobody else frees any. A run that has trained waits: its nodes may
-        come back.
+        That is so if no nodes are added and no other program can free resources. A run that has
+        trained waits: its nodes may come back.
 
         Args:
-            outlook: what the cluster's autoscaler says.
+            outlook: the outlook by the cluster's autoscaler.
             up_on: the nodes of the agents that have arrived.
             coming: requested agents.
             living: total resources of all nodes.
@@ -158,8 +158,8 @@ class PlacementPolicy:
         """Return why the workers could not be placed in time.
 
         Args:
-            outlook: what the cluster's autoscaler says, if there is one.
-            setup: what is set up for agents that have their resources; None if nothing.
+            outlook: the outlook by the cluster's autoscaler; None without one.
+            setup: a description of the setup that placed agents wait for; None if none do.
             free: free resources of all nodes.
         """
         limit_s = self.scaling.start_timeout_s
@@ -175,7 +175,7 @@ class PlacementPolicy:
         )
 
     def shortage(self, outlook: Outlook | None, free: Nodes) -> str:
-        """Return what the run wants, what is free, and what the autoscaler says."""
+        """Return a description of the demand, the free resources and the autoscaler's statement."""
         resources = self.scaling.resources
         wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
         has = ", ".join(

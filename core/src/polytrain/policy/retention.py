@@ -1,4 +1,4 @@
-"""Which committed checkpoints to keep."""
+"""Ranks committed checkpoints, and selects those to delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polytrain.text.close_names import close_to
 
 
 class Scored(Protocol):
-    """What retention needs to know of a checkpoint."""
+    """The attributes of a checkpoint that retention reads."""
 
     @property
     def metrics(self) -> Mapping[str, Any]: ...
@@ -22,10 +22,10 @@ Kept = TypeVar("Kept", bound=Scored)
 
 
 def ranked(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
-    """The checkpoints from best to worst; among equal ones the newer first.
+    """Return the checkpoints from best to worst; among equal ones the newer first.
 
     Args:
-        checkpoints: in the order of their commits.
+        checkpoints: checkpoints in the order of their commits.
         config: without a score attribute, newer is better. A metric that is missing, None or NaN
             ranks worst.
     """
@@ -36,7 +36,7 @@ def ranked(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
 
 
 def missing_score(metrics: Mapping[str, Any], config: CheckpointConfig) -> str | None:
-    """Why these metrics don't rank a checkpoint; None if they do.
+    """Return why these metrics don't rank a checkpoint; None if they do.
 
     A metric that is None or NaN exists, and ranks worst.
     """
@@ -56,7 +56,7 @@ def missing_score(metrics: Mapping[str, Any], config: CheckpointConfig) -> str |
 
 
 def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
-    """The checkpoints to delete now: all but the `num_to_keep` best, and never the newest."""
+    """Return the checkpoints to delete: all but the `num_to_keep` best and the newest."""
     if config.num_to_keep is None:
         return []
     newest = checkpoints[-1:]
@@ -64,12 +64,12 @@ def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Ke
 
 
 def badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool, float]:
-    """What checkpoints are sorted by, from best to worst."""
+    """Return the sort key that orders checkpoints from best to worst."""
     try:
         value = named_metric(metrics, str(config.checkpoint_score_attribute))
     except KeyError:
         value = None
     if not isinstance(value, int | float) or math.isnan(value):
-        # Worse than any number, infinity included.
+        # It ranks below any number, including infinity.
         return True, 0.0
     return False, -float(value) if config.checkpoint_score_order == "max" else float(value)

@@ -1,4 +1,4 @@
-"""How many workers a run has: at the start, after a loss, and when there is more room."""
+"""Decides the number of workers: at the start, after a loss, and when there is more room."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def largest_fit(node_totals: Sequence[Mapping[str, float]], demand: Mapping[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How many workers the next attempt has, and why."""
+    """The number of workers of the next attempt, and the reason."""
 
     workers: int
     reason: str
@@ -47,19 +47,19 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizePolicy:
-    """The size of a run, between the user's least and most workers."""
+    """Decides the size of a run, between the user's least and most workers."""
 
     least: int
     most: int
     standby: int = 0
-    """Agents that are kept as spares."""
+    """Number of agents to keep as spares."""
 
     def first(self, *, up: int, room: int) -> Size | None:
-        """The size of the first attempt; None while agents are still starting.
+        """Return the size of the first attempt; None while agents are still starting.
 
         Args:
             up: running agents.
-            room: workers that there were resources for when the run began.
+            room: number of workers that had resources when the run began.
         """
         wanted = min(self.most, max(self.least, room))
         if up < wanted:
@@ -67,10 +67,10 @@ class SizePolicy:
         return Size(workers=wanted, reason=f"{wanted} workers are ready")
 
     def after_loss(self, *, size: int, up: int) -> Size | None:
-        """The size to continue with at once; None if too few are left.
+        """Return the size with which to continue at once; None if too few are left.
 
         Args:
-            size: before the loss.
+            size: size before the loss.
             up: remaining agents, standbys included.
         """
         workers = min(size, up)
@@ -81,19 +81,19 @@ class SizePolicy:
         return Size(workers=workers, reason=f"{workers} of {size} workers are left")
 
     def after_place(self, *, size: int, up: int) -> Size | None:
-        """The size of the attempt that is being placed; None if there are too few agents.
+        """Return the size of the attempt that is being placed; None if there are too few agents.
 
         Args:
-            size: of the previous attempt.
+            size: size of the previous attempt.
             up: running agents, standbys included.
         """
         return self.growth(size=size, up=up) or self.after_loss(size=size, up=up)
 
     def growth(self, *, size: int, up: int) -> Size | None:
-        """The size to grow to at the next checkpoint; None if it can't grow.
+        """Return the size to grow to at the next checkpoint; None if the run can't grow.
 
         Args:
-            size: now.
+            size: current size.
             up: running agents, standbys included.
         """
         workers = min(self.most, up - self.standby)
@@ -103,10 +103,10 @@ class SizePolicy:
 
 
 def holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:
-    """Whether there are enough resources for one worker."""
+    """Return whether there are enough resources for one worker."""
     return largest_fit([totals], demand).workers > 0
 
 
 def _units(amount: float) -> int:
-    """An amount as Ray counts it: in ten-thousandths, without rounding errors."""
+    """Convert an amount to ten-thousandths, in which Ray counts, without rounding errors."""
     return round(amount * 10_000)

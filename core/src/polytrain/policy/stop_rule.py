@@ -1,4 +1,4 @@
-"""When a run is to end before its training does: `RunConfig.stop` and `time_budget_s`. Pure."""
+"""Decides when to end a run before its training does: `RunConfig.stop`, `time_budget_s`. Pure."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Limit:
     value: float
 
     def is_met(self, step: int, metrics: Mapping[str, Any]) -> float | None:
-        """Return the value that meets it in a report; None if none does."""
+        """Return the report's value if it meets the limit, else None."""
         try:
             value = step if self.metric == STEP else named_metric(metrics, self.metric)
         except KeyError:
             return None
-        # A NaN compares as False.
+        # NaN meets no limit: every comparison with it is False.
         is_number = isinstance(value, int | float)
         return value if is_number and _COMPARES[self.comparison](value, self.value) else None
 
@@ -64,12 +64,12 @@ class StopRule:
 
     @property
     def reads_reports(self) -> bool:
-        """Whether reports can meet it."""
+        """Whether a report can end the run."""
         return bool(self.limits) or self.function is not None
 
     @property
     def last_step(self) -> int | None:
-        """The step that ends the run by its number, if nothing ends it earlier; None if none."""
+        """The step at which a limit of the step ends the run; None without such a limit."""
         by_number = {">=": math.ceil, ">": lambda value: math.floor(value) + 1}
         steps = [
             max(1, by_number[limit.comparison](limit.value))
@@ -82,7 +82,7 @@ class StopRule:
         """Return how a report of rank 0 ends the run; None if it doesn't.
 
         Raises:
-            TypeError: the function has returned something else than True or False.
+            TypeError: the function has returned a value other than True or False.
             Exception: whatever the function raises.
         """
         stopped = self.limit_met_by(report.step, report.metrics)
@@ -93,7 +93,7 @@ class StopRule:
         return stopped
 
     def limit_met_by(self, step: int, metrics: Mapping[str, Any]) -> Stopped | None:
-        """Return which limit these metrics meet; None if they meet none."""
+        """Return how the first limit that these metrics meet ends the run; None if none does."""
         for limit in self.limits:
             value = limit.is_met(step, metrics)
             if value is not None:
@@ -109,7 +109,7 @@ class StopRule:
         return None
 
     def budget_met_by(self, trained_s: float, *, step: int) -> Stopped | None:
-        """Return how the time that was trained ends the run; None if some of it is left.
+        """Return how the spent time budget ends the run; None if some of it is left.
 
         Args:
             trained_s: `Ledger.trained_s` of the run, in seconds.
@@ -145,7 +145,7 @@ class StopRule:
 
 
 def stop_rule(config: RunConfig) -> StopRule:
-    """Return the rule of a configuration that `stop_problems` finds nothing wrong with."""
+    """Return the rule of a configuration in which `stop_problems` finds no problem."""
     stop: Any = config.stop
     limits: tuple[Limit, ...] = ()
     if isinstance(stop, Mapping):
@@ -160,15 +160,15 @@ def stop_rule(config: RunConfig) -> StopRule:
 
 
 def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
-    """Return a limit as the user means it. A number alone is the value that training is to reach.
+    """Return the limit that a user means; a number alone is a value for training to reach.
 
     Args:
         name: the metric.
         given: a number, or a text such as "<= 0.1".
-        checkpoints: says which end of the metric is good, if it ranks checkpoints.
+        checkpoints: decides whether small or large values are good, if the metric ranks them.
 
     Raises:
-        ValueError: it is neither, or isn't finite.
+        ValueError: `given` is neither, or isn't finite.
     """
     comparison: Comparison = "<=" if _shrinks(name, checkpoints) else ">="
     value = given
@@ -183,7 +183,7 @@ def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
 
 
 def _shrinks(name: str, checkpoints: CheckpointConfig) -> bool:
-    """Return whether training is to make a metric smaller."""
+    """Return whether training should make a metric smaller."""
     if name == checkpoints.checkpoint_score_attribute:
         return checkpoints.checkpoint_score_order == "min"
     return is_good_when_small(name)
@@ -197,5 +197,5 @@ def _number(text: str) -> float | None:
 
 
 def is_good_when_small(name: str) -> bool:
-    """Return whether a metric's name says that training makes it smaller, as that of a loss."""
+    """Return whether smaller is better by the metric's name, as for a loss."""
     return any(_SMALL_IS_GOOD.fullmatch(word) for word in re.split(r"[^a-z0-9]+", name.lower()))

@@ -1,4 +1,4 @@
-"""Finds the ranks of one attempt that hold the others up: they work while the others wait. Pure.
+"""Finds the stragglers of one attempt: ranks that work while the others wait for them. Pure.
 
 Ranks that train together take their steps at the same rate, because they wait for each other. The
 straggler is the rank that never waits.
@@ -13,16 +13,16 @@ from statistics import median
 from polytrain.events.health import Load
 
 _BUSY = 0.8
-"""Minimum share of a window for which a straggler is busy."""
+"""Minimum share of a window during which a straggler is busy."""
 
 _OTHERS = 0.6
-"""Maximum share of a straggler's busy time for which others are busy."""
+"""Maximum busy time of the others, as a share of the straggler's."""
 
 _MANY = 4
 """Number of ranks from which a few others may be busy too."""
 
 _REMEMBERED = 3
-"""Windows that are kept: agents don't end them at the same instant."""
+"""Number of windows to keep: agents don't end them at the same instant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Straggler:
 
     rank: int
     busy: float
-    """Share of the last window for which it was busy."""
+    """Share of the last window during which it was busy."""
 
     others: float
-    """The same for the other ranks."""
+    """Share of the last window during which the other ranks were busy."""
 
     def reason(self, *, host: str, window_s: float) -> str:
-        """Why it is a straggler, for people."""
+        """Return why it is a straggler, for people."""
         return (
             f"rank {self.rank} on host {host} holds the others up: it was busy for "
             f"{self.busy:.0%} of the last {window_s:g} s, the others for {self.others:.0%}"
@@ -47,12 +47,12 @@ class Straggler:
 def stragglers(
     before: Mapping[int, float], last: Mapping[int, float], *, world_size: int
 ) -> list[Straggler]:
-    """The ranks that held the others up in both of two windows.
+    """Return the ranks that held up the others in both of two windows.
 
     Args:
-        before: how busy each rank was in the last window but one, from 0 to 1.
-        last: the same for the last window.
-        world_size: ranks. If a window lacks some of them, there is no straggler.
+        before: rank → busy share of the last window but one, from 0 to 1.
+        last: rank → busy share of the last window.
+        world_size: number of ranks. If a window lacks some, there is no straggler.
     """
     if world_size < 2 or not len(before) == len(last) == world_size:
         return []
@@ -75,12 +75,12 @@ def _stand_out(busy: Mapping[int, float]) -> dict[int, Straggler]:
 
 @dataclass(slots=True, kw_only=True)
 class StragglerDetector:
-    """How busy the worker processes of one attempt are, window by window."""
+    """Records how busy the worker processes of one attempt are, window by window."""
 
     attempt: int
     world_size: int
     _windows: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Window → rank → share of it for which the rank was busy."""
+    """Window → rank → share of the window during which the rank was busy."""
 
     _named: set[int] = field(default_factory=set)
     """Stragglers that were reported already."""
@@ -105,6 +105,6 @@ class StragglerDetector:
         return found
 
     def shares(self, window: int) -> list[float] | None:
-        """Return how busy each rank was in a window, in rank order; None unless all are known."""
+        """Return each rank's busy share of a window, in rank order; None unless all are known."""
         its = self._windows.get(window, {})
         return [its[rank] for rank in sorted(its)] if len(its) == self.world_size else None

@@ -1,7 +1,7 @@
-"""Which checkpoints are to be validated, and what has become of each. Pure.
+"""Tracks requested validations of checkpoints, and their outcomes. Pure.
 
-The journal is the record: what one driver has requested, the next one finds there. A checkpoint is
-validated once, whatever happens to drivers and worker processes.
+The journal is the record: it passes one driver's requests to the next. A checkpoint is validated
+once, whatever happens to drivers and worker processes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 class ValidationStatus(StrEnum):
-    """What has become of a checkpoint's validation."""
+    """The status of a checkpoint's validation."""
 
     PENDING = "pending"
-    """It is requested, and may be running."""
+    """The validation is requested, and may be running."""
 
     VALIDATED = "validated"
     TIMED_OUT = "timed_out"
@@ -31,17 +31,17 @@ class Validation:
     """Name of the checkpoint's directory."""
 
     step: int
-    """The checkpoint's step, at which the metrics are in the history."""
+    """The checkpoint's step, for which the history gets the metrics."""
 
     task: Mapping[str, Any] = field(default_factory=dict)
-    """What the report says about it; see `common.validation_config.validation_of_report`."""
+    """The report's request; see `config.validation_config.validation_of_report`."""
 
     status: ValidationStatus = ValidationStatus.PENDING
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """What it has returned."""
+    """The metrics that it has returned."""
 
     reason: str = ""
-    """Why it has failed."""
+    """The reason for a failure."""
 
 
 class Validations:
@@ -59,19 +59,19 @@ class Validations:
         return True
 
     def end(self, ended: Validation) -> None:
-        """Note what has become of a validation."""
+        """Note that a validation has ended."""
         self._pending.pop(ended.checkpoint, None)
         self._ended[ended.checkpoint] = ended
 
     def retry_failed(self) -> None:
-        """Make those pending again that have failed."""
+        """Make failed validations pending again."""
         for name, ended in list(self._ended.items()):
             if ended.status is not ValidationStatus.VALIDATED:
                 del self._ended[name]
                 self._pending[name] = replace(ended, status=ValidationStatus.PENDING, reason="")
 
     def leave_pending(self) -> int:
-        """Forget those that are pending, which the journal keeps; return how many they are."""
+        """Forget pending validations, which the journal keeps; return their number."""
         left = len(self._pending)
         self._pending.clear()
         return left
@@ -80,14 +80,13 @@ class Validations:
         """Return the next checkpoint to validate.
 
         Args:
-            committed: the directories of the checkpoints that exist. Others may yet be committed,
-                or never.
+            committed: directories of committed checkpoints. Other checkpoints aren't due.
         """
         return next((each for each in self.pending if each.checkpoint in committed), None)
 
     @property
     def failure(self) -> str:
-        """Why no checkpoint has a score, if each validation that has ended failed; else empty."""
+        """The reason that no checkpoint has a score if all ended validations failed; else empty."""
         failed = [e for e in self._ended.values() if e.status is not ValidationStatus.VALIDATED]
         if not failed or len(failed) < len(self._ended):
             return ""
@@ -100,7 +99,7 @@ class Validations:
 
     @property
     def pending(self) -> Collection[Validation]:
-        """Those that haven't ended."""
+        """The validations that haven't ended."""
         return self._pending.values()
 
     def __len__(self) -> int:
@@ -118,11 +117,11 @@ class Validations:
 
 
 def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:
-    """Why metrics of a validation can't be added to those of the report; None if they can.
+    """Return why a validation's metrics can't be added to the report's; None if they can.
 
     Args:
-        returned: by the validation function.
-        reported: with the checkpoint.
+        returned: metrics that the validation function returned.
+        reported: metrics that were reported with the checkpoint.
     """
     both = [name for name in returned if name in reported]
     if not both:

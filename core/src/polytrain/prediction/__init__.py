@@ -1,1 +1,1 @@
-"""Predictions for any number of rows: by this process or by workers, as an array or as files."""
+"""Predicts any number of rows: in this process or in workers, as an array or as files."""

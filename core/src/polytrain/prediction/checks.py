@@ -1,4 +1,4 @@
-"""Everything that is wrong with a request for predictions, found before anything starts."""
+"""Finds all problems of a request for predictions before anything starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def described(data: Any, *, columns: Sequence[str] | None = None, transform: Any
 
 
 def device_problems(backend: Backend, *, use_gpu: Any, num_workers: Any) -> Iterator[Problem]:
-    """Yield why the workers can't have GPUs."""
+    """Yield the problems of a request for GPUs."""
     if use_gpu and Device.GPU not in backend.capabilities.devices:
         yield Problem(
             field="use_gpu",
@@ -44,13 +44,13 @@ def device_problems(backend: Backend, *, use_gpu: Any, num_workers: Any) -> Iter
 
 
 def truth_value(given: Any) -> Iterator[Wrong]:
-    """Yield why this is neither True nor False."""
+    """Yield the problem if this is neither True nor False."""
     if not isinstance(given, int) or given not in (0, 1):
         yield f"{given!r} is neither True nor False", "Give one of them"
 
 
 def column_name(given: Any) -> Iterator[Wrong]:
-    """Yield why a column can't have this name."""
+    """Yield the problems of this name for a column."""
     if not isinstance(given, str) or not given:
         yield f"{given!r} is not a name", 'Give a name, such as "prediction"'
 
@@ -58,7 +58,7 @@ def column_name(given: Any) -> Iterator[Wrong]:
 def key_problems(
     keep: Any, columns: Sequence[str], *, prediction_column: Any, has_output: bool
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the key columns."""
+    """Yield the problems of the key columns."""
     if isinstance(keep, str) or not all(isinstance(name, str) for name in keep):
         shown = [keep] if isinstance(keep, str) else list(columns[:1])
         yield Problem(
@@ -91,7 +91,7 @@ def key_problems(
 
 
 def column_problems(needed: Sequence[str] | None, columns: Sequence[str]) -> Iterator[Problem]:
-    """Yield the columns that the model needs and the data lacks."""
+    """Yield a problem if the data lacks columns that the model needs."""
     known = set(columns)
     for name in needed or ():
         if name not in known:
@@ -105,11 +105,11 @@ def column_problems(needed: Sequence[str] | None, columns: Sequence[str]) -> Ite
 def option_problems(
     backend: Backend, options: Mapping[str, Any], source: Source, *, is_sent: bool
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the backend's options.
+    """Yield the problems of the backend's options.
 
     Args:
-        backend: the model's.
-        options: what the user passed.
+        backend: the model's backend.
+        options: the user's options.
         source: the rows to predict.
         is_sent: whether workers in other processes get the options.
     """
@@ -122,11 +122,11 @@ def option_problems(
 
 
 def output_problems(output: OutputFiles, now: PredictionRecord) -> Iterator[Problem]:
-    """Yield why the predictions can't be added to what is in an output.
+    """Yield the problems that keep predictions from being added to an output.
 
     Args:
         output: the output.
-        now: what the user requests.
+        now: the record of the user's request.
     """
     place = output.location.address
     before = output.record()

@@ -1,4 +1,4 @@
-"""Predictions as columns of a table, beside the key columns of their rows. Pure."""
+"""Converts predictions to columns of a table, beside their rows' key columns. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polytrain_plugins import Predictions
 
 
 def joined(parts: Sequence[Predictions]) -> Predictions:
-    """Predictions of consecutive rows as those of all of them."""
+    """Join the predictions of consecutive rows."""
     first = parts[0]
     if isinstance(first, Mapping):
         by_name = [part for part in parts if isinstance(part, Mapping)]
@@ -21,7 +21,7 @@ def joined(parts: Sequence[Predictions]) -> Predictions:
 
 
 def checked(predictions: Predictions, rows: int) -> Predictions:
-    """The predictions, if there is one for each row.
+    """Return the predictions if there is one for each row.
 
     Raises:
         ValueError: there are more or fewer.
@@ -39,12 +39,12 @@ def checked(predictions: Predictions, rows: int) -> Predictions:
 
 
 def as_table(predictions: Predictions, keys: pa.Table, *, prediction_column: str) -> pa.Table:
-    """A table with the key columns, and then the predictions.
+    """Return a table with the key columns, followed by the predictions.
 
     Args:
         predictions: an array `(rows, …)`, or several by name.
-        keys: as many rows.
-        prediction_column: name of the column of an array; several have their own names.
+        keys: key columns, with as many rows.
+        prediction_column: name of the column of a single array; several have their own names.
 
     Raises:
         ValueError: a key column has the name of predictions.
@@ -62,7 +62,7 @@ def as_table(predictions: Predictions, keys: pa.Table, *, prediction_column: str
 
 
 def _column(array: np.ndarray[Any, Any]) -> pa.Array:
-    """A column of numbers, of lists of one length, or of tensors."""
+    """Return a column of numbers, of lists of one length, or of tensors."""
     array = np.ascontiguousarray(array)
     if array.ndim == 1:
         return pa.array(array)

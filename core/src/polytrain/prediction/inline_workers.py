@@ -1,4 +1,4 @@
-"""The calling process as the only worker."""
+"""Uses the calling process as the only worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polytrain.prediction.scheduling import Event, Predicted, Ready, Workers
 
 
 class InlineWorkers(Workers):
-    """One worker, which works while `next` waits. Exceptions are the model's own."""
+    """One worker, which predicts inside `next`. Exceptions are the model's own."""
 
     def __init__(self, task: PredictionTask) -> None:
         self._task = task

@@ -1,4 +1,4 @@
-"""Workers on this machine: processes that the zygote forks, without Ray."""
+"""Workers on this machine, without Ray: processes that a zygote forks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENTRY = "polytrain.prediction.worker_process"
 
 
 class LocalWorkers(Workers):
-    """Forked processes. None is left behind, also if this process is killed."""
+    """Forked processes. None is left behind, even if this process is killed."""
 
     _pool: ProcessPool
 
@@ -40,11 +40,11 @@ class LocalWorkers(Workers):
     ) -> None:
         """
         Args:
-            task: what the workers have to know.
+            task: the workers' pickled task.
             count: number of workers.
-            modules: imported once for all of them.
+            modules: modules to import once for all workers.
             environment: variables of the processes, besides those of this one.
-            rows_of: the rows of a unit that has to be sent with them.
+            rows_of: returns the rows that must be sent with a unit.
         """
         self._task, _ = task
         self._count = count
@@ -88,7 +88,7 @@ class LocalWorkers(Workers):
         self._pool.start(number, ["task", self._task])
 
     def next(self) -> Event:
-        # Without a limit: a part takes as long as it takes, and a lost process has an end.
+        # No time limit: a part may take any time, and the end of a lost process is an event.
         match self._pool.next():
             case Sent(number=number, message=["ready"]):
                 return Ready(worker=self._workers[number])

@@ -15,7 +15,7 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """A checkpoint, or the content of its files where other nodes may not have its directory."""
+    """A checkpoint, or the content of its files if other nodes may lack its directory."""
 
     checkpoint: Checkpoint
     content: Mapping[str, bytes] | None = None
@@ -40,7 +40,7 @@ class ModelFiles:
             yield Path(made)
 
     def for_other_nodes(self) -> ModelFiles:
-        """The same with the content of a local directory."""
+        """Return it with the content of the files, if their directory is local."""
         path = Path(self.checkpoint.path)
         if self.checkpoint.filesystem is not None or not path.is_dir():
             return self
@@ -50,7 +50,7 @@ class ModelFiles:
 
 
 def digest_of(directory: Path) -> str:
-    """The digest of a model's files, wherever they are and whenever they were committed."""
+    """Return the digest of a model's files, which ignores their place and time of commit."""
     digest = hashlib.sha256()
     for name, file in _files(directory):
         with file.open("rb") as content:

@@ -1,4 +1,4 @@
-"""The files of predictions: each appears at once with its whole content, or not at all."""
+"""Stores the files of predictions, each atomically."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from polytrain.storage.location import Location
 from polytrain.storage.retry import retry
 
 _STAGING = "_staging"
-"""Where files are written, if the output is a directory: the last step is a rename then."""
+"""Directory in which files are written before a final rename, if the output is a directory."""
 
 _LOCK = "_lock"
 
 _READERS = 16
-"""Footers that are read at once; object storage has a high latency."""
+"""Footers to read concurrently; object storage has a high latency."""
 
 _SHOWN_WITHIN_S = 60.0
-"""Longest time until a network file system shows files that another node wrote."""
+"""Maximum seconds until a network file system shows files that another node wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ class OutputFiles:
 
     @property
     def lock(self) -> Location:
-        """Where the lease of the process that writes is.
+        """Return the location of the writing process's lease.
 
         Raises:
-            ForeignFileError: a link is there.
+            ForeignFileError: it is a link.
         """
         if self.location.is_local:
-            # What begins at a link leads to where the link does.
+            # Refuse a link here: all paths below would lead to its target.
             with Beneath(Path(self.location.address)).directory(_LOCK, make=True):
                 pass
         return self.location.below(_LOCK)
@@ -76,7 +76,7 @@ class OutputFiles:
             self.location.open().put(files.root / path, name, move=True)
 
     def record(self) -> PredictionRecord | None:
-        """What the files are predictions of; None if there is no record, or an unknown one.
+        """Return the record of the files; None if there is none, or one of an unknown format.
 
         Raises:
             OSError: the storage failed.
@@ -87,16 +87,16 @@ class OutputFiles:
             return None
 
     def write_record(self, record: PredictionRecord) -> None:
-        """Store what the files are predictions of."""
+        """Store the record of the files."""
         self.location.open().write(RECORD_FILE, record.to_json())
 
     def names(self) -> frozenset[str]:
-        """Names of all files, except in the directories for staging and leases."""
+        """Return the names of all files, except in the directories for staging and leases."""
         paths = self.location.open().list("")
         return frozenset(path for path in paths if path.partition("/")[0] not in (_STAGING, _LOCK))
 
     def finished(self, parts: Iterable[Part]) -> frozenset[int]:
-        """Numbers of the parts whose files are complete: their footers have the parts' rows."""
+        """Return the numbers of the parts with complete files, whose footers count all rows."""
         present = self.names()
         candidates = [part for part in parts if part.file in present]
         with ThreadPoolExecutor(_READERS) as readers:
@@ -126,13 +126,13 @@ class OutputFiles:
         retry(check, retry_s=_SHOWN_WITHIN_S, what=self.location.address)
 
     def clear_staging(self) -> None:
-        """Delete what processes that were killed have left."""
+        """Delete the unfinished files of killed processes."""
         if self.location.is_local:
             self.location.open().delete_below(_STAGING)
 
     @contextmanager
     def _staged(self) -> Iterator[tuple[Beneath, str]]:
-        """Yield where a new file is written, which is deleted at the end if it is still there."""
+        """Yield the place to write a new file, and delete it at the end if it is still there."""
         path = f"{_STAGING}/{secrets.token_hex(8)}"
         with contextlib.ExitStack() as stack:
             root = self.location.address
@@ -144,7 +144,7 @@ class OutputFiles:
             yield files, path
 
     def _rows_in(self, name: str) -> int | None:
-        """Rows of a file; None if it isn't a complete Parquet file."""
+        """Return the number of rows of a file; None if it isn't a complete Parquet file."""
         location = self.location.below(name)
 
         def metadata() -> Any:

@@ -1,4 +1,4 @@
-"""How the rows of a prediction are divided: into parts, and these into units of work. Pure."""
+"""Divides the rows of a prediction into parts, and these into units of work. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 from polytrain.data.read.pieces import Piece
 
 PART_ROWS = 100_000
-"""Rows of a part, unless there are so many rows that there would be too many parts."""
+"""Rows of a part, unless that would make too many parts."""
 
 _MOST_PARTS = 1000
 _MOST_PART_ROWS = 1_000_000
 
 _DIGITS = 5
-"""Of a part's number in the name of its file, at least."""
+"""Minimum digits of a part's number in the name of its file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Part:
 
     number: int
     rows: range
-    """In the data set."""
+    """Indices of its rows in the data set."""
 
     file: str
 
@@ -37,15 +37,15 @@ Unit = tuple[Part, ...]
 
 
 def default_part_rows(rows: int) -> int:
-    """The rows of a part. They depend on the data set alone, so that another call, with a different
-    number of workers, makes the same parts."""
+    """Return the rows of a part. The number depends only on the data set, so that another call with
+    a different number of workers makes the same parts."""
     return max(PART_ROWS, min(_MOST_PART_ROWS, -(-rows // _MOST_PARTS)))
 
 
 def divided(rows: int, part_rows: int) -> tuple[Part, ...]:
     """Divide rows into parts of this many; the last may have fewer.
 
-    The names of the files have the order of the rows.
+    The names of the files sort in the order of the rows.
     """
     starts = range(0, rows, part_rows)
     digits = max(_DIGITS, len(str(len(starts) - 1)))
@@ -64,19 +64,19 @@ def units(
 ) -> tuple[Unit, ...]:
     """Group the unfinished parts into units of work.
 
-    A unit is one part. But what can only be read from its start, such as a CSV file, is read by one
-    worker in one pass.
+    A unit is one part. But a piece that can only be read from its start, such as a CSV file, is one
+    unit: one worker reads it in one pass.
 
     Args:
         parts: all parts.
-        pieces: those of the data set.
+        pieces: the pieces of the data set.
         finished: numbers of the parts that needn't be predicted.
     """
     ends = list(accumulate(piece.rows for piece in pieces))
 
     def unit(part: Part) -> tuple[bool, int]:
         piece = bisect_right(ends, part.rows.start)
-        # The rows of a stream that was computed are in no piece of the user's.
+        # The rows of a computed stream are in none of the user's pieces.
         is_seekable = piece == len(pieces) or pieces[piece].seekable(scattered=False)
         return (True, part.number) if is_seekable else (False, piece)
 
@@ -88,7 +88,7 @@ def cut(tables: Iterable[pa.Table], unit: Unit) -> Iterator[tuple[Part, pa.Table
     """Cut the rows of a pass at the ends of parts, and leave out those between parts.
 
     Args:
-        tables: the rows from the first part's first to the last part's last, in order.
+        tables: the rows from the start of the first part to the end of the last part, in order.
         unit: the parts.
     """
     start = unit[0].rows.start

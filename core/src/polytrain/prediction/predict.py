@@ -1,4 +1,4 @@
-"""The way of a call: check everything, divide the rows, have workers predict them, collect."""
+"""Runs a prediction: checks the request, divides the rows, has workers predict them, collects."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class PredictionRequest:
 class PredictionOutput:
     """Predictions that were stored as Parquet files.
 
-    The files' names have the order of the rows, which is also the order within a file. All readers
-    of Parquet directories read them as one table.
+    The files' names sort in the order of the rows, which is also the order within a file. All
+    readers of Parquet directories read them as one table.
     """
 
     path: str
@@ -101,7 +101,7 @@ class PredictionOutput:
 
     num_rows: int
     files: tuple[str, ...]
-    """Their names, in order."""
+    """Names of the files, in order."""
 
 
 def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
@@ -121,7 +121,7 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
     if request.transform is None and {*(needed or ()), *request.keep} & {*source.index}:
         source = described(request.data, columns=[*source.schema.names, *source.index])
     raise_if_any(column_problems(needed, source.schema.names))
-    # A pipeline is known by its steps, not by the blocks that it computes now.
+    # Fingerprint a pipeline by its steps, before it computes blocks.
     known_by = "" if request.output is None else _known_by(source)
     source = computed_in_order(source)
     task = _task(request, source, model, needed)
@@ -137,7 +137,7 @@ def _known_by(source: Source) -> str:
 
 
 def _checked(request: PredictionRequest) -> Source:
-    """The rows to predict, if nothing is wrong with the request.
+    """Return the rows to predict if the request has no problems.
 
     Raises:
         InvalidJobError: with all problems.
@@ -145,7 +145,7 @@ def _checked(request: PredictionRequest) -> Source:
     problems = [*_argument_problems(request)]
     of_transform = [*_transform_problems(request)]
     problems += of_transform
-    # A function that isn't the right one may well fail.
+    # Don't call a transform with problems: a wrong one may fail.
     transform = None if of_transform else with_keys(request.transform, request.keep)
     try:
         source = described(request.data, transform=transform)
@@ -211,7 +211,7 @@ def _task(
     request: PredictionRequest, source: Source, model: ModelFiles, needed: Sequence[str] | None
 ) -> PredictionTask:
     names = source.schema.names
-    # What was only kept beside a transform's result isn't the model's.
+    # Columns that are only kept beside a transform's result aren't for the model.
     keys = () if request.transform is None else request.keep
     model_columns = tuple(
         [name for name in names if name not in keys] if needed is None else needed
@@ -272,7 +272,7 @@ def _stored(
     result = PredictionOutput(path=output.location.address, num_rows=record.rows, files=files)
     raise_if_any(output_problems(output, record))
     with _owned(output):
-        # Its previous owner may have written since.
+        # Check again: its previous owner may have written meanwhile.
         raise_if_any(output_problems(output, record))
         before = output.record()
         if before is not None and before.finished and output.names() >= {*files}:
@@ -292,7 +292,7 @@ def _stored(
 
 @contextmanager
 def _owned(output: OutputFiles) -> Iterator[None]:
-    """Have the output to this process.
+    """Hold the lease on the output.
 
     Raises:
         InvalidJobError: another process writes to it.
@@ -315,7 +315,7 @@ def _owned(output: OutputFiles) -> Iterator[None]:
 def _workers(
     request: PredictionRequest, task: PredictionTask, work: Sequence[Unit], *, has_many: bool
 ) -> Iterator[Workers]:
-    """The calling process, processes on this machine, or actors on Ray: see `Result.predict`."""
+    """Yield workers: this process, local processes, or actors on Ray; see `Result.predict`."""
     if request.num_workers == 0 or (request.num_workers is None and not has_many):
         yield InlineWorkers(task)
         return
@@ -336,7 +336,7 @@ def _workers(
         ) as workers:
             yield workers
         return
-    # Importing Ray takes a while.
+    # Import it late: importing Ray takes a while.
     from polytrain.prediction.ray_workers import REFERENCES, RayWorkers, free_workers, has_nodes
     from polytrain.workers.ray.runtime import running_ray
 
@@ -352,14 +352,14 @@ def _workers(
 def _for_other_processes(
     task: PredictionTask, *, apart: tuple[type, ...] = ()
 ) -> tuple[PickledTask, RowsOf]:
-    """The pickled task, and what gives the rows that have to be sent with a unit.
+    """Return the pickled task, and a function that returns the rows to send with a unit.
 
     Args:
-        task: what every process has to know.
-        apart: types of objects that Ray has to send itself.
+        task: the task for every process.
+        apart: types of objects that Ray must send itself.
     """
     source = task.source
-    # A map-style data set may be of a class in a script.
+    # The class of a map-style data set may be defined in a script.
     datasets = [getattr(piece, "dataset", None) for piece in source.pieces[:1]]
     transforms = [getattr(piece, "transform", None) for piece in source.pieces[:1]]
     code = code_in([task.backend, dict(task.options), datasets, transforms])
@@ -386,14 +386,14 @@ def _job(num_workers: int) -> Job:
 
 
 def computed_in_order(source: Source) -> Source:
-    """A data set with pieces: those that it has, or those of a pipeline that runs now.
+    """Return a data set with pieces: its own, or those of a pipeline, which this runs.
 
-    By itself Ray gives blocks as they are done. Another run would give other rows in the same
-    place, so predictions could not be resumed.
+    By default Ray yields blocks as they are finished. Another run would then have other rows at the
+    same indices, so predictions could not be resumed.
     """
     if source.stream is None:
         return source
-    # The settings of this data set alone, which is the user's.
+    # Restore these settings later: the data set is the user's.
     options = source.stream.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:

@@ -1,4 +1,4 @@
-"""A model in the process that predicts: rows go in and out in small tables."""
+"""Runs a model in the process that predicts, on small tables of rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from polytrain_plugins import Backend, Predictions
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionTask:
-    """What every process that predicts has to know."""
+    """The task of every process that predicts."""
 
     backend: Backend
     model: ModelFiles
     source: Source
-    """Without pieces, if workers get the rows from the driver."""
+    """The data set; without pieces if workers get the rows from the driver."""
 
     columns: tuple[str, ...]
     """The columns to read."""
@@ -36,7 +36,7 @@ class PredictionTask:
     """The columns that the model gets."""
 
     batch_size: int | None
-    """Most rows that the model gets at once; None for as many as are read at once."""
+    """Maximum rows of a call of the model; None for as many as are read at once."""
 
     keep: tuple[str, ...]
     prediction_column: str
@@ -46,11 +46,11 @@ class PredictionTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedPart:
-    """A part that is done."""
+    """A predicted part."""
 
     number: int
     predictions: Predictions | None
-    """None if they were stored."""
+    """The predictions; None if they were stored."""
 
 
 class Predictor:
@@ -64,11 +64,11 @@ class Predictor:
             )
 
     def predicted(self, unit: Unit, rows: pa.Table | None = None) -> Iterator[PredictedPart]:
-        """Predict the parts of a unit, one after another.
+        """Predict the parts of a unit one by one.
 
         Args:
             unit: the parts.
-            rows: their rows, if they aren't read here.
+            rows: the rows of the parts, unless this process reads them.
         """
         if rows is None:
             whole = range(unit[0].rows.start, unit[-1].rows.stop)

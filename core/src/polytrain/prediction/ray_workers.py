@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: actors, each with a CPU or a GPU."""
+"""Workers on a Ray cluster: actors with a CPU or a GPU each."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from polytrain.ray_api.state import free_resources, living_nodes
 logger = logging.getLogger(__name__)
 
 REFERENCES = (ray.ObjectRef,)
-"""Types of objects that only Ray can send: another process couldn't read what they refer to."""
+"""Types of references that only Ray can send: otherwise a process couldn't resolve them."""
 
 _TOLD_AFTER_S = 10.0
-"""Seconds without a worker after which a message says what is waited for."""
+"""Seconds without a worker after which a message names the missing resources."""
 
 
 def free_workers(*, use_gpu: bool) -> int:
-    """How many workers the cluster has room for now; at least 1, which waits for room."""
+    """Return the number of workers for which the cluster has room now, at least 1."""
     return max(1, int(free_resources().get("GPU" if use_gpu else "CPU", 0)))
 
 
 def has_nodes() -> bool:
-    """Whether there are other nodes: a worker may be on one that doesn't have this node's files."""
+    """Return whether there are other nodes, which may lack this node's files."""
     return len(living_nodes()) > 1
 
 
 class _Worker:
-    """Runs in an actor."""
+    """The actor of a worker."""
 
     def __init__(self, task: bytes, references: list[Any]) -> None:
         self._task = task
@@ -70,7 +70,7 @@ class _Worker:
 
 
 class RayWorkers(Workers):
-    """Actors. A call of each is under way: to load the model, or to predict a part."""
+    """Actors, each with one pending call: to load the model, or to predict a part."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class RayWorkers(Workers):
     ) -> None:
         """
         Args:
-            task: what the workers have to know, without `REFERENCES`.
+            task: the workers' pickled task, with `REFERENCES` apart.
             count: number of workers.
-            use_gpu: whether each gets a GPU.
-            rows_of: the rows of a unit that has to be sent with them.
+            use_gpu: whether each worker gets a GPU.
+            rows_of: returns the rows that must be sent with a unit.
         """
         self._count = count
         self._demand = "1 CPU and 1 GPU" if use_gpu else "1 CPU"
@@ -95,7 +95,7 @@ class RayWorkers(Workers):
         self._rows_of = rows_of
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, int] = {}
-        """Reference of a call that is under way → its worker."""
+        """Reference of a pending call → its worker."""
 
         self._loading: set[int] = set()
         self._has_started = False
@@ -129,7 +129,7 @@ class RayWorkers(Workers):
         try:
             part = ray.get(call)
         except RayTaskError as error:
-            # The framework's own exception, so that it can be caught by its type.
+            # Pass on the framework's own exception, so that it can be caught by its type.
             return Raised(error=error.cause)
         except RayActorError as error:
             return Lost(worker=worker, reason=f"ended: {error}")
@@ -148,7 +148,7 @@ class RayWorkers(Workers):
                 self._demand,
             )
             self._has_started = True
-        # Without a limit: a part takes as long as it takes. The end of its actor is an answer, too.
+        # No time limit: a part may take any time. The end of its actor also makes the call ready.
         while not ready:
             ready, _ = ray.wait([*self._calls], num_returns=1)
         return ready[0]

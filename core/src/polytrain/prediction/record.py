@@ -1,4 +1,4 @@
-"""What the files in an output are predictions of: written before them, and compared. Pure."""
+"""The record of an output's predictions: written before the files, and compared later. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polytrain.text import strict_json
 from polytrain_plugins import Problem
 
 RECORD_FILE = "_predictions.json"
-"""Readers of Parquet directories ignore names that begin with an underscore."""
+"""Name of the record's file; readers of Parquet directories ignore leading underscores."""
 
 _FORMAT = 1
 
@@ -23,7 +23,7 @@ _ELSEWHERE = "Give a different output, or delete this one"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRecord:
-    """A request for predictions, as far as it decides what is in the files."""
+    """The parts of a request for predictions that determine the content of the files."""
 
     model: str
     """Digest of the checkpoint's files."""
@@ -36,18 +36,18 @@ class PredictionRecord:
     keep: tuple[str, ...]
     prediction_column: str
     options: Mapping[str, Any]
-    """Those that are plain values."""
+    """Options that are plain values."""
 
     code: Mapping[str, str]
-    """Option → fingerprint of a function or an object."""
+    """Option → fingerprint of its function or object."""
 
     python: str
-    """Fingerprints of code compare within a Python version only."""
+    """Python version; fingerprints of code can only be compared within one version."""
 
     finished: bool = False
 
     def to_json(self) -> bytes:
-        """The content of the record's file."""
+        """Return the content of the record's file."""
         return strict_json.dumps({"format": _FORMAT, **asdict(self)}).encode()
 
 
@@ -63,7 +63,7 @@ def record_from_json(content: bytes) -> PredictionRecord | None:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return plain options, with `…` for secrets by their names, and fingerprints of others."""
+    """Return plain options, with `…` for secrets by name, and fingerprints of the other options."""
     values = {name: shown(plain(value), name) for name, value in options.items()}
     code = {
         name: code_fingerprint(options[name])
@@ -74,18 +74,18 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def this_python() -> str:
-    """The version in the records of this process."""
+    """Return the Python version for records of this process."""
     return python_version()
 
 
 def record_problems(
     before: PredictionRecord, now: PredictionRecord, *, place: str
 ) -> Iterator[Problem]:
-    """Yield how a request differs from the one whose predictions an output holds.
+    """Yield the differences between a request and the one whose predictions an output holds.
 
     Args:
-        before: what the output holds.
-        now: what the user requests.
+        before: the output's record.
+        now: the record of the user's request.
         place: the output, for messages.
     """
     if before.model != now.model:

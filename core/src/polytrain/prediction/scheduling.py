@@ -1,4 +1,4 @@
-"""Hands units of work to workers: each to one that is ready, again if its worker is lost."""
+"""Assigns units of work to ready workers, and again if a worker is lost."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from polytrain.prediction.parts import Unit
 from polytrain.prediction.predictor import PredictedPart
 
 PickledTask = tuple[bytes, list[Any]]
-"""A `PredictionTask`, as `pickled_apart` pickles it."""
+"""A `PredictionTask` pickled by `pickled_apart`."""
 
 RowsOf = Callable[[Unit], pa.Table | None]
-"""The rows of a unit that have to be sent with it; None if its worker reads them."""
+"""Returns the rows that must be sent with a unit; None if its worker reads them."""
 
 MOST_LOSSES = 3
-"""Workers that may be lost with the same rows. Rows that kill their worker do so every time."""
+"""Workers that may be lost with the same rows: rows that kill a worker do so every time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """The model, or what it was loaded with, raised an exception."""
+    """The model, or its loading, raised an exception."""
 
     error: BaseException
 
@@ -58,15 +58,15 @@ Event = Ready | Predicted | Raised | Lost
 
 
 class Workers(ABC):
-    """Workers, numbered from 0. They start when this is entered, and end when it is left."""
+    """Workers, numbered from 0. They live within this context."""
 
     @abstractmethod
     def give(self, worker: int, unit: Unit) -> None:
-        """Have a worker that is ready predict a unit."""
+        """Make a ready worker predict a unit."""
 
     @abstractmethod
     def replace(self, worker: int) -> None:
-        """Start a worker in the place of one that was lost."""
+        """Start a worker in place of a lost one."""
 
     @abstractmethod
     def next(self) -> Event:
@@ -74,11 +74,11 @@ class Workers(ABC):
 
 
 def predicted_parts(workers: Workers, work: Sequence[Unit]) -> Iterator[PredictedPart]:
-    """Yield the parts of all units, in the order in which they are done.
+    """Yield the parts of all units, in the order of their completion.
 
     Raises:
-        PredictionFailedError: workers were lost again and again.
-        BaseException: whatever the model raised.
+        PredictionFailedError: workers were lost repeatedly.
+        BaseException: any exception of the model.
     """
     waiting = deque(work)
     given: dict[int, Unit] = {}
@@ -98,7 +98,7 @@ def predicted_parts(workers: Workers, work: Sequence[Unit]) -> Iterator[Predicte
                 raise error
             case Lost(worker=worker, reason=reason):
                 unit = given.pop(worker, ())
-                # Before its first unit: it was lost while it loaded the model.
+                # A worker without a unit was lost while it loaded the model.
                 key = unit[0].number if unit else -1
                 losses[key] += 1
                 if losses[key] >= MOST_LOSSES:

@@ -1,7 +1,7 @@
-"""The function between the rows that a user has and those that a model was trained on.
+"""Checks the transform from a user's rows to the rows that a model was trained on.
 
-A checkpoint has its fingerprint, not its code: whoever predicts passes it, or rows that it has
-been applied to.
+A checkpoint holds its fingerprint, not its code: the caller of a prediction passes it, or rows that
+it has been applied to.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _OR_TRANSFORMED = "pass transformed=True with rows that are as the model was tra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithKeys:
-    """A transform whose result has the key columns too."""
+    """A transform whose result also has the key columns."""
 
     transform: Callable[..., Any]
     keys: tuple[str, ...]
 
     def __call__(self, batch: Mapping[str, Any]) -> Any:
-        # Copies: a transform may change arrays in place.
+        # Copy the keys: a transform may change arrays in place.
         kept = {name: batch[name].copy() for name in self.keys if name in batch}
         result = self.transform(batch)
         return {**kept, **result} if isinstance(result, Mapping) else result
 
 
 def with_keys(transform: Any, keys: Collection[str]) -> Any:
-    """Return the transform, so that its result has the key columns; None without a transform."""
+    """Return a transform whose result has the key columns; None without a transform."""
     if not callable(transform) or not keys:
         return transform
     return WithKeys(transform=transform, keys=tuple(keys))
@@ -45,12 +45,12 @@ def with_keys(transform: Any, keys: Collection[str]) -> Any:
 def transform_problems(
     manifest: Manifest | None, transform: Any, *, transformed: Any
 ) -> Iterator[Problem]:
-    """Yield why the model wouldn't get the rows that it was trained on.
+    """Yield a problem if the model wouldn't get such rows as it was trained on.
 
     Args:
-        manifest: of the checkpoint; None if a user has made its directory.
+        manifest: manifest of the checkpoint; None if a user has made its directory.
         transform: the function that the user passed.
-        transformed: whether the user says that the rows need none.
+        transformed: whether the user says that the rows are already transformed.
     """
     trained_with = None if manifest is None else manifest.transform
     if transform is None:

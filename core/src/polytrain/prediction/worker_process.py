@@ -34,11 +34,11 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
 
 
 def portable(error: BaseException) -> BaseException:
-    """An exception for another process, with the traceback of this one as a note."""
+    """Return an exception for another process, with its traceback here as a note."""
     text = "".join(traceback.format_exception(error))
     error.add_note(f"\nIn the worker process:\n{text.rstrip()}")
     try:
         pickle.loads(dumps(error))
-    except Exception:  # whatever an exception's own __reduce__ raises
+    except Exception:  # an exception's __reduce__ may raise anything
         return RuntimeError(text)
     return error

@@ -1,1 +1,1 @@
-"""What is asked of Ray itself."""
+"""Queries Ray's own state."""

@@ -6,5 +6,5 @@ from typing import Any
 
 
 def is_ray_dataset(data: Any) -> bool:
-    """Whether this is a `ray.data.Dataset`; Ray Data is not imported to find out."""
+    """Return whether this is a `ray.data.Dataset`, without importing Ray Data."""
     return type(data).__module__.startswith("ray.data.")

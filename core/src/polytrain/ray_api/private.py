@@ -1,6 +1,6 @@
 """The private names of Ray that polytrain uses, each with the reason.
 
-What a newer version may rename stands here alone.
+Only this module uses names that a newer version of Ray may rename.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Any
 
 
 def cluster_state() -> Any:
-    """Return the state of nodes and resources; Ray's own libraries use this name too."""
+    """Return the state of nodes and resources; Ray's own libraries also use this name."""
     from ray._private.state import state
 
     return state
 
 
 def is_worker_process() -> bool:
-    """Whether this process runs an actor or a task: it may end while its job goes on.
+    """Return whether this process runs an actor or a task: it may end before its job.
 
     Ray has no public name for this that doesn't log a warning.
     """
@@ -26,20 +26,20 @@ def is_worker_process() -> bool:
 
 
 def stored_status(key: str) -> Any:
-    """Return what Ray's own processes have stored under a key, such as the autoscaler's report."""
+    """Return the value that Ray's processes stored at a key, such as the autoscaler's report."""
     from ray.experimental.internal_kv import _internal_kv_get
 
     return _internal_kv_get(key)
 
 
 def count_executions(context: Any, executions: int) -> None:
-    """Set how often a pipeline was executed, by which shuffles differ from epoch to epoch.
+    """Set a pipeline's number of executions, which makes shuffles differ between epochs.
 
-    After a restart the count is lost, and there is no other way to set it.
+    A restart loses the count, and there is no other way to set it.
     """
     context._execution_idx = executions
 
 
 def use_in_process(context: Any) -> None:
-    """Make this `DataContext` the process's, which Ray Data reads some settings from."""
+    """Make this the process's `DataContext`, from which Ray Data reads some settings."""
     type(context)._set_current(context)

@@ -13,7 +13,7 @@ from polytrain.ray_api.private import cluster_state
 
 
 def death_of_node(node_id: str) -> str | None:
-    """Why a node is gone, in Ray's words; None if it isn't."""
+    """Return Ray's reason for a node's death; None if it isn't dead."""
     for node in _nodes():
         if node["NodeID"] == node_id and not node["Alive"]:
             return str(node.get("DeathReasonMessage") or "Ray doesn't say why")
@@ -21,11 +21,11 @@ def death_of_node(node_id: str) -> str | None:
 
 
 def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
-    """Whether a process listens on the port of a node's raylet. Ray takes seconds to detect that.
+    """Return whether a node's raylet listens on its port. Ray takes seconds to detect its loss.
 
     Args:
         node_id: the node.
-        timeout_s: seconds after which the answer is no.
+        timeout_s: seconds after which to return False.
     """
     for node in _nodes():
         if node["NodeID"] == node_id:
@@ -36,34 +36,34 @@ def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:
-    """Living nodes, with their total resources."""
+    """Return the living nodes' total resources, by node id."""
     return {node["NodeID"]: node["Resources"] for node in _nodes() if node["Alive"]}
 
 
 def node_labels() -> dict[str, Mapping[str, str]]:
-    """Living nodes, with their labels."""
+    """Return the living nodes' labels, by node id."""
     return {node["NodeID"]: node["Labels"] for node in _nodes() if node["Alive"]}
 
 
 def free_nodes() -> dict[str, Mapping[str, float]]:
-    """Living nodes, with their free resources."""
+    """Return the living nodes' free resources, by node id."""
     free: dict[str, Mapping[str, float]] = cluster_state().available_resources_per_node()
     return free
 
 
 def autoscaler_totals() -> Mapping[str, float] | None:
-    """Resources of the cluster at its largest, over all nodes; None without an autoscaler."""
+    """Return total resources of the cluster at its largest; None without an autoscaler."""
     totals: Mapping[str, float] | None = cluster_state().get_max_resources_from_cluster_config()
     return totals
 
 
 def draining_nodes() -> frozenset[str]:
-    """Nodes that the autoscaler, or a notice of the cloud, has marked for removal."""
+    """Return the nodes that the autoscaler or a cloud provider's notice has marked for removal."""
     return frozenset(cluster_state().get_draining_nodes())
 
 
 def free_resources() -> Mapping[str, float]:
-    """Free resources, over all nodes."""
+    """Return the free resources of all nodes together."""
     free: Mapping[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return free
 

@@ -37,10 +37,10 @@ class EndAttempt:
     attempt: int
     reason: str
     root: Failure | None
-    """Why it failed; None for a planned end."""
+    """The failure that caused the others; None for a planned end."""
 
     failures: tuple[Failure, ...] = ()
-    """All that went wrong, the root first."""
+    """All failures, the root first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,12 @@ class Conclude:
     succeeded: bool
     reason: str
     stopped: Stopped | None = None
-    """Who stopped the run, or which condition ended it; None if its training has ended."""
+    """The user, signal or condition that ended the run; None if its training has ended."""
 
     failures: tuple[Failure, ...] = ()
 
     validation_failure: str = ""
-    """Why no checkpoint has a score, if every validation failed; else empty."""
+    """The reason that no checkpoint has a score if every validation failed; else empty."""
 
 
 Action = AcquireWorkers | Launch | SendRoster | Drain | Leave | Kill | EndAttempt | Conclude

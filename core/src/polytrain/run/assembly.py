@@ -1,4 +1,4 @@
-"""Makes the controller of a run, and all that it needs."""
+"""Makes the controller of a run, and the objects that it uses."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def controller_of(
     interrupts: Interrupts,
     stack: contextlib.ExitStack,
 ) -> Controller:
-    """Make a run's controller, with all that it needs.
+    """Make a run's controller, with the objects that it uses.
 
     Args:
         run: the run.
         journal: its open journal.
-        observers: the user's and polytrain's own.
-        queues: write to streams and logs.
-        hooks: call the user's callbacks.
-        interrupts: takes signals.
+        observers: the user's observers and polytrain's own.
+        queues: for writes to streams and logs.
+        hooks: for calls of the user's callbacks.
+        interrupts: receives signals.
         stack: closes everything, in reverse order.
     """
-    # The end of a run waits for them once all that it holds is released.
+    # The run waits for callbacks last, when all its resources are released.
     if run.spec.run_config.callbacks:
         callbacks = stack.enter_context(satellites.callbacks.opened(run, hooks))
         journal.news.subscribe(callbacks.take)
@@ -62,7 +62,7 @@ def controller_of(
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
     )
-    # Closed after the workers are: it may have restarted the zygote that they share.
+    # Close it after the workers: it may have restarted the zygote that they share.
     companion = stack.enter_context(_companion(run, group, journal, output))
     workers = stack.enter_context(contextlib.ExitStack())
     workers.callback(group.close)
@@ -124,7 +124,7 @@ def _remote_requests(run: Run) -> RemoteRequests:
 
 
 def _companion(run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput) -> Companion:
-    # Without a function, validations of earlier drivers may be left.
+    # Even without a function, validations of earlier drivers may be pending.
     if run.spec.validation_config is None and not run.manager.validations:
         return Companion()
     return satellites.validation.opened(run, group, journal, output.write)

@@ -1,4 +1,4 @@
-"""What satellites attach to a run, as the driver sees it."""
+"""The driver's interface to work that satellites attach to a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polytrain.policy.validation import Validation
 class Companion:
     """Works on a run's checkpoints beside training. This one does nothing.
 
-    The controller asks it what has ended, and waits for the rest when training has.
+    The controller polls it for results, and waits for the rest when training has ended.
     """
 
     failure: Failure | None = None
@@ -37,30 +37,30 @@ class Companion:
 
     @property
     def pending(self) -> int:
-        """Number of committed checkpoints that it isn't done with."""
+        """Number of committed checkpoints that it hasn't finished."""
         return 0
 
     @property
     def all_failed(self) -> str:
-        """Why none of its work has succeeded, if all has failed; else empty."""
+        """The reason if all its work has failed; else empty."""
         return ""
 
     def request(self, manifest: Manifest) -> None:
         """Note a checkpoint before it is committed."""
 
     def nudge(self) -> None:
-        """Make `take` return that waits. Any thread, or a signal handler, may call this."""
+        """Wake a waiting `take`. Any thread, or a signal handler, may call this."""
 
     def take(self, *, wait: bool = False) -> Sequence[Validation]:
-        """Take what there is to take, and start what is next.
+        """Collect results, and start the next work.
 
         Args:
-            wait: whether to wait until there is something; only while it `is_busy`.
+            wait: whether to wait for a result; only while it `is_busy`.
 
         Returns:
-            What has ended.
+            The validations that have ended.
         """
         return ()
 
     def warn_if_unused(self) -> None:
-        """Warn if the user has given it work, and no checkpoint was any."""
+        """Warn if the user has configured it, but no checkpoint used it."""

@@ -21,13 +21,13 @@ BackgroundTask = Callable[[], Event | CheckpointEvent | None]
 
 
 class BackgroundTasks:
-    """Runs tasks one after another, in order."""
+    """Runs tasks one at a time, in order."""
 
     def __init__(self, *, wake: Callable[[], None], at_once: bool) -> None:
         """
         Args:
             wake: called from any thread when `results` has an outcome.
-            at_once: run tasks in the caller's thread.
+            at_once: whether tasks run in the caller's thread.
         """
         self.at_once = at_once
         """Whether tasks run in the caller's thread."""
@@ -46,15 +46,15 @@ class BackgroundTasks:
 
         Args:
             task: the task. If it raises, the attempt fails.
-            attempt: the attempt that needs it; None if none does: then an exception is logged.
+            attempt: the attempt that needs it; None if none does, and an exception is only logged.
         """
         self._last = self._executor.submit(self._do, task, attempt)
 
     def results(self) -> Iterator[Event | CheckpointEvent]:
         """Yield the outcomes of the tasks that are finished now.
 
-        Those that finish meanwhile wait for the next call: a rank that makes checkpoints without a
-        pause would keep the caller from everything else.
+        Tasks that finish meanwhile wait for the next call: otherwise a rank that makes checkpoints
+        without a pause would block the caller.
         """
         for _ in range(self._results.qsize()):
             yield self._results.get()
@@ -62,7 +62,7 @@ class BackgroundTasks:
     def finish(self) -> None:
         """Wait until all tasks are finished."""
         if self._last is not None:
-            # Without a limit: what isn't stored by now would be lost. Another signal interrupts it.
+            # No time limit: unfinished work would be lost. Another signal interrupts the wait.
             self._last.result()
 
     def __enter__(self) -> BackgroundTasks:
@@ -74,7 +74,7 @@ class BackgroundTasks:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Waits for the running task only: pending deletions can be dropped.
+        # After an error, wait only for the running task: pending deletions can be dropped.
         self._executor.shutdown(cancel_futures=error is not None)
 
     def _do(self, task: BackgroundTask, attempt: int | None) -> None:

@@ -60,15 +60,15 @@ class CheckpointCoordinator:
     _has_warned_of_lost_steps: bool = False
     _has_warned_of_files: bool = False
     _waiting: dict[int, set[int]] = field(default_factory=dict)
-    """Number → ranks whose staged part is stored after rank 0's."""
+    """Number → ranks whose staged part waits for rank 0's."""
 
     @property
     def deadline(self) -> float | None:
-        """The time at which to call `overdue` without an event."""
+        """The monotonic time at which to call `overdue` without an event."""
         return None if self._tracker is None else self._tracker.deadline
 
     def next_start(self, attempt: int) -> StartingPoint:
-        """Return the next attempt's starting point, and drop what the last one staged.
+        """Return the next attempt's starting point, and drop the last one's staged parts.
 
         Raises:
             OSError: the storage can't be read.
@@ -170,7 +170,7 @@ class CheckpointCoordinator:
         return self._commit_complete(part.rank)
 
     def _commit_complete(self, rank: int) -> Failed | None:
-        """Commit what is complete, now that a rank's part is stored, dropped or given up.
+        """Commit complete checkpoints after a rank's part is stored, dropped or given up.
 
         Returns:
             The failure if the parts don't fit together.
@@ -183,7 +183,7 @@ class CheckpointCoordinator:
         return None
 
     def _give_commit(self, manifest: Manifest) -> None:
-        # Before the commit, which syncs the journal: a committed checkpoint's request isn't lost.
+        # Request it before the commit, which syncs the journal, so that the request isn't lost.
         self.companion.request(manifest)
         commit = partial(self._commit, manifest, self.manager.ranks_of(manifest.number))
         self.background_tasks.give(commit, attempt=manifest.attempt_id.attempt)
@@ -209,7 +209,7 @@ class CheckpointCoordinator:
             try:
                 return replace(self.manager.commit(manifest), ranks=ranks)
             finally:
-                # It may have been paused since: what counts for its successor is that one's.
+                # If this driver was paused meanwhile, its successor decides what is committed.
                 self.lease.check()
         except RunOwnedError as error:
             return lease_lost(error, attempt=attempt)
@@ -224,7 +224,7 @@ class CheckpointCoordinator:
         is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
         info, doomed = self.manager.committed(committed)
         self.journal.write(CheckpointCommitted(checkpoint=manifest.directory, step=manifest.step))
-        # Its validation may yet return the metric.
+        # A validation may still return the metric.
         if self.manager.validations.of(manifest.directory) is None:
             self._check_score(manifest.directory, manifest.metrics)
         if is_new:
@@ -239,9 +239,9 @@ class CheckpointCoordinator:
 
     @property
     def _sweeps_are_cheap(self) -> bool:
-        """Whether a sweep looks at names alone; object storage lists each file for it.
+        """Whether a sweep only lists directory names; object storage lists every file.
 
-        There, what a frozen process stores late is deleted when the next attempt or driver starts.
+        There, late files of a frozen process are deleted when the next attempt or driver starts.
         """
         return self.manager.store.location.is_local
 

@@ -1,4 +1,4 @@
-"""Whether a run has met the conditions that end it, and which of them can't be met. Pure."""
+"""Finds conditions that already end a run, and conditions that no report could meet. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def already_met(rule: StopRule, history: RunHistory, *, start_step: int) -> Stop
 
     Args:
         rule: the conditions of this call of `fit()`.
-        history: what earlier drivers left.
-        start_step: the step of the checkpoint from which training would be resumed; what was
-            reported after it is lost.
+        history: the history of earlier drivers.
+        start_step: the step of the checkpoint from which training would resume; later reports
+            are lost.
     """
     steps = history.history.steps()
     last = int(steps[-1]) if len(steps) else 0
@@ -40,7 +40,7 @@ def already_met(rule: StopRule, history: RunHistory, *, start_step: int) -> Stop
 
 
 def function_fingerprint(function: Callable[[Report], bool] | None) -> str | None:
-    """Return what a function in `RunConfig.stop` is recognised by; None if there is none."""
+    """Return the fingerprint of a function in `RunConfig.stop`; None if there is none."""
     return None if function is None else code_fingerprint(function)
 
 
@@ -49,7 +49,7 @@ def unreported(rule: StopRule, reports: Reports) -> Iterator[str]:
 
     Args:
         rule: the conditions.
-        reports: rank 0's; if there are none, nothing is known.
+        reports: rank 0's reports; if there are none, nothing is yielded.
     """
     if not len(reports):
         return
@@ -66,7 +66,7 @@ def unreported(rule: StopRule, reports: Reports) -> Iterator[str]:
 
 
 def _is_met_again(rule: StopRule, met: Stopped, history: RunHistory) -> bool:
-    """Return whether what met a condition meets one of these conditions, too."""
+    """Return whether the value or function that ended the run also meets this rule."""
     if met.metric and met.value is not None and met.step is not None:
         return rule.limit_met_by(met.step, {met.metric: met.value}) is not None
     is_function = not met.metric and met.value is None

@@ -78,18 +78,18 @@ class Controller:
     """Releases the workers' resources, before the run itself has ended."""
 
     interrupts: Interrupts = field(default_factory=Interrupts)
-    """Signals interrupt what waits, and nothing else."""
+    """Lets signals interrupt only code that waits."""
 
     _conclusion: Conclude | None = None
     _unanswered: list[CheckpointsAsked] = field(default_factory=list)
-    """Questions of this attempt that wait for validations."""
+    """Requests for checkpoints in this attempt that wait for validations."""
 
     _returned: dict[int, Returned] = field(default_factory=dict)
-    """What the training functions of this attempt have returned, by rank."""
+    """Return values of this attempt's training functions, by rank."""
 
     _stacks_requests: StacksRequests = field(default_factory=StacksRequests)
     _held_back: list[Event] = field(default_factory=list)
-    """Events deferred while stacks are dumped: the reason for that comes first."""
+    """Events deferred while stacks are dumped: the reason for the dump is handled first."""
 
     def conclude(self) -> Conclude:
         """Run to the end, and return the conclusion."""
@@ -97,7 +97,7 @@ class Controller:
         self.stop_requests.notify(self._wake)
         self.remote_requests.notify(self._wake)
         self._follow(None, begin(self.state))
-        # Those that came before it began: then no worker is started.
+        # A stop requested before the run began starts no worker.
         self._take_stop_requests()
         while self._conclusion is None:
             with self.interrupts.allowed():
@@ -121,7 +121,7 @@ class Controller:
         return conclusion
 
     def _validated(self, conclusion: Conclude) -> Conclude:
-        """Wait for the validations that are left. Those of a run that ended early are resumed."""
+        """Wait for pending validations. A run that was stopped leaves them to its next driver."""
         if not conclusion.succeeded:
             return conclusion
         drain = self.state.drain
@@ -130,7 +130,7 @@ class Controller:
             if stopped is not None and not stopped.is_final:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             logger.info("Training has ended; %d validations are left.", self.companion.pending)
-            # They may wait for what the workers have.
+            # They may wait for the workers' resources.
             self.release_workers()
         while self.companion.is_busy and self.companion.failure is None:
             if self.lease.lost is not None:
@@ -163,7 +163,7 @@ class Controller:
             self._answer()
 
     def _answer(self) -> None:
-        """Answer the questions for checkpoints, those that wait for validations after these."""
+        """Answer requests for checkpoints, unless they wait for pending validations."""
         questions, self._unanswered = self._unanswered, []
         for asked in questions:
             if asked.validated and self.companion.is_busy:
@@ -212,7 +212,7 @@ class Controller:
                 self._take_report(happening)
             else:
                 self._take_checkpoint_event(happening)
-            # In an inline run, what follows from it has happened by now.
+            # In an inline run, the resulting tasks have already finished.
             self._take_results()
             return
         if isinstance(happening, CheckpointsAsked):
@@ -224,8 +224,8 @@ class Controller:
         if isinstance(happening, Joined):
             self.health_monitor.take(happening)
         if isinstance(happening, Exited) and isinstance(self.state.phase, Leaving | Ending):
-            # What was handed over counts before its end does: it may be what to start from, and a
-            # commit that fails now fails the run.
+            # Finish pending commits before handling the exit: one may be the next starting point,
+            # and a commit that fails now fails the run.
             self._finish_tasks()
             self._take_results()
         if isinstance(happening, Exited | AgentLost):
@@ -234,12 +234,12 @@ class Controller:
             self._take_returned(happening)
             self._fail_if(self.checkpoints.done(happening.rank))
         self._happen(happening)
-        # Inline, they are there at once.
+        # In an inline run, the results are already there.
         self._take_results()
 
     @property
     def returned(self) -> tuple[Returned | None, ...]:
-        """What each rank's training function has returned; empty if none returned anything."""
+        """Return value of each rank's training function; empty if none returned anything."""
         if not self._returned:
             return ()
         return tuple(self._returned.get(rank) for rank in range(self.state.world_size))
@@ -282,7 +282,7 @@ class Controller:
 
     @property
     def _budget_deadline(self) -> float | None:
-        """The time, on the monotonic clock, at which the time budget may be spent."""
+        """Monotonic time at which the time budget may be spent."""
         budget_s, ledger = self.stop_rule.time_budget_s, self.journal.history.ledger
         if budget_s is None or not isinstance(self.state.phase, Training) or self.state.drain:
             return None
@@ -300,7 +300,7 @@ class Controller:
     def _follow(self, event: Event | None, transition: Transition) -> None:
         for entry in entries_of(event, transition):
             self.journal.write(entry)
-        # Before the actions: in an inline run an action may cause the next event at once.
+        # Set the state before the actions: in an inline run an action may cause the next event.
         self.state = transition.state
         for action in transition.actions:
             self._do(action)
@@ -317,8 +317,7 @@ class Controller:
                 self._announce_drain()
                 self.group.call(action)
             case Kill():
-                # What workers write from now on is about the peer that they have lost; what they
-                # have written may be the reason.
+                # Earlier output may hold the cause; later output is only about lost peers.
                 self.output.flush()
                 self.output.muted = True
                 self.group.call(action)
@@ -415,7 +414,7 @@ class Controller:
             self.publisher.reported(report)
 
     def _distrust_after_storage_failure(self) -> None:
-        """Look into the storage again: what was committed may be known to it alone."""
+        """Distrust known checkpoints: a commit may have succeeded unnoticed by this driver."""
         last = self.state.attempts[-1:]
         if any(attempt.root.kind is FailureKind.STORAGE for attempt in last):
             self.checkpoints.manager.distrust()

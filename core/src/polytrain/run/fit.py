@@ -46,7 +46,7 @@ class RunOutcome:
     """Rank 0's reported metrics, without those that a restart undid."""
 
     of_other_ranks: Mapping[int, Reports]
-    """The same of ranks above 0, by rank, if they are kept."""
+    """Reports of ranks above 0, by rank, if they are kept."""
 
     newest: CheckpointInfo | None
     """The newest intact checkpoint."""
@@ -55,16 +55,16 @@ class RunOutcome:
     """The kept checkpoints, from best to worst."""
 
     returned: tuple[Returned | None, ...]
-    """What each rank's training function has returned; empty if none returned anything."""
+    """Return value of each rank's training function; empty if none returned anything."""
 
     restarts: int
     ledger: Ledger
     stopped: Stopped | None
-    """Who stopped the run, or which condition ended it; None if its training has ended."""
+    """The user, signal or condition that ended the run; None if its training has ended."""
 
     error: TrainingFailedError | None
     validation_failure: str
-    """Why no checkpoint has a score, if every validation failed; else empty."""
+    """The reason that no checkpoint has a score if every validation failed; else empty."""
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> 
     Args:
         run: the run.
         held: resources to release last.
-        interrupts: takes signals from before the run starts until it has ended.
+        interrupts: receives signals from before the run starts until it has ended.
     """
     past = RunHistory(since_token=run.lease.token) if run.past is None else run.past
     with (
@@ -131,7 +131,7 @@ def _run_to_end(
 
 
 def _queues_of_hooks(run: Run, queues: CallQueues, interrupts: Interrupts) -> CallQueues:
-    """Return what calls the user's hooks: in an inline run, the thread that also trains."""
+    """Return the queues for the user's hooks; an inline run calls them in the training thread."""
     if run.spec.is_inline:
         return CallQueues(at_once=True, around=interrupts.allowed)
     return queues
@@ -141,7 +141,7 @@ def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conc
     request = interrupts.ask
 
     def ask(signal_name: str) -> bool:
-        # An inline training function runs in this thread: only an exception may end it.
+        # An inline training function runs in this thread: only an exception can end it.
         ends_by_itself = not run.spec.is_inline or controller.state.saves
         return ends_by_itself and request(signal_name)
 
@@ -150,8 +150,8 @@ def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conc
         controller.publisher.run_started()
         return controller.conclude()
     except StorageError as error:
-        # Keep the journal and the manifests, from which the run can be resumed. The logs are in the
-        # same storage, which was retried.
+        # The journal and the manifests remain, so the run can be resumed. Don't retry for the logs:
+        # they are in the same storage.
         controller.output.retry_s = 0.0
         return _storage_failed(run.location, error)
     finally:
@@ -179,7 +179,7 @@ def _tidy(run: Run) -> None:
 def _followers(
     run: Run, ledger: Ledger, queues: CallQueues, interrupts: Interrupts
 ) -> Iterator[News]:
-    """Attach those who follow the record: trackers, and what shows the progress."""
+    """Attach the followers of the run's record: trackers, and the progress display."""
     config = run.spec.run_config
     news = News()
     with contextlib.ExitStack() as stack:

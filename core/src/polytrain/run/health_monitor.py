@@ -42,10 +42,10 @@ class HealthMonitor:
     _hang_detector: HangDetector | None = None
     _straggler_detector: StragglerDetector | None = None
     _memory: dict[int, int] = field(default_factory=dict)
-    """Rank → its process's memory, in bytes, at the end of its last window."""
+    """Rank → memory of its process at the end of its last window, in bytes."""
 
     _moved: set[int] = field(default_factory=set)
-    """Stragglers that have got another agent."""
+    """Stragglers that were moved to another agent."""
 
     def launched(self, attempt: int, world_size: int) -> None:
         """Note that an attempt starts."""
@@ -53,7 +53,7 @@ class HealthMonitor:
             self._straggler_detector is not None
             and self._straggler_detector.world_size != world_size
         ):
-            # With another world size, ranks have other rows.
+            # With another world size, ranks train on other rows.
             self._moved.clear()
         self._memory.clear()
         self._straggler_detector = StragglerDetector(attempt=attempt, world_size=world_size)
@@ -64,7 +64,7 @@ class HealthMonitor:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which to call `look` without an event."""
+        """The monotonic time at which to call `look` without an event."""
         return None if self._hang_detector is None else self._hang_detector.deadline
 
     def may_have_caused(self, event: Event) -> bool:

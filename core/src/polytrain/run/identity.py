@@ -1,7 +1,7 @@
 """The identity of a run. Pure.
 
-A part of it must stay the same when another driver resumes the run. The rest, its content, may
-change then; but the result of a finished run with other content isn't returned.
+One part must stay the same when another driver resumes the run. The rest, the content, may change
+then; but a finished run's result isn't returned for other content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Problem
 
 _ORDERING = ("shuffle", "seed", "shards", "remainder", "group", "window_rows")
-"""The options of a data set that decide the order of rows."""
+"""The options of a data set that determine the order of rows."""
 
 
 def identity_of(
@@ -33,13 +33,13 @@ def identity_of(
     """Return a run's identity, as plain values.
 
     Options that aren't plain values, such as a framework's objects, are recorded by type; the
-    content has their fingerprints. Of what is secret by its name there are digests.
+    content holds their fingerprints. Values whose names mark them as secret become digests.
 
     Args:
         spec: the request.
         datasets: name → description of each data set.
         fingerprints: name → fingerprint of each data set's rows.
-        salt: of the digests; the same for all drivers of a run.
+        salt: the digests' salt, the same for all drivers of a run.
     """
     backend, function = spec.backend, spec.train_loop_per_worker
     options = {
@@ -76,10 +76,10 @@ def identity_of(
 
 
 def transform_fingerprint(datasets: Mapping[str, DataConfig]) -> str | None:
-    """Return the fingerprint of the function whose results are trained on; None without one.
+    """Return the fingerprint of the transform of the training data; None without one.
 
     Args:
-        datasets: the config of each. That of "train" counts; if none has this name, the first.
+        datasets: name → config. "train" counts; if none has this name, the first.
     """
     transforms = {name: config.transform for name, config in datasets.items()}
     function = transforms.get("train", next(iter(transforms.values()), None))
@@ -91,7 +91,7 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
 
     Args:
         before: the identity of the run.
-        now: the identity that the user asks for.
+        now: the identity that the user requests.
     """
     was, is_ = before["content"], now["content"]
     if not _same(was["train_loop_config"], is_["train_loop_config"]):
@@ -102,7 +102,7 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
             what = "its rows differ from those that the run was trained with"
             yield Problem(field=f"datasets[{name!r}]", what=what, remedy=_OTHER_CONTENT)
     if was["python"] != is_["python"]:
-        # Another Python version has other bytecode for the same code.
+        # Python versions compile the same code to different bytecode.
         return
     what = "its code differs from the one that the run was trained with"
     if was["train_loop_per_worker"] != is_["train_loop_per_worker"]:
@@ -130,7 +130,7 @@ def differences(
     Args:
         before: the identity when the run began.
         now: the identity that the user requests.
-        changeable: options of the backend that may change.
+        mutable_on_resume: options of the backend that may change.
     """
     remedy = (
         "Pass what it was started with, or start a run under another name, with restore_from=… to "

@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP during a run: the first requests a stop, the second ends it at once.
 
-A signal interrupts only what waits, and the user's own code. Everywhere else it waits until then:
-otherwise a thread or a process could stay that nobody knows of.
+A signal interrupts only waits and the user's own code. Elsewhere it is deferred until then:
+otherwise it could leave a thread or a process without an owner.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUMBERS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupts:
-    """What becomes of signals that come during a run."""
+    """Handles signals during a run: requests a stop, defers or interrupts."""
 
     def __init__(self, ask: Callable[[str], bool] = lambda name: True) -> None:
         """
@@ -26,19 +26,19 @@ class Interrupts:
                 run can stop by itself.
         """
         self.ask = ask
-        # Plain attributes, which are set without a call: no signal comes in between.
+        # Plain attributes are set without a call, so no signal can interrupt the assignment.
         self.phase: Literal["deferred", "allowed", "ending"] = "deferred"
-        """Whether a signal interrupts what runs. It does once at most."""
+        """Whether a signal interrupts the running code; at most one does."""
 
         self.waiting: int | None = None
-        """A signal that nobody has followed so far."""
+        """A signal that hasn't been acted on yet."""
 
         self._has_asked = False
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         if number == signal.SIGHUP and self._has_asked:
-            # Not a second request: the kernel and the shell both tell of a closed terminal.
+            # Not a second request: kernel and shell both send SIGHUP for a closed terminal.
             return
         if self.phase != "ending" and not self._has_asked:
             self._has_asked = True
@@ -49,12 +49,12 @@ class Interrupts:
 
     @property
     def are_urgent(self) -> bool:
-        """Whether a signal waits: nothing else is worth waiting for."""
+        """Whether a deferred signal wants to end the run: don't wait for anything else."""
         return self.waiting is not None
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let no signal interrupt this block. One that comes meanwhile interrupts what follows."""
+        """Defer signals during this block. One that arrives interrupts the code after it."""
         before = self.phase
         if before != "ending":
             self.phase = "deferred"
@@ -65,10 +65,10 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Let a signal interrupt this block, also one that has waited for that.
+        """Let a signal interrupt this block, including a deferred one.
 
         Raises:
-            KeyboardInterrupt: one has come.
+            KeyboardInterrupt: a signal has arrived.
         """
         before = self.phase
         if before != "ending":
@@ -86,7 +86,7 @@ class Interrupts:
 
     def _raise_if_allowed(self) -> None:
         if self.phase == "allowed" and self.waiting is not None:
-            # What is released from now on isn't interrupted.
+            # No signal interrupts the release of resources from here on.
             self.phase, self.waiting = "ending", None
             raise KeyboardInterrupt
 
@@ -95,7 +95,7 @@ class Interrupts:
 def stop_requests(ask: Callable[[str], bool]) -> Iterator[Interrupts]:
     """Make signals request a stop, unless the program handles or ignores them itself.
 
-    In the end, a signal that nobody has followed gets to the handler of before.
+    At the end, a signal that wasn't acted on is passed to the previous handler.
 
     Args:
         ask: see `Interrupts`.

@@ -3,7 +3,7 @@
 Leases are numbered files. The holder of the highest token is the owner. Each token is given once,
 because its file is created exclusively. The owner counts heartbeats in its file. A lease ends when
 its owner releases it, when the owner's process is known to be dead, or when the heartbeats stop. A
-driver that was taken for dead finds a higher token before its next commit.
+driver that was mistaken for dead finds a higher token before its next commit.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _LEASES = "leases"
 _TOKEN = re.compile("[0-9]{6,18}")
 _BEAT_EVERY_S = 5.0
 _LARGEST = 1 << 16
-"""Bytes of a lease."""
+"""Maximum bytes of a lease file."""
 
 _DEAD_AFTER_S = 30.0
 """Seconds without a heartbeat, on the waiting driver's clock."""
 
 RUN = ("The run", "Wait for it to end, or give RunConfig another name")
-"""What a lease is of, and what else to do while another process has it."""
+"""The subject of a lease, and the remedy while another process holds it, for messages."""
 
 _held: set[str] = set()
-"""Tokens of the leases that this process holds or wants."""
+"""Nonces of the leases that this process holds or wants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class _Owner:
     host: str
     pid: Annotated[int, Within(0, 2**31 - 1)]
     process_started: Count
-    """Ticks since the machine's boot: the time of day may be corrected."""
+    """Start time in ticks since boot: unlike the time of day, it isn't corrected."""
 
     nonce: str
     """Unique to this lease."""
@@ -66,13 +66,13 @@ class _Owner:
     since: str
     beats: Count = 0
     beat_at: Seconds = 0.0
-    """When it was written, by the driver's `Clock`."""
+    """Time of the last heartbeat, by the driver's `Clock`."""
 
     beat_monotonic: Seconds = 0.0
-    """The same by its machine's monotonic clock, which all processes there can read."""
+    """Time of the last heartbeat, by its machine's monotonic clock."""
 
     ahead_s: Duration = 0.0
-    """`Clock.ahead_s` then."""
+    """`Clock.ahead_s` at that time."""
 
     released: bool = False
 
@@ -89,7 +89,7 @@ class _Owner:
         return owner.seen(clock)
 
     def seen(self, clock: Clock) -> _Owner:
-        """Return it with the present time."""
+        """Return it with a heartbeat now."""
         return replace(
             self,
             beat_at=clock.now(),
@@ -98,11 +98,11 @@ class _Owner:
         )
 
     def lives(self) -> bool | None:
-        """Return whether its process still works on the run; None if this machine can't know."""
+        """Return whether its process still holds the lease; None if this machine can't know."""
         if not self.machine or self.machine != _this_machine():
             return None
         if self.pid == os.getpid():
-            # The lease has ended although its release failed.
+            # A lease that isn't held has ended, even if its release failed.
             return self.nonce in _held
         try:
             return started_at(self.pid) == self.process_started
@@ -129,17 +129,17 @@ class Lease:
     ) -> None:
         self.token = token
         self.clock = clock
-        """The time of all that this driver records."""
+        """The clock for everything that this driver records."""
 
         self._subject = subject
         self._storage = storage
         self._no_retry = no_retry
         self.path = path
-        """Path of its file in the run's storage."""
+        """Path of the lease file in the run's storage."""
 
         self._owner = owner
         self.lost: RunOwnedError | None = None
-        """The new owner, once this driver knows of it."""
+        """The new owner, once this driver has found it."""
 
         self._when_lost: Callable[[], None] | None = None
         self._ended = threading.Event()
@@ -151,10 +151,10 @@ class Lease:
         self._when_lost = when_lost
 
     def check(self) -> None:
-        """Check that this driver still has the run.
+        """Check that this driver still holds the lease.
 
         Raises:
-            RunOwnedError: another driver has the run.
+            RunOwnedError: another driver holds it.
             OSError: the storage failed.
         """
         self._check(self._storage)
@@ -169,9 +169,9 @@ class Lease:
             raise self.lost
 
     def release(self) -> None:
-        """Release the run."""
+        """Release the lease."""
         self._ended.set()
-        # Without a limit: it ends at once, or with its request to the storage, which has one.
+        # No time limit: the thread ends at once, or with its storage request, which has a limit.
         self._beating.join()
         self._write(replace(self._owner, released=True))
 
@@ -186,14 +186,14 @@ class Lease:
                 if self._when_lost is not None:
                     self._when_lost()
                 return
-            except Exception as error:  # whatever a storage's client raises, this thread goes on
+            except Exception as error:  # a storage's client may raise anything; continue beating
                 logger.debug("Whose the run is can't be asked: %s", error)
 
     def _write(self, owner: _Owner) -> None:
         try:
             self._no_retry.write(self.path, json.dumps(asdict(owner)).encode())
-        except Exception as error:  # whatever a storage's client raises
-            # Another driver that finds it unchanged waits until it ends.
+        except Exception as error:  # a storage's client may raise anything
+            # Another driver that finds the old file waits until the lease expires.
             logger.warning("The lease %s can't be renewed: %s", self.path, error)
 
 
@@ -202,34 +202,34 @@ class Holder:
     """The driver that holds a run, or held it last."""
 
     description: str
-    """Its process, its host, and since when."""
+    """Its process, its host and its start time, for people."""
 
     token: int
-    """That of its lease."""
+    """The fencing token of its lease."""
 
     is_held: bool | None
     """Whether it still holds the run; None if this machine can't know."""
 
     beat_at: float = 0.0
-    """When it renewed its lease last, on the clock of its journal; 0 if unknown."""
+    """Time of its last heartbeat, on the clock of its journal; 0 if unknown."""
 
     beat_monotonic: float = 0.0
-    """The same on its machine's monotonic clock."""
+    """Time of its last heartbeat, on its machine's monotonic clock."""
 
     ahead_s: float = 0.0
-    """How far its machine's clock was ahead of that of its journal."""
+    """Seconds by which its machine's clock was ahead of its journal's."""
 
     def now(self) -> float:
-        """Return the time on the clock of its journal; if it is on another machine, as far as the
-        two machines' clocks agree."""
+        """Return the time on its journal's clock. If it is on another machine, this relies on the
+        two machines' clocks."""
         if self.is_held:
-            # It lives on this machine, which has been up since.
+            # It lives on this machine, so the monotonic clock hasn't restarted.
             return self.beat_at + time.monotonic() - self.beat_monotonic
         return time.time() - self.ahead_s
 
 
 def holder(storage: Storage) -> Holder | None:
-    """Return who holds the run in a storage; None if nobody ever did.
+    """Return the driver that holds the run in a storage, or held it last; None if there is none.
 
     Raises:
         OSError: the storage failed.
@@ -256,15 +256,15 @@ def leased(
     wording: tuple[str, str] = RUN,
     clock: Clock | None = None,
 ) -> Iterator[Lease]:
-    """Acquire and hold a run, or an output of predictions.
+    """Acquire and hold the lease on a run, or on an output of predictions.
 
     Waits if it is unknown whether the current owner is alive.
 
     Args:
         storage: the run's storage.
-        no_retry: the same without retries, for heartbeats: a late one is useless.
+        no_retry: the same storage without retries, for heartbeats: a late one is useless.
         wording: the subject and the remedy for messages.
-        clock: the driver's, if it began earlier.
+        clock: the driver's clock, if it has one already.
 
     Raises:
         RunOwnedError: another driver works on the run.
@@ -289,8 +289,8 @@ def _taken(storage: Storage, owner: _Owner, wording: tuple[str, str]) -> tuple[i
     watch = _Watch(storage.root, *wording)
     while True:
         token, other = _newest(storage)
-        # A token without an owner is one whose owner has just given way: whoever came next isn't
-        # to be passed by.
+        # A token without an owner: its owner has just given way to a concurrent driver. Look again,
+        # so as not to overtake that one.
         if token == 0 or (other is not None and watch.finds_over(token, other)):
             path = _create(storage, token + 1, owner)
             if path is not None:
@@ -314,7 +314,7 @@ class _Watch:
         """Return whether a lease has ended.
 
         Raises:
-            RunOwnedError: it isn't.
+            RunOwnedError: its owner is alive.
         """
         self.pause_s = random.uniform(0.1, 0.5)
         lives = owner.lives()
@@ -344,13 +344,13 @@ def _newest(storage: Storage) -> tuple[int, _Owner | None]:
     by_number: dict[int, list[str]] = {}
     for path in storage.list(_LEASES):
         token = Path(path).name.partition(".")[0]
-        # NFS leaves its own files beside files that are replaced while they are read.
+        # NFS leaves files of its own beside files that are replaced while they are read.
         if _TOKEN.fullmatch(token):
             by_number.setdefault(int(token), []).append(path)
     if not by_number:
         return 0, None
     newest = max(by_number)
-    # Of several drivers that tried at once, all but one give way.
+    # If several drivers try at once, all but one give way.
     owners = [owner for path in sorted(by_number[newest]) if (owner := _read(storage, path))]
     living = [owner for owner in owners if not owner.released]
     return newest, next(iter(living or owners), None)
@@ -362,7 +362,7 @@ def _read(storage: Storage, path: str) -> _Owner | None:
     except FileNotFoundError:
         return None
     except DamagedFileError:
-        # Incomplete. Its writer may still be alive.
+        # The file is incomplete; its writer may still be alive.
         return _Owner(
             host="an unknown host", pid=0, process_started=0, nonce="", machine="", since="?"
         )

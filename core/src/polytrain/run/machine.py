@@ -1,7 +1,7 @@
 """The state machine of a run: an event in, the next state and its actions out.
 
 Its phases are Placing, Gathering, Training, Leaving, Ending and Concluded; ARCHITECTURE.md has a
-table of the ways between them.
+table of the transitions.
 
 Pure: no clock, no Ray, no process. Any failure ends the attempt. Once all its processes are gone
 the cause is known, the failure policy decides, and the next attempt is launched. Before a planned
@@ -68,14 +68,14 @@ _OF_A_NODE = (
 
 
 def begin(state: State) -> Transition:
-    """The first transition of a run."""
+    """Return the first transition of a run."""
     return Transition(
         state=state, actions=(AcquireWorkers(),), reason=f"placing {state.world_size} workers"
     )
 
 
 def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
-    """Decide what follows from one event.
+    """Return the transition for one event.
 
     Args:
         state: the state before the event.
@@ -86,7 +86,7 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
         return Transition(state=state)
     match event:
         case AgentsPlaced(nodes=nodes):
-            # A node that workers were placed on has been announced as draining meanwhile.
+            # Keep the drain if a node that now has workers was announced as draining meanwhile.
             drain = state.drain
             is_late = drain is not None and not drain.nodes.isdisjoint(nodes)
             placed = replace(
@@ -242,7 +242,7 @@ def _failed(state: State, failure: Failure, *, now: float, loses_agent: bool = F
     Args:
         state: the state before the failure.
         failure: the failure.
-        now: seconds on the run's clock.
+        now: seconds on a monotonic clock.
         loses_agent: whether an agent is lost, with the parts that it was storing.
     """
     failure = _placed_in_time(state, classified(failure))
@@ -360,7 +360,7 @@ def _gone_while_leaving(state: State, rank: int) -> Transition:
 
 
 def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Transition:
-    """Note that a rank's process is gone; decide what follows once all are."""
+    """Note that a rank's process is gone; decide the next phase once all are."""
     state = transition.state
     if not isinstance(state.phase, Ending):
         return transition
@@ -379,7 +379,7 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
 
 
 def _after_failure(state: State, ending: Ending, now: float) -> Transition:
-    """Decide what follows a failure."""
+    """Decide the next phase after a failure."""
     failures = tuple(ending.failures)
     failure_of_attempt = failed_attempt(
         failures,
@@ -400,7 +400,7 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         if state.committed >= state.drain.until_step:
             # The driver that resumes the run, if it is resumed, applies the failure policy.
             return _stopped(state, state.drain, ended)
-        # The checkpoint that the run should end with is lost: the next attempt makes it.
+        # The run's last checkpoint is lost: the next attempt makes it.
         state = replace(state, drain=None)
     decision = state.policy.decide(attempts)
     ended = replace(ended, reason=decision.reason)
@@ -418,7 +418,7 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
 
 
 def _after_planned_end(state: State, now: float) -> Transition:
-    """Decide what follows a planned end."""
+    """Decide the next phase after a planned end."""
     drain = state.drain
     assert drain is not None
     if drain.purpose is Purpose.STOP:

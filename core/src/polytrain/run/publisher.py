@@ -1,4 +1,4 @@
-"""Publishes what happens in a run: reports to its journal, and everything to observers."""
+"""Publishes the events of a run: reports to its journal, and all events to observers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Publisher:
     background_tasks: BackgroundTasks
     output: WorkerOutput
     keeps_all_reports: bool = False
-    """Whether the journal has the reports of ranks above 0."""
+    """Whether the journal keeps the reports of ranks above 0."""
 
     _attempt: Attempt = field(
         default_factory=lambda: Attempt(number=0, checkpoint=None, num_workers=0)
@@ -79,7 +79,7 @@ class Publisher:
         self.observers.attempt_ended(self.run, self._attempt, outcome)
 
     def failure_infos(self, failures: tuple[Failure, ...]) -> tuple[FailureInfo, ...]:
-        """Return failures as observers get them."""
+        """Return failures in the form for observers."""
         return tuple(
             FailureInfo(
                 kind=failure.kind.value,
@@ -94,7 +94,7 @@ class Publisher:
         )
 
     def _sync(self) -> None:
-        """Write what of the journal is in this process alone: a task in the background."""
+        """Sync the journal, so that its lines survive this process; run in the background."""
         try:
             self.journal.sync()
         finally:

@@ -1,8 +1,8 @@
 """Requests to a run, to stop or for the stacks of all ranks: from this process, and from others.
 
-Other processes put them into the run's storage; no port is opened. A request is a file in
-`requests/TOKEN/`. The token is that of the driver's lease, so that no later driver takes the
-request. The driver looks for requests, and writes each answer beside it.
+Other processes write them to the run's storage; no port is opened. A request is a file in
+`requests/TOKEN/`. TOKEN is the fencing token of the driver's lease, so no later driver takes the
+request. The driver polls for requests, and writes each answer beside it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _REQUESTS = "requests"
 _ANSWER = ".answer"
 
 _NAME = re.compile(rf"{_REQUESTS}/\d{{6,}}/[0-9a-f]{{16}}(?P<answer>{re.escape(_ANSWER)})?")
-"""Path of a request, or of its answer. Anything else there is neither read nor deleted."""
+"""Path of a request, or of its answer. Other files are neither read nor deleted."""
 
 _LARGEST = 1 << 16
-"""Bytes of a request."""
+"""Maximum bytes of a request."""
 
 _LOOK_EVERY_S = {True: 1.0, False: 5.0}
-"""Seconds between two looks, by whether the storage is a directory."""
+"""Seconds between two polls, by whether the storage is a directory."""
 
 
 _STACKS_WITHIN_S = 12.0
-"""How long to wait for stacks. An agent answers within ten seconds."""
+"""Seconds to wait for stacks. An agent answers within ten seconds."""
 
 
 class RequestKind(StrEnum):
-    """What another process may request."""
+    """The requests that another process can make."""
 
     STOP = "stop"
     STACKS = "stacks"
@@ -66,18 +66,18 @@ class _Answer(TypedDict):
 
 
 class StopRequests:
-    """Holds requests until the controller takes them; they may come before there is one."""
+    """Holds stop requests until the controller takes them; they may arrive before it exists."""
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[Stopped] = queue.SimpleQueue()
         self._wake: Callable[[], None] = _nobody
 
     def notify(self, wake: Callable[[], None]) -> None:
-        """Call this function after each request from now on."""
+        """Call `wake` after each later request."""
         self._wake = wake
 
     def request(self, stopped: Stopped) -> None:
-        """Ask the run to end after its next checkpoint."""
+        """Request the run's end after its next checkpoint."""
         self._requests.put(stopped)
         self._wake()
 
@@ -90,7 +90,7 @@ class StopRequests:
 
 
 def _nobody() -> None:
-    """Nobody waits for requests yet."""
+    """Do nothing: nobody waits for requests yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,13 +104,13 @@ class _PendingStacks:
 
 @dataclass(slots=True)
 class StacksRequests:
-    """Collects stacks for requests that come while an attempt runs. Pure: no clock."""
+    """Collects stacks for requests that arrive while an attempt runs. Pure: no clock."""
 
     _pending: _PendingStacks | None = None
 
     @property
     def deadline(self) -> float | None:
-        """When `answered` may have answers without another event."""
+        """The time at which `answered` may have answers without another event."""
         return None if self._pending is None else self._pending.deadline
 
     def add(self, request: str, *, attempt: int, world_size: int, now: float) -> bool:
@@ -134,7 +134,7 @@ class StacksRequests:
             self._pending.stacks[stacks.rank] = stacks.text
 
     def answered(self, *, now: float) -> Iterator[tuple[str, Mapping[int, str]]]:
-        """Yield each request with the stacks by rank, once all have come or the time is over."""
+        """Yield each request with the stacks by rank, once all have arrived or at its deadline."""
         pending = self._pending
         if pending is None:
             return
@@ -158,8 +158,8 @@ class RemoteRequests:
     ) -> None:
         """
         Args:
-            storage: the run's, without retries.
-            token: that of this driver's lease.
+            storage: the run's storage, without retries.
+            token: the fencing token of this driver's lease.
             stop: called with requests to stop, on another thread.
             inline_thread: the thread that trains, if the run is inline.
         """
@@ -171,12 +171,12 @@ class RemoteRequests:
         self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._taken: set[str] = set()
         self._has_deleted_old = False
-        # A short run has ended before the first look, and costs its storage nothing.
+        # A short run ends before the first poll, and makes no request to its storage.
         self._pauses = itertools.repeat(_LOOK_EVERY_S[storage.is_local])
         self._looks = CallQueue("polytrain-requests", left_out=lambda count: None)
 
     def notify(self, wake: Callable[[], None]) -> None:
-        """Call this function, on another thread, when `stacks_wanted` has a request."""
+        """Call `wake`, on another thread, when `stacks_wanted` has a request."""
         self._wake = wake
 
     def stacks_wanted(self) -> Iterator[str]:
@@ -209,11 +209,11 @@ class RemoteRequests:
                 self._has_deleted_old = True
                 self._delete_old()
             self._take_new()
-        except Exception as error:  # whatever a storage's client raises: the next look may succeed
+        except Exception as error:  # a storage's client may raise anything; the next poll may work
             logger.debug("Requests to the run can't be read: %s", error)
 
     def _delete_old(self) -> None:
-        """Delete what earlier drivers were asked."""
+        """Delete requests to earlier drivers."""
         own = _directory(self._token)
         for path in self._storage.list(_REQUESTS):
             if not path.startswith(own) and _NAME.fullmatch(path):
@@ -250,18 +250,18 @@ class NoAnswerError(Exception):
 def ask(
     storage: Storage, token: int, kind: RequestKind, *, timeout_s: float, reason: str = ""
 ) -> Mapping[str, Any]:
-    """Request something of a run's driver, and return its answer.
+    """Send a request to a run's driver, and return its answer.
 
     Args:
-        storage: the run's.
-        token: that of the driver's lease.
-        kind: what is requested.
+        storage: the run's storage.
+        token: the fencing token of the driver's lease.
+        kind: the kind of the request.
         timeout_s: seconds to wait for the answer.
-        reason: why the run is to stop.
+        reason: the reason for a stop.
 
     Raises:
         NoAnswerError: the driver hasn't answered in time.
-        DamagedFileError: what is there is no answer.
+        DamagedFileError: the answer's file is damaged.
         OSError: the storage can't be read or written.
     """
     path = f"{_directory(token)}{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""What earlier drivers left of a run: its history and its checkpoints."""
+"""Reads what earlier drivers of a run left: its history and its checkpoints."""
 
 from __future__ import annotations
 
@@ -63,26 +63,26 @@ def checkpoint_manager(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviousRun:
-    """What earlier drivers have written down of a run."""
+    """The record of a run by its earlier drivers."""
 
     journal: Mapping[str, int]
-    """What their journal was: it changes with every line."""
+    """The journal's files and their sizes, which change with every line."""
 
     history: RunHistory | None
-    """None if there was no driver."""
+    """The history; None if there was no driver."""
 
 
 def previous_run(storage: Storage, *, known: PreviousRun | None = None) -> PreviousRun:
     """Read the journal.
 
     Args:
-        storage: the run's.
-        known: the last answer, which is returned if nothing was added since.
+        storage: the run's storage.
+        known: the last result, which is returned if the journal hasn't changed.
 
     Raises:
         OSError: the storage can't be read.
     """
-    # Before it is read: what is written meanwhile is noticed by the next call.
+    # Get the state before reading, so that the next call notices lines written meanwhile.
     journal = storage.log_state(JOURNAL)
     if known is not None and known.journal == journal:
         return known
@@ -90,7 +90,7 @@ def previous_run(storage: Storage, *, known: PreviousRun | None = None) -> Previ
 
 
 def versions_of(backend: Backend, *others: str) -> dict[str, str]:
-    """Return the versions of Python, of polytrain, and of what the backend needs, in this process.
+    """Return the versions of Python, polytrain and the backend's requirements in this process.
 
     Args:
         backend: the backend.

@@ -1,4 +1,4 @@
-"""A run whose parts are checked: what it consists of, for those that carry it out."""
+"""A validated run, with all that is needed to carry it out."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Run:
     """The cluster for agents; None for an inline run, which has none."""
 
     choice: ClusterChoice | None
-    """Why this cluster was chosen."""
+    """The chosen cluster, and the reason."""
 
     location: Location
-    """Where the run is stored."""
+    """The location of the run's storage."""
 
     identity: Mapping[str, Any]
-    """What must stay the same when the run is resumed."""
+    """The identity, part of which must stay the same when the run is resumed."""
 
     lease: Lease
     past: RunHistory | None
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def import_path(self) -> tuple[str, ...]:
-        """The driver's `sys.path`; at the interactive prompt that has the directory as ""."""
+        """The driver's `sys.path`, with the working directory in place of ""."""
         return tuple(entry or os.getcwd() for entry in sys.path)
 
     @property
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def shard_specs(self) -> tuple[DatasetSpec, ...]:
-        """How each data set is divided among ranks, in order."""
+        """The division of each data set among the ranks, in order."""
         return tuple(self._shard_spec(dataset) for dataset in self.datasets)
 
     def _shard_spec(self, dataset: RunDataset) -> DatasetSpec:

@@ -1,7 +1,7 @@
 """The states of a run.
 
-Maps of ranks are persistent: the next state shares them with this one, so an event costs the same
-with ten thousand workers.
+Maps by rank are persistent: the next state shares them with this one, so the cost of an event
+doesn't grow with the number of workers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ending:
 
     gone: HashTrieSet[int] = field(default_factory=HashTrieSet)
     was_dismissed: bool = False
-    """Whether every rank was done before: then a worker process that exits isn't a failure."""
+    """Whether every rank was already done: then the exit of a worker process isn't a failure."""
 
     lost_agents: HashTrieSet[int] = field(default_factory=HashTrieSet)
 
@@ -70,7 +70,7 @@ class Ending:
         return not self.failed
 
     def also(self, failure: Failure) -> Ending:
-        """The same with one failure more, unless it is known already."""
+        """Return it with one more failure, unless that is known already."""
         if failure in self.failures:
             return self
         return replace(

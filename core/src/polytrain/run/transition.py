@@ -1,4 +1,4 @@
-"""What the state machine returns for one event, and how the journal has it. Pure."""
+"""The state machine's result for one event, and its journal entries. Pure."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Transition:
 
 
 def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
-    """Yield what the journal has of a transition: nothing if it has no reason.
+    """Yield the journal entries of a transition; none if it has no reason.
 
     Args:
-        event: the event; None for the begin of the run.
+        event: the event; None for the beginning of the run.
         transition: the state machine's answer.
     """
     if isinstance(event, ConditionMet):
@@ -60,7 +60,7 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
             yield RankJoined(
                 **its, rank=event.rank, rows=event.rows, device=event.device, node=event.node
             )
-        # What meets a condition has an entry of its own.
+        # `ConditionMet` has an entry of its own besides.
         case DrainWanted() | ConditionMet():
             yield DrainRequested(**{**its, "cause": "DrainWanted"})
         case Done(rank=0, stalled_s=s) | Drained(rank=0, stalled_s=s):

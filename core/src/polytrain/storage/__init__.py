@@ -1,1 +1,1 @@
-"""Where runs are stored: a directory or object storage, behind one small interface."""
+"""Stores runs in a directory or in object storage, behind one small interface."""

@@ -1,9 +1,9 @@
 """Opens, lists and deletes files below a directory without following a link.
 
-Whoever may write to a shared directory can put a link, a pipe or a device into it, in the place of
-a file or of a directory. Here each part of a path below the root is opened from the descriptor of
-the part above it, with `O_NOFOLLOW`: a link leads nowhere, whenever it was planted. The root itself
-may be reached through links, as many home directories are.
+Anyone who can write to a shared directory can replace a file or a directory in it with a link, a
+pipe or a device. Here each part of a path below the root is opened from the descriptor of its
+parent, with `O_NOFOLLOW`, so no link is followed, whenever it was planted. The root itself may be
+reached through links, as many home directories are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Without `O_NONBLOCK`, opening a pipe waits for its other end."""
+"""Flags to open any file. Without `O_NONBLOCK`, opening a pipe waits for its other end."""
 
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -43,7 +43,7 @@ _KINDS = {
 
 
 class ForeignFileError(PermissionError):
-    """In the place of a file or a directory is something that no run makes."""
+    """A path that should be a file or a directory is a link, a pipe or something else."""
 
 
 class Beneath:
@@ -60,7 +60,7 @@ class Beneath:
         """Yield the descriptor of a directory, for the `dir_fd` of system calls.
 
         Args:
-            path: of the directory; empty for the root.
+            path: the directory; empty for the root.
             make: whether missing directories are made.
         """
         descriptor = self._opened_root(make=make)
@@ -80,10 +80,10 @@ class Beneath:
         """Return the descriptor of a file.
 
         Args:
-            path: of the file. With `O_CREAT` the directories above it are made, too.
-            flags: as of `os.open`, without `O_TRUNC`.
-            single: whether the file must have no other name, as if it is opened to be written:
-                another one could be that of any file of this user.
+            path: the file. `O_CREAT` also makes the directories above it.
+            flags: flags of `os.open`, without `O_TRUNC`.
+            single: whether the file must have no other hard link, as when it is opened for
+                writing: the other link could be any file of this user.
         """
         with self._parent(path, make=bool(flags & os.O_CREAT)) as (directory, name):
             return self._opened(path, directory, name, flags, single=single)
@@ -105,7 +105,7 @@ class Beneath:
 
     @contextlib.contextmanager
     def new_file(self, path: str) -> Iterator[NewFile]:
-        """Yield a file of a random name beside `path`; it is deleted unless it took its place."""
+        """Yield a file of a random name beside `path`; delete it unless it was moved there."""
         unfinished = f"{_UNFINISHED}{secrets.token_hex(8)}"
         with self._parent(path, make=True) as (directory, name):
             descriptor = self._opened(path, directory, unfinished, _NEW)
@@ -128,11 +128,11 @@ class Beneath:
     ) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the paths of all files in a directory and below, with their statuses.
 
-        What is neither a file nor a directory is left out, and named once in a warning.
+        Entries that are neither file nor directory are left out, and named once in a warning.
 
         Args:
             below: the directory.
-            expects_own: whether such a thing is an error instead.
+            expects_own: whether such an entry is an error instead.
 
         Raises:
             FileNotFoundError: there is no such directory.
@@ -140,10 +140,10 @@ class Beneath:
         yield from self._walk(self._readable(below), below, expects_own=expects_own)
 
     def check(self, below: str = "") -> None:
-        """Check a directory whose path is given to a library, which opens its files by itself.
+        """Check a directory before a library gets its path, and opens the files itself.
 
         Raises:
-            ForeignFileError: something in it or below is neither a file nor a directory.
+            ForeignFileError: an entry in it or below is neither a file nor a directory.
         """
         for _ in self.files(below, expects_own=True):
             pass
@@ -153,12 +153,12 @@ class Beneath:
     ) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the names of the files and directories in a directory, with their statuses.
 
-        Others are left out, and named once in a warning. None if there is no such directory.
+        Other entries are left out, and named once in a warning. A missing directory is empty.
 
         Args:
             directory: the directory.
-            start: what the names begin with; nothing is said of others.
-            single: whether to leave out files that have other names, too.
+            start: prefix of the names; others are ignored without a warning.
+            single: whether to leave out files with more than one hard link.
         """
         with contextlib.suppress(FileNotFoundError):
             descriptor = self._readable(directory)
@@ -168,7 +168,7 @@ class Beneath:
                 os.close(descriptor)
 
     def is_empty(self) -> bool:
-        """Return whether nothing at all is in the root, or there is no root."""
+        """Return whether the root has no entries, or doesn't exist."""
         try:
             descriptor = self._readable("")
         except (FileNotFoundError, NotADirectoryError):
@@ -199,7 +199,7 @@ class Beneath:
             os.unlink(name, dir_fd=directory)
 
     def delete_below(self, path: str) -> None:
-        """Delete a directory and its content, and of links the links; no error if there is none."""
+        """Delete a directory and its content, without following links; no error if it's missing."""
         with contextlib.suppress(FileNotFoundError), self._parent(path) as (directory, name):
             with self._errors(path, directory, name):
                 descriptor = os.open(name, _LIST, dir_fd=directory)
@@ -210,7 +210,7 @@ class Beneath:
             os.rmdir(name, dir_fd=directory)
 
     def delete_empty(self, path: str) -> None:
-        """Delete a directory if nothing is in it."""
+        """Delete a directory if it is empty."""
         with contextlib.suppress(OSError), self._parent(path) as (directory, name):
             os.rmdir(name, dir_fd=directory)
 
@@ -226,7 +226,7 @@ class Beneath:
 
     @contextlib.contextmanager
     def _parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """Yield the descriptor of the directory that a path is in, and the name there."""
+        """Yield the descriptor of a path's parent directory, and the name in it."""
         *above, name = _parts(path)
         with self.directory("/".join(above), make=make) as directory:
             yield directory, name
@@ -254,7 +254,7 @@ class Beneath:
 
     def _readable(self, path: str) -> int:
         with self.directory(path) as descriptor:
-            # What a path was entered by can't be listed.
+            # An `O_PATH` descriptor can't be listed.
             return os.open(".", _LIST, dir_fd=descriptor)
 
     def _walk(
@@ -268,7 +268,7 @@ class Beneath:
                     if not name.startswith(_UNFINISHED):
                         yield inner, status
                     continue
-                # Others may delete it at this moment.
+                # Another process may delete it concurrently.
                 with contextlib.suppress(FileNotFoundError):
                     with self._errors(inner, descriptor, name):
                         opened = os.open(name, _LIST, dir_fd=descriptor)
@@ -305,11 +305,11 @@ class Beneath:
 
     @contextlib.contextmanager
     def _errors(self, path: str, directory: int, name: str) -> Iterator[None]:
-        """Put the whole path into errors; say of what isn't opened because of its kind what it is.
+        """Add the whole path to errors, and name the kind of an entry that can't be opened.
 
         Raises:
             ForeignFileError: it is neither a file nor a directory.
-            OSError: what was raised inside.
+            OSError: an error of the block.
         """
         try:
             yield
@@ -327,7 +327,7 @@ class Beneath:
         if stat.S_ISLNK(status.st_mode):
             remedy = ", or put what it leads to in its place"
         name = self._at(path)
-        # Its name may be made to be shown, too.
+        # An attacker may have chosen the name to control a terminal.
         shown = name if name.isprintable() else repr(name)
         return ForeignFileError(
             f"{shown} is {kind}: below {self.root} only files and directories of its own "
@@ -343,7 +343,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A file or a directory, and its place to be; both directories are open."""
+    """A file or a directory, and its target; both parent directories are open."""
 
     files: Beneath
     path: str
@@ -358,10 +358,10 @@ class Move:
         return os.fdopen(descriptor, "rb")
 
     def finish(self) -> None:
-        """Rename it for good; of links the link is renamed.
+        """Rename it durably; a link itself is renamed.
 
         Raises:
-            OSError: EXDEV: its place is on another file system.
+            OSError: EXDEV: the target is on another file system.
         """
         os.rename(self.name, self.new_name, src_dir_fd=self.source, dst_dir_fd=self.target)
         _sync_names(self.target)
@@ -369,7 +369,7 @@ class Move:
 
 @dataclass(slots=True)
 class NewFile:
-    """A file that is being written, beside its place."""
+    """A file that is being written beside its target."""
 
     file: io.BufferedWriter
     directory: int
@@ -377,13 +377,13 @@ class NewFile:
     name: str
 
     def replace(self) -> None:
-        """Take the place, of whatever is there, at once and for good."""
+        """Move it to its target, atomically and durably; replace an existing file."""
         self._finish()
         os.rename(self.unfinished, self.name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
         _sync_names(self.directory)
 
     def link(self) -> bool:
-        """Take the place if nothing is there, and return whether this has it.
+        """Link it to its target unless that exists; return whether it is now there.
 
         Raises:
             OSError: the file system has no hard links.
@@ -398,7 +398,7 @@ class NewFile:
                 follow_symlinks=False,
             )
         except FileExistsError:
-            # If an answer of NFS is lost, its client asks twice.
+            # An NFS client that lost the reply repeats the call, which then fails.
             status = os.stat(self.unfinished, dir_fd=self.directory, follow_symlinks=False)
             if status.st_nlink != 2:
                 return False
@@ -447,7 +447,7 @@ def _empty(directory: int) -> None:
 def _sync_names(directory: int) -> None:
     """Make the names in a directory survive the machine, if the file system supports it."""
     with contextlib.suppress(OSError):
-        # What a path was entered by can't be synced.
+        # An `O_PATH` descriptor can't be synced.
         descriptor = os.open(".", _LIST, dir_fd=directory)
         try:
             os.fsync(descriptor)

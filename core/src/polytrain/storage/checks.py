@@ -1,4 +1,4 @@
-"""What is wrong with a run's storage, found before any worker starts. Leaves nothing behind."""
+"""Finds problems of a run's storage before any worker starts. Leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FIELD = "RunConfig.storage_path"
 
 
 def storage_problems(location: Location, *, num_workers: int) -> Iterator[Problem]:
-    """Yield why a run can't be stored at a location.
+    """Yield the problems that keep a run from being stored at a location.
 
     Args:
-        location: the run's.
+        location: the run's location.
         num_workers: worker processes that have to reach it; 0 if there are none.
     """
     path = Path(location.address)
@@ -41,7 +41,7 @@ def storage_problems(location: Location, *, num_workers: int) -> Iterator[Proble
 
 
 def writing_problems(location: Location, *, field: str, num_workers: int) -> Iterator[Problem]:
-    """Yield why files can't be written below a location.
+    """Yield the problems that keep files from being written below a location.
 
     Args:
         location: a directory or an address, which may not exist yet.
@@ -72,7 +72,7 @@ def writing_problems(location: Location, *, field: str, num_workers: int) -> Ite
 def _directory_problems(path: Path, field: str) -> Iterator[Problem]:
     existing = next(p for p in (path, *path.parents) if p.exists())
     try:
-        # Permissions don't show read-only and special file systems; a try does.
+        # Permissions don't show read-only and special file systems; a write does.
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The errors of a run's storage, as a class of their own among those of the system."""
+"""The errors of a run's storage, told apart from other system errors by their class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class StorageError(OSError):
-    """A run's storage refused, or couldn't be reached; the cause is what it raised."""
+    """A run's storage refused a call, or couldn't be reached; `cause` is the original error."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(*cause.args)
@@ -20,10 +20,10 @@ class StorageError(OSError):
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Say of errors inside that they are the storage's.
+    """Mark errors of the block as the storage's.
 
     Raises:
-        StorageError: in the place of any OSError.
+        StorageError: in place of any OSError.
     """
     try:
         yield
@@ -34,10 +34,10 @@ def storage_errors() -> Iterator[None]:
 
 
 def expect_size(path: str, size: int, at_most: int) -> None:
-    """Check that a file may be read whole.
+    """Check that a file is small enough to be read whole; sizes are in bytes.
 
     Raises:
-        OSError: it is larger than that.
+        OSError: it is larger than `at_most`.
     """
     if size > at_most:
         what = f"it has more than {at_most:,} bytes, and no file of a run of this name has"

@@ -1,4 +1,4 @@
-"""Where files lie: on this machine, or at an address such as `s3://bucket/key`.
+"""Finds the file system of a path on this machine, or of an address such as `s3://bucket/key`.
 
 A place is a string that means the same in every process: an absolute path, or an address. Each
 process makes its own file system for it; none crosses a fork.
@@ -23,7 +23,7 @@ from polytrain.text.close_names import close_to
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)(.*)", re.DOTALL)
 OPTIONS = re.compile(r"\?\w+=[^/&?*]*(?:&\w+=[^/&?*]*)*\Z")
-"""What may follow an address: ?region=…&scheme=http. A lone ? is part of a glob."""
+"""Options at the end of an address: ?region=…&scheme=http. A lone ? is part of a glob."""
 
 _COMMON = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
 
@@ -50,12 +50,12 @@ class ResolvedPath:
         return isinstance(self.filesystem, pafs.LocalFileSystem)
 
     def address(self, path: str) -> str:
-        """A path on this file system as a place that every process knows."""
+        """Return a path on this file system as a path or address that every process understands."""
         return f"{self.root}{path.removeprefix(self.base)}{self.options}"
 
 
 def find(place: str) -> ResolvedPath:
-    """The file system of a path or an address.
+    """Return the file system of a path or an address.
 
     Raises:
         SourceError: it is unknown, or can't be reached.
@@ -95,10 +95,10 @@ def _local() -> Any:
 
 
 def _circumstances() -> Any:
-    """The process and the variables that a file system depends on: part of the cache's key.
+    """Return the process and variables that a file system depends on: part of the cache's key.
 
-    A file system has connections and threads, which a forked process would share or lack. It has
-    read servers and credentials from the environment, which the user may have changed since.
+    A file system has connections and threads, which a forked process would share or lack. It reads
+    servers and credentials from the environment, which the user may have changed since.
     """
     names = ("AWS_", "AZURE_", "GOOGLE_")
     return os.getpid(), *sorted(item for item in os.environ.items() if item[0].startswith(names))
@@ -118,14 +118,14 @@ def _fsspec(circumstances: Any, place: str) -> Any:
 
 
 def _local_path(rest: str) -> str:
-    """The path of a file:// address, whether or not its writer has encoded it."""
+    """Return the path of a file:// address, percent-encoded or not."""
     path = rest if os.path.exists(rest) else unquote(rest)
     return str(Path(path).absolute())
 
 
 def _from_fsspec(place: str, scheme: str) -> ResolvedPath:
     try:
-        # The whole address: only the implementation knows which part names the server.
+        # Pass the whole address: only the implementation knows which part names the server.
         filesystem, path = _fsspec(_circumstances(), place)
     except ImportError as error:
         if error.name == "fsspec":

@@ -1,7 +1,7 @@
-"""fsspec's file systems as Arrow's, such that an error never looks like an empty directory.
+"""Adapts fsspec's file systems to Arrow, so that an error never looks like an empty directory.
 
 Arrow's own handler uses fsspec's `exists`, `isdir`, `isfile` and `find`, which answer False or
-nothing after any error. fsspec's `rm` takes names as patterns, and fsspec caches listings although
+nothing after any error. fsspec's `rm` treats names as patterns, and fsspec caches listings although
 other processes write too.
 """
 
@@ -16,10 +16,10 @@ import pyarrow.fs as pafs
 
 
 class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships no types
-    """What a run's storage and data sets need, of calls that tell failures and absences apart."""
+    """The operations for a run's storage and data sets, with errors distinct from absence."""
 
     def get_file_info(self, paths: list[str]) -> list[Any]:
-        # What a listing remembers of a file may be of an earlier version.
+        # A cached listing may describe an earlier version of the file.
         self.fs.invalidate_cache()
         return list(super().get_file_info(paths))
 
@@ -50,7 +50,7 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships 
                 self.fs.rmdir(directory)
 
     def _below(self, path: str, *, recursive: bool = True) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Whatever is in a directory and below, each directory before what is in it."""
+        """Yield all entries in a directory and below, each directory before its content."""
         pending = [path.rstrip("/")]
         while pending:
             directory = pending.pop()
@@ -60,10 +60,10 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships 
                 continue
             for info in entries:
                 *above, name = info["name"].rstrip("/").split("/")
-                # An entry for the directory itself, as object storage has it.
+                # Skip the entry of the directory itself, as object storage lists it.
                 if "/".join(above).strip("/") != directory.strip("/"):
                     continue
-                # Of a local file system: where it leads to isn't ours.
+                # A link on a local file system: its target isn't the run's.
                 if info.get("islink"):
                     continue
                 inner = f"{directory}/{name}"

@@ -27,19 +27,19 @@ Answer = TypeVar("Answer")
 _CHUNK = 1 << 20
 
 _PIECE = 1 << 22
-"""Bytes of a log that are read at once."""
+"""Bytes of a log to read at a time."""
 
 _DRAFTS = ".drafts-"
-"""Behind a log's name, and before a writer's series: the name of that writer's drafts."""
+"""Joins a log's name and a writer's series to the name of that writer's drafts."""
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 """Errors of file systems without hard links."""
 
 
 class LocalStorage:
-    """See `Storage`. A line that was written to a log survives this process at once.
+    """See `Storage`. A line written to a log survives this process immediately.
 
-    Below the root no link is followed; see `beneath`.
+    No link below the root is followed; see `beneath`.
     """
 
     is_local = True
@@ -129,7 +129,7 @@ class LocalStorage:
         self._retrying(lambda: self._files.delete_below(directory))
 
     def open_log(self, path: str, *, series: str) -> LocalLog:
-        # One file has the lines of all writers: appending needs no series. Drafts do.
+        # All writers append to one file, so only their drafts need a series.
         own = f"{path}{_DRAFTS}{series}"
 
         def open_log() -> LocalLog:
@@ -139,13 +139,13 @@ class LocalStorage:
         for drafts in self._drafts_of(path):
             if drafts > own:
                 break
-            # Their writer is gone, or has lost the run.
+            # Their writer is gone, or has lost its lease.
             log.write(b"".join(self._pieces(drafts, single=True)).decode(errors="replace"))
             self.delete(drafts)
         return log
 
     def read_log(self, path: str) -> Iterator[bytes]:
-        # Drafts first: meanwhile they may be appended, and would be in neither.
+        # Read drafts first: a draft that moves to the log meanwhile would otherwise be missed.
         drafts = [b"".join(self._pieces(each, single=True)) for each in self._drafts_of(path)]
         yield from self._pieces(path)
         for each in filter(None, drafts):
@@ -155,12 +155,12 @@ class LocalStorage:
         return {name: self._size(name) for name in (path, *self._drafts_of(path))}
 
     def _drafts_of(self, path: str) -> Sequence[str]:
-        """Paths of the drafts of a log, in their writers' order."""
+        """Return paths of the drafts of a log, in their writers' order."""
         directory, _, name = path.rpartition("/")
         start = f"{name}{_DRAFTS}"
 
         def found() -> Sequence[str]:
-            # A draft goes into the journal: one that is a file elsewhere, too, would copy that.
+            # Skip drafts with other hard links: a draft's content is copied into the log.
             return sorted(
                 f"{directory}/{each}".lstrip("/")
                 for each, status in self._files.names(directory, start=start, single=True)
@@ -170,7 +170,7 @@ class LocalStorage:
         return self._retrying(found)
 
     def _pieces(self, path: str, *, single: bool = False) -> Iterator[bytes]:
-        """The content of a file; nothing if there is none."""
+        """Yield the content of a file in pieces; none if it doesn't exist."""
         start = 0
 
         def read() -> bytes:
@@ -195,13 +195,13 @@ class LocalStorage:
         return self._retrying(size)
 
     def _source(self, file: Path) -> tuple[Beneath, str]:
-        """The root and the path by which a local file is opened."""
+        """Return the root and the path with which to open a local file."""
         if file.is_relative_to(self._root):
             return self._files, file.relative_to(self._root).as_posix()
         return Beneath(file.parent), file.name
 
     def _moved(self, source: Beneath, name: str, path: str) -> str | None:
-        """Move a file without other hard links, return its digest; None if it must be copied."""
+        """Move a file without other hard links; return its digest, or None if it must be copied."""
         with source.moving(name, self._files, path) as move:
             with move.reading() as file:
                 status = os.fstat(file.fileno())
@@ -212,7 +212,7 @@ class LocalStorage:
             try:
                 move.finish()
             except OSError as error:
-                # The same device, mounted twice.
+                # EXDEV: the same device is mounted twice.
                 if error.errno != errno.EXDEV:
                     raise
                 return None
@@ -233,7 +233,7 @@ class LocalStorage:
 
 
 class LocalLog:
-    """A file that lines are appended to, and one beside it with the drafts."""
+    """Appends lines to a file, and drafts to another file beside it."""
 
     unsynced = 0
 
@@ -284,7 +284,7 @@ class LocalLog:
 
     def _retrying(self, call: Callable[[], None]) -> None:
         try:
-            # A line for each report: arranging for a repetition takes longer than writing it.
+            # Try once directly: for each report's line, setting up retries costs more than writing.
             call()
         except OSError:
             if not self._retry_s:
@@ -293,7 +293,7 @@ class LocalLog:
 
 
 class _AppendedFile:
-    """A file without a buffer of Python's: what has been written survives this process."""
+    """An unbuffered file: what has been written survives this process."""
 
     def __init__(self, files: Beneath, path: str) -> None:
         self._descriptor = files.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -302,7 +302,7 @@ class _AppendedFile:
         """Bytes that were written here."""
 
     def write(self) -> None:
-        # As much as the system takes at once: what it has taken isn't written again after an error.
+        # Count what each call has written, so that a retry doesn't write it again.
         while self.unwritten:
             written = os.write(self._descriptor, self.unwritten)
             self.unwritten = self.unwritten[written:]
@@ -322,7 +322,7 @@ class _AppendedFile:
 
 
 def _is_torn(descriptor: int) -> bool:
-    """Whether the last line is incomplete, because its writer died."""
+    """Return whether the last line is incomplete, because its writer died."""
     size = os.fstat(descriptor).st_size
     return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 

@@ -1,4 +1,4 @@
-"""Where a storage is: a value that is sent to every process; each process opens it itself."""
+"""The location of a storage: a value that every process gets, and opens itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polytrain.text.secret_names import is_secret
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 
 RETRY_S = 600.0
-"""How long calls to an unavailable storage are retried by default."""
+"""Seconds for which failing calls are retried by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +25,18 @@ class Location:
     """An absolute path, or the address."""
 
     filesystem: Any = field(default=None, repr=False)
-    """A `pyarrow.fs.FileSystem` or one of fsspec's, if the location is a path on one. It may hold
-    credentials: it is never shown."""
+    """The `pyarrow.fs.FileSystem` or fsspec file system of a path; None for other locations. It may
+    hold credentials, so it is never shown."""
 
     retry_s: float = RETRY_S
-    """How long failing calls are retried."""
+    """Seconds for which failing calls are retried."""
 
     @classmethod
     def of(cls, path: str | Path, filesystem: Any = None, *, retry_s: float = RETRY_S) -> Location:
-        """The location that a user means by a path, an address or a path on a file system."""
+        """Return the location of a user's path, address or path on a file system."""
         text = str(path)
         if getattr(filesystem, "type_name", None) == "local" and is_plain(text):
-            # Arrow's file system of this machine, which follows links.
+            # Arrow's local file system follows links; `LocalStorage` doesn't.
             filesystem = None
         if filesystem is None and not is_address(text):
             text = str(Path(text.removeprefix("file://")).expanduser().absolute())
@@ -49,7 +49,7 @@ class Location:
 
     @property
     def name(self) -> str:
-        """Its last part."""
+        """The last part of its address."""
         return _without_options(self.address)[0].rpartition("/")[2]
 
     @property
@@ -59,12 +59,12 @@ class Location:
         return replace(self, address=(path.rpartition("/")[0] or "/") + options)
 
     def below(self, name: str) -> Location:
-        """A location in it."""
+        """Return a location in it."""
         path, options = _without_options(self.address)
         return replace(self, address=f"{path.rstrip('/')}/{name}{options}")
 
     def open(self) -> Storage:
-        """The storage, for use in this process.
+        """Return the storage, for use in this process.
 
         Raises:
             OSError: the address is unknown or can't be reached; the message says why.
@@ -76,7 +76,7 @@ class Location:
             )
         if self.is_local:
             return LocalStorage(Path(self.address), retry_s=self.retry_s)
-        # Arrow takes a while to import.
+        # Import it late: importing Arrow takes a while.
         from polytrain.storage.remote import RemoteStorage, local_directory
 
         filesystem, path = self.on_filesystem()
@@ -86,7 +86,7 @@ class Location:
         return RemoteStorage(filesystem, path, root=self.address, retry_s=self.retry_s)
 
     def on_filesystem(self) -> tuple[Any, str]:
-        """The `pyarrow.fs.FileSystem` that it is on, and the path on that.
+        """Return its `pyarrow.fs.FileSystem`, and the path on that.
 
         Raises:
             OSError: the address is unknown or can't be reached; the message says why.
@@ -106,22 +106,22 @@ class Location:
 
 
 def is_plain(path: str) -> bool:
-    """Whether it can be a path on a file system: neither an address nor below a `~`."""
+    """Return whether it can be a path on a file system: neither an address nor below a `~`."""
     return "://" not in path and not path.startswith("~")
 
 
 def is_address(location: str) -> bool:
-    """Whether it is an address, not a path of this machine."""
+    """Return whether it is an address, not a path of this machine."""
     return bool(_ADDRESS.match(location)) and not location.startswith("file://")
 
 
 def holds_credentials(location: str) -> bool:
-    """Whether an address has a password in it, which would end up in logs."""
+    """Return whether an address contains a password, which would end up in logs."""
     return without_credentials(location) != location
 
 
 def without_credentials(location: str, mark: str = "…") -> str:
-    """The address for display, with an ellipsis, or another mark, for passwords and secrets."""
+    """Return the address for display, with `mark` in place of passwords and secrets."""
     found = _ADDRESS.match(location)
     if found is None:
         return location
@@ -138,7 +138,7 @@ def _without_secret(option: str, mark: str) -> str:
 
 
 def _end_of_password(rest: str) -> int:
-    """Length of the user and password after the scheme; 0 if there are none."""
+    """Return the length of the user and password after the scheme; 0 if there are none."""
     authority, _, path = rest.partition("/")
     user, at, _ = authority.rpartition("@")
     if at:
@@ -150,7 +150,7 @@ def _end_of_password(rest: str) -> int:
 
 
 def is_of_one_process(location: str, filesystem: Any) -> bool:
-    """Whether only this process can reach it, as with fsspec's `memory://`."""
+    """Return whether only this process can reach it, as with fsspec's `memory://`."""
     # Arrow wraps an fsspec file system in a handler; some of fsspec's own wrap others.
     given = getattr(getattr(filesystem, "handler", None), "fs", filesystem)
     protocol = getattr(getattr(given, "fs", given), "protocol", ())

@@ -1,12 +1,12 @@
-"""Names that a storage tells: whoever may write to it has chosen them. Pure."""
+"""Checks names that are read from a storage: anyone who can write there may choose them. Pure."""
 
 from __future__ import annotations
 
 
 def expect_inside(name: str) -> str:
-    """The name, if it is that of something in the directory that it is joined to.
+    """Return the name if, as a path, it stays in the directory that it is joined to.
 
-    Keys of objects and names in manifests may be any text; as a path it could lead anywhere.
+    Keys of objects and names in manifests may be any text, and could lead anywhere.
 
     Args:
         name: relative to that directory, with forward slashes.

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Protocol
 
 READS_AT_MOST = 1 << 30
-"""Bytes of a file that is read whole: all that training functions returned is a quarter of it."""
+"""Maximum bytes to read whole; the limit for all return values of a run is a quarter of it."""
 
 
 class Log(Protocol):
-    """An append-only file of a storage. Threads may share it."""
+    """An append-only file of a storage. It is thread-safe."""
 
     @property
     def unsynced(self) -> int:
@@ -25,16 +25,16 @@ class Log(Protocol):
         """
 
     def draft(self, text: str) -> None:
-        """Append whole lines for the time until the next `write`.
+        """Append whole lines that last until the next `write`.
 
-        They survive this process if others do without a sync, and are read behind all others.
+        They survive this process if written lines do without a sync, and are read after them.
         """
 
     def sync(self) -> None:
         """Return once all written lines survive the machine."""
 
     def __enter__(self) -> Log:
-        """The log itself."""
+        """Return the log itself."""
 
     def __exit__(
         self,
@@ -59,15 +59,15 @@ class Storage(Protocol):
     """Whether the root is a directory of this machine, or one that it mounts."""
 
     def list(self, below: str) -> dict[str, int]:
-        """Paths of all files in this directory and below, with their sizes in bytes."""
+        """Return the paths of all files in this directory and below, with their sizes in bytes."""
 
     def read(self, path: str, *, at_most: int = READS_AT_MOST) -> bytes:
-        """A file's content.
+        """Return a file's content.
 
         Args:
-            path: of the file.
-            at_most: bytes. A larger file is an OSError (EFBIG): who may write to the storage must
-                not fill this process's memory.
+            path: the file.
+            at_most: maximum bytes. A larger file is an OSError (EFBIG), so that nobody who can
+                write to the storage can fill this process's memory.
         """
 
     def write(self, path: str, data: bytes) -> None:
@@ -85,7 +85,7 @@ class Storage(Protocol):
 
         Args:
             file: the local file.
-            path: where to store it; an existing file is replaced.
+            path: the path to store it at; an existing file is replaced.
             move: whether the local file may be moved, because nobody needs it any more.
         """
 
@@ -93,7 +93,7 @@ class Storage(Protocol):
         """Write a stored file's content to a new local file; return its SHA-256 in hexadecimal."""
 
     def digest(self, path: str) -> str:
-        """SHA-256 of a stored file's content, in hexadecimal."""
+        """Return the SHA-256 of a stored file's content, in hexadecimal."""
 
     def delete(self, path: str) -> None:
         """Delete a file; no error if it doesn't exist."""
@@ -102,18 +102,18 @@ class Storage(Protocol):
         """Delete a directory and its content; no error if it doesn't exist."""
 
     def open_log(self, path: str, *, series: str) -> Log:
-        """A log to append to.
+        """Open a log to append to.
 
         Args:
-            path: of the log.
+            path: the log.
             series: unique to this writer; sorts after those of earlier writers.
         """
 
     def read_log(self, path: str) -> Iterator[bytes]:
-        """The content of a log, of all its writers, in pieces; none if it doesn't exist.
+        """Yield the content of a log, of all its writers, in pieces; none if it doesn't exist.
 
-        A line that was a draft before it was appended may be there twice.
+        A line that was a draft before it was appended may appear twice.
         """
 
     def log_state(self, path: str) -> Mapping[str, int]:
-        """What changes with every line that is appended to a log: its files and their sizes."""
+        """Return the log's files and their sizes in bytes, which change with every line."""

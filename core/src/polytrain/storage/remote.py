@@ -1,4 +1,4 @@
-"""Object storage, or any file system that Arrow or fsspec knows, as storage.
+"""Uses object storage, or any file system of Arrow or fsspec, as storage.
 
 This needs neither renaming nor exclusive creation. It relies on one guarantee, which S3, GCS and
 Azure have: a file is listed and readable once its writer has closed it.
@@ -29,14 +29,14 @@ Answer = TypeVar("Answer")
 _CHUNK = 1 << 22
 
 _READERS = 16
-"""Parts of a log that are read at a time."""
+"""Parts of a log to read concurrently."""
 
-# They have no directories; making one makes an empty object.
+# Object stores have no directories; making one makes an empty object.
 _WITHOUT_DIRECTORIES = ("s3", "gcs", "abfs")
 
 
 class RemoteStorage:
-    """See `Storage`. A line that was written to a log survives this process once it is synced."""
+    """See `Storage`. A line written to a log survives this process once it is synced."""
 
     is_local = False
 
@@ -46,7 +46,7 @@ class RemoteStorage:
             filesystem: a `pyarrow.fs.FileSystem`.
             base: path of the root on it.
             root: the address.
-            retry_s: how long failing calls are retried.
+            retry_s: seconds for which failing calls are retried.
         """
         self.root = root
         self._filesystem = filesystem
@@ -93,7 +93,7 @@ class RemoteStorage:
             self.write(own, data)
             others = {name for name in self.list(directory) if name.startswith(path)} - {own}
         except OSError:
-            # Otherwise other writers would give way to this file.
+            # Delete it, or other writers would give way to it.
             with contextlib.suppress(OSError):
                 self._filesystem.delete_file(self._path(own))
             raise
@@ -197,7 +197,7 @@ class RemoteLog:
         self.unsynced += len(text)
 
     def draft(self, text: str) -> None:
-        """Nothing survives this process here before it is synced."""
+        """Do nothing: no line survives this process before a sync."""
 
     def sync(self) -> None:
         with self._syncing:
@@ -207,7 +207,7 @@ class RemoteLog:
             segment = f"{self._prefix}-{self._segments:06d}"
             self._is_out = True
             self._storage.write(segment, "".join(lines).encode())
-            # Not before: the next sync writes what this one couldn't.
+            # Only after success: otherwise the next sync writes these lines.
             self._is_out = False
             self._segments += 1
             del self._lines[: len(lines)]
@@ -228,12 +228,12 @@ class RemoteLog:
 
 
 def arrow_filesystem(given: Any) -> Any:
-    """Arrow's file system for one of Arrow's or fsspec's; None for any other value."""
+    """Return Arrow's file system for one of Arrow's or fsspec's; None for any other value."""
     if isinstance(given, pafs.PyFileSystem) and isinstance(given.handler, pafs.FSSpecHandler):
         given = given.handler.fs
     if isinstance(given, pafs.FileSystem):
         return given
-    # A caller with an fsspec file system has imported fsspec.
+    # If the value is an fsspec file system, its owner has imported fsspec.
     fsspec = sys.modules.get("fsspec")
     if fsspec is None or not isinstance(given, fsspec.AbstractFileSystem):
         return None
@@ -243,7 +243,7 @@ def arrow_filesystem(given: Any) -> Any:
 
 
 def local_directory(filesystem: Any, path: str) -> Path | None:
-    """The directory that a path on one of Arrow's file systems is; None if it isn't local."""
+    """Return the local directory of a path on an Arrow file system; None if it isn't local."""
     if isinstance(filesystem, pafs.SubTreeFileSystem):
         return local_directory(filesystem.base_fs, f"{filesystem.base_path}{path}")
     return Path(path).absolute() if isinstance(filesystem, pafs.LocalFileSystem) else None

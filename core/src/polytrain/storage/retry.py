@@ -37,7 +37,7 @@ _PERMANENT = frozenset(
     }
 )
 
-# Arrow's clients of object storage have no error numbers, but the services' own words.
+# Arrow's object storage clients raise the services' messages without error numbers.
 _PERMANENT_WORDS = (
     "ACCESS_DENIED",
     "INVALID_ACCESS_KEY_ID",
@@ -55,7 +55,7 @@ def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
     Args:
         call: may be called any number of times.
         retry_s: seconds after which the last error is raised.
-        what: what is called, for the warning at the first failure.
+        what: name of the file or call, for the warning at the first failure.
 
     Raises:
         OSError: it still fails, or the error is permanent.
@@ -66,12 +66,12 @@ def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
         if not is_temporary(error):
             raise
         first = [error]
-    # Importing it takes a while, and most runs need no retry.
+    # Import it late: that takes a while, and most runs need no retry.
     import tenacity
 
     def call_again() -> Answer:
         if first:
-            # Wait, stop and warn as after any other failure.
+            # Let tenacity handle the first failure like any other.
             raise first.pop()
         return call()
 
@@ -94,10 +94,10 @@ def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
 
 @contextmanager
 def no_retries_once(is_urgent: Callable[[], bool]) -> Iterator[None]:
-    """Within this block, retry nothing once the program wants to end.
+    """Retry nothing in this block once the program wants to end.
 
     Args:
-        is_urgent: whether it does.
+        is_urgent: whether the program wants to end.
     """
     _urgent.append(is_urgent)
     try:
@@ -111,7 +111,7 @@ def _is_urgent() -> bool:
 
 
 def is_temporary(error: BaseException) -> bool:
-    """Whether the same call may work later."""
+    """Return whether the same call may work later."""
     if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | PermissionError):
         return False
     if error.errno in _PERMANENT:

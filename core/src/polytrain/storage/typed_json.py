@@ -1,6 +1,6 @@
-"""Reads JSON whose values anybody may have chosen into declared types. Pure.
+"""Reads untrusted JSON into declared types. Pure.
 
-A type is an annotation. What doesn't fit is an error of ours, which names the file and the field.
+Annotations declare the types. A value that doesn't fit is an error that names file and field.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Kind = TypeVar("Kind")
 _Reader = Callable[[Any, str], Any]
 
 _SHOWN = 60
-"""Characters of a value in an error."""
+"""Maximum characters of a value in an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Bounds of a number, both allowed. Without them it may be NaN or infinite."""
+    """Inclusive bounds of a number. A number without bounds may be NaN or infinite."""
 
     low: float
     high: float
@@ -46,39 +46,39 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """A pattern that the whole of a text must match."""
+    """A pattern that a whole string must match."""
 
     pattern: str
     what: str
-    """What such a text is, for the error."""
+    """The name of such strings, for the error."""
 
 
 UNSTORED: Mapping[str, Any] = {"stored": False}
-"""Metadata of a dataclass's field that JSON hasn't: what is read has its default."""
+"""Metadata of a dataclass's field that JSON lacks; reading sets its default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How JSON holds a value: as another type, of which it is made."""
+    """The type that JSON holds instead of a value, and from which the value is made."""
 
     hint: Any
     made: Callable[[Any], Any]
 
 
 Count = Annotated[int, Within(0, 2**62)]
-"""Steps, rows, bytes: a sum of two fits in 64 bits."""
+"""A number of steps, rows or bytes: a sum of two fits in 64 bits."""
 
 Ranks = Annotated[int, Within(0, 10**6)]
-"""A rank, or how many there are: something is made for each."""
+"""A rank, or a number of ranks: bounded, because objects are made for each."""
 
 Seconds = Annotated[float, Within(0, 253_402_300_799)]
-"""Since the epoch, until the year 9999."""
+"""Seconds since the epoch, until the year 9999."""
 
 Duration = Annotated[float, Within(-1e12, 1e12)]
-"""In seconds. Clocks may be set back."""
+"""A duration in seconds; negative if a clock was set back."""
 
 FileName = Annotated[str, Like(r"(?!\.\.?\Z)[\w\-+.=@]{1,200}", "the name of a file")]
-"""One part of a path: letters, digits and marks that mean nothing to a shell or a glob."""
+"""One part of a path: letters, digits, and characters without meaning to a shell or a glob."""
 
 Digits = Annotated[str, Like(r"[0-9]{1,7}", "a rank")]
 
@@ -100,12 +100,12 @@ def read_json(kind: type[Kind], content: str | bytes, *, file: str) -> Kind:
     """Read an object from JSON.
 
     Args:
-        kind: a dataclass or a TypedDict: its annotations say what fits.
+        kind: a dataclass or a TypedDict with annotations.
         content: the JSON.
         file: its name, for errors.
 
     Raises:
-        DamagedFileError: it is something else.
+        DamagedFileError: the content doesn't fit the type.
     """
     try:
         value = strict_json.loads_to_show(content)
@@ -115,7 +115,7 @@ def read_json(kind: type[Kind], content: str | bytes, *, file: str) -> Kind:
 
 
 def fitting(kind: type[Kind], value: Any, *, file: str) -> Kind:
-    """Return a value from JSON as this type, as `read_json` does."""
+    """Convert a parsed JSON value to this type; see `read_json`."""
     try:
         read: Kind = _reader(cast(Hashable, kind))(value, "")
     except _Misfit as misfit:
@@ -125,7 +125,7 @@ def fitting(kind: type[Kind], value: Any, *, file: str) -> Kind:
 
 @cache
 def _reader(hint: Any) -> _Reader:
-    """Return the function that reads a value of this type: it raises _Misfit."""
+    """Return the function that reads a value of this type, or raises `_Misfit`."""
     origin, given = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value, field: value
@@ -196,7 +196,7 @@ def _union(readers: Sequence[_Reader]) -> _Reader:
                 return each(value, field)
             except _Misfit as misfit:
                 misfits.append(misfit)
-        # What is wrong inside an object says more than that it isn't null.
+        # An error inside an object says more than that it isn't null.
         raise max(misfits, key=lambda misfit: len(misfit.field))
 
     return read
@@ -216,8 +216,8 @@ def _items(hint: Any, make: Callable[[list[Any]], Any]) -> _Reader:
 
 
 def _numbers(hint: Any) -> Callable[[list[Any]], bool]:
-    """Whether a list has only numbers that fit: a journal has millions, so they aren't read one by
-    one. One that hasn't is, for the error."""
+    """Return a check that all of a list's numbers fit, without a call per item: a journal has
+    millions. If the check fails, items are read one by one for the error."""
     if get_origin(hint) is not Annotated or get_args(hint)[0] not in (int, float):
         return lambda values: False
     kind, rule = get_args(hint)
@@ -226,7 +226,7 @@ def _numbers(hint: Any) -> Callable[[list[Any]], bool]:
     def are_fitting(values: list[Any]) -> bool:
         return not values or (
             {*map(type, values)} <= kinds
-            # NaN compares as false with everything, and so does their sum.
+            # Comparisons miss NaN, so check the sum.
             and rule.low <= min(values)
             and max(values) <= rule.high
             and math.isfinite(sum(values))
@@ -257,7 +257,7 @@ def _mapping(read_key: _Reader, read_value: _Reader) -> _Reader:
 
 
 def _object(kind: Any) -> _Reader:
-    """A dataclass is made of its fields alone; a TypedDict keeps what else there is."""
+    """Return a reader. For a dataclass it rejects unknown fields; for a TypedDict it keeps them."""
     hints = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
         optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
@@ -290,7 +290,7 @@ def _object(kind: Any) -> _Reader:
 
 
 def is_stored(field: Any) -> bool:
-    """Return whether JSON has a field of a dataclass."""
+    """Return whether JSON holds this field of a dataclass."""
     return bool(field.metadata.get("stored", True))
 
 

@@ -1,1 +1,1 @@
-"""Text: names, JSON, what is printed."""
+"""Handles text: names, JSON, messages."""

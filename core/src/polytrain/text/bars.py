@@ -1,29 +1,29 @@
-"""Progress bars in a stream of text: of their many states the last one counts. Pure."""
+"""Thins out progress bars in a stream of text: only the last of many states counts. Pure."""
 
 from __future__ import annotations
 
 import re
 
 _LONGEST = 10_000
-"""Characters of a state that is held back."""
+"""Maximum characters of a state that is held back."""
 
 _LOWER_BAR = re.compile(r"\n[^\n]*?\x1b\[A")
-"""What tqdm writes for a bar below another: to the next line, its state, and up again."""
+"""tqdm's output for a bar below another: a line down, the bar's state, and up again."""
 
 
 class BarStates:
-    """Thins out what a process writes while a bar moves. All other text passes as it is."""
+    """Thins out a process's output while a bar moves. All other text passes unchanged."""
 
     def __init__(self) -> None:
         self._held = ""
         self.moves = False
-        """Whether the text so far ends with the state of a bar: the next one replaces it."""
+        """Whether the text so far ends with a bar's state, which the next state replaces."""
 
     def passed(self, text: str) -> str:
-        """Return what is passed on: whole lines, each with its last state, and text without a bar.
+        """Return the text to pass on: whole lines with their last states, and text without bars.
 
         Args:
-            text: what was written. It may end anywhere.
+            text: the new text, which may end anywhere.
         """
         text = self._held + text
         self._held, self.moves = "", False
@@ -41,11 +41,11 @@ class BarStates:
 
     @property
     def held(self) -> str:
-        """The last state, which waits for the next one."""
+        """The last state, which is held back until the next one."""
         return self._held
 
     def take_held(self) -> str:
-        """Return the last state, and hold it no longer."""
+        """Release and return the last state."""
         held, self._held = self._held, ""
         return held
 
@@ -58,7 +58,7 @@ def _without_lower_bars(text: str) -> str:
 
 
 def _last_state(line: str) -> str:
-    """Return a line without what a carriage return overwrites."""
+    """Return a line without the text that a carriage return overwrites."""
     body = line.rstrip("\r")
     _, returned, state = body.rpartition("\r")
     return returned + state + line[len(body) : len(body) + 1]

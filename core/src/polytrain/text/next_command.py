@@ -1,4 +1,4 @@
-"""What to type next, to see more of a failure. Pure."""
+"""Suggests the next command, to see more of a failure. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import shlex
 
 
 def next_command(path: str, rank: int | None, *, has_output: bool) -> str:
-    """Return the command that shows all that a rank printed, or else the run.
+    """Return the command that shows a rank's whole output, or else the run.
 
     Args:
         path: the run's directory or address.
-        rank: the rank whose failure it is; None if it isn't that of one rank.
+        rank: the rank that failed; None if the failure isn't one rank's.
         has_output: whether the rank has printed anything.
     """
     if rank is None or not has_output:

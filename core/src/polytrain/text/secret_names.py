@@ -1,7 +1,7 @@
-"""Which names say that their value is a secret. Pure.
+"""Recognises secrets by their names. Pure.
 
-A name that is taken for a secret's and isn't costs a reader a value; the other mistake publishes a
-key. So `key` and `token` count as secrets unless the words beside them are the field's own.
+A false positive hides a value from a reader; a false negative publishes a key. So `key` and `token`
+count as secrets unless the words beside them are common in machine learning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 
 HIDDEN = "…"
-"""Stands for a secret where values are shown."""
+"""Shown in place of a secret."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -26,7 +26,7 @@ _CERTAIN = re.compile(
     r"|(?:api|auth|access|secret|private)(?:key|token))s?"
     r"|pwd|creds|jwt|bearer|cookies?|authorization|webhook"
 )
-"""A word that means a secret wherever it stands in a name."""
+"""Words that mean a secret anywhere in a name."""
 
 _KINDS = _words(
     """
@@ -34,7 +34,7 @@ _KINDS = _words(
     refresh secret security service session signing ssh storage subscription
     """
 )
-"""With one of these before it, `key` or `token` means a secret wherever it stands."""
+"""Words after which `key` or `token` means a secret anywhere in a name."""
 
 _PLACES = _words(
     """
@@ -42,10 +42,10 @@ _PLACES = _words(
     length lifetime location name path prefix scope size timeout ttl type var variable
     """
 )
-"""As the last word of a name it says that the value isn't the secret, but says something of it."""
+"""Last words of names whose value describes a secret, but isn't one."""
 
 _LAST = _words("auth dsn key oauth pw sas token")
-"""The last word of a secret's name, if the one before doesn't say that it is something else."""
+"""Last words of a secret's name, unless the word before gives another meaning."""
 
 _LAST_TWO = frozenset({("connection", "string"), ("conn", "string"), ("conn", "str")})
 
@@ -62,7 +62,7 @@ _OF_A_DICT = _words(
     weight x y
     """
 )
-"""Before `key`: of a dict, a table, an attention or a random generator."""
+"""Words before `key` for keys of dicts, tables, attention layers or random generators."""
 
 _OF_TEXT = _words(
     """
@@ -78,17 +78,17 @@ _OF_TEXT = _words(
     total trigger unk unknown unused use utterance video vision visual vocab word
     """
 )
-"""Before `token`: of a text, a picture or a model."""
+"""Words before `token` for tokens of texts, pictures or models."""
 
 _WEAK = {"key": _OF_A_DICT, "token": _OF_TEXT}
-"""Words that mean a secret or not, by the word before."""
+"""Words whose meaning depends on the word before."""
 
 
 @cache
 def is_secret(name: str) -> bool:
-    """Return whether a name says that its value is a secret: `api_key`, `--hf-token`, `dbPassword`.
+    """Return whether a name denotes a secret, such as `api_key`, `--hf-token` or `dbPassword`.
 
-    Numbers at the end, as in `API_KEY_2`, make no difference.
+    Trailing numbers, as in `API_KEY_2`, are ignored.
     """
     words = [word.lower() for word in _WORD.findall(name)]
     if not words or words[-1] in _PLACES:

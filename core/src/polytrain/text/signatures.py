@@ -1,4 +1,4 @@
-"""How a user's function may be called."""
+"""Inspects the signatures of users' functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def accepts(function: Any, *arguments: Any) -> bool:
-    """Whether it can be called with these arguments; True if its signature is unknown."""
+    """Return whether it can be called with these arguments; True if its signature is unknown."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some callables in C have no signature
@@ -20,10 +20,10 @@ def accepts(function: Any, *arguments: Any) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """The name by which a user knows a function."""
+    """Return the name by which a user knows a function."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def written(function: Any) -> str:
-    """The function with its parameters, as in `train(config, *, rate=0.1)`."""
+    """Return a function with its parameters as text, such as `train(config, *, rate=0.1)`."""
     return f"{name_of(function)}{inspect.signature(function)}"

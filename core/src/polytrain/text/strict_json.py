@@ -1,6 +1,6 @@
-"""JSON that every reader takes: NaN and infinities, which it hasn't, are written as null. Pure.
+"""Strictly valid JSON: NaN and infinities, which JSON lacks, are written as null. Pure.
 
-What is read may have been written by anybody: it is bounded, and any error is a ValueError.
+Input is untrusted: its size is bounded, and any error is a ValueError.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 NOT_FINITE = "not_finite"
-"""The key of the places of such numbers: by name, lists of keys and indices."""
+"""The key of the places of such numbers: name → lists of keys and indices."""
 
 DEEPEST = 100
-"""Levels of nesting. Whatever walks a value may need several calls for each."""
+"""Maximum levels of nesting; recursive code may need several calls for each."""
 
 _LARGEST = 1 << 1023
-"""A whole number up to this can be made a float."""
+"""The largest whole number that surely converts to a float."""
 
 
 _ATOMS = frozenset({float, str, bool, type(None)})
@@ -49,7 +49,7 @@ def dumps(entry: Mapping[str, Any]) -> str:
 
 
 def plain(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an object of which every number is finite, with the places of those that aren't."""
+    """Return an object with null for numbers that aren't finite, and a list of their places."""
     places: dict[str, list[list[str | int]]] = {}
     for name, place in _not_finite(entry, []):
         places.setdefault(name, []).append(place)
@@ -57,7 +57,7 @@ def plain(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def loads(line: str | bytes) -> Any:
-    """Read what `dumps` has written.
+    """Parse the output of `dumps`.
 
     Raises:
         ValueError: it isn't JSON, or is nested too deeply, or has a number with too many digits.
@@ -77,11 +77,10 @@ def loads(line: str | bytes) -> Any:
 
 
 def loads_to_show(line: str | bytes) -> Any:
-    """Read what can be printed, too: halves of surrogate pairs, as names of files may hold them,
-    are replaced.
+    """Parse like `loads`, but make text printable: lone surrogates, as in file names, are replaced.
 
     Raises:
-        ValueError: as `loads`.
+        ValueError: see `loads`.
     """
     entry = loads(line)
     text = line if isinstance(line, str) else line.decode()
@@ -92,13 +91,13 @@ def expect_bounded(value: Any, levels: int = DEEPEST) -> None:
     """Check that a value can be read again once it is written.
 
     Raises:
-        ValueError: it has more levels, or a whole number that no float is as large as.
+        ValueError: it has more levels, or a whole number too large for a float.
     """
     if isinstance(value, dict | list | tuple):
         if levels < 1:
             raise _too_deep()
         inside = value.values() if isinstance(value, dict) else value
-        # Long lists have one type, as a rule: they aren't looked at one by one.
+        # Long lists usually have one type, so check the types, not each item.
         kinds = {*map(type, inside)}
         if kinds == {int}:
             inside = (min(inside), max(inside))
@@ -139,7 +138,7 @@ def _not_finite(value: Any, path: list[str | int]) -> Iterator[tuple[str, list[s
         yield str(float(value)), path
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            # Numbers become text where they are keys.
+            # JSON writes number keys as strings.
             yield from _not_finite(inner, [*path, key if isinstance(key, str) else _encode(key)])
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):

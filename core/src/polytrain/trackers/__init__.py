@@ -1,6 +1,6 @@
-"""Trackers: stores of experiments to which a run's reports are sent while it lasts.
+"""Trackers: experiment stores that get a run's reports while it lasts.
 
-`Prometheus` observes a run for monitoring: it is no store of every step.
+`Prometheus` exposes a run for monitoring: it doesn't store every step.
 
 Importing this package imports no tracker's library.
 """
@@ -25,7 +25,7 @@ NAMES = {
     "tensorboard": "TensorBoard",
     "wandb": "WandB",
 }
-"""Short name, as `RunConfig.track` takes it → class."""
+"""Short name for `RunConfig.track` → class."""
 
 _HOMES = {
     "CSV": "polytrain.trackers.csv_file",

@@ -1,4 +1,4 @@
-"""What trackers and exporters do for a run: they follow its record while it lasts."""
+"""Attaches trackers and exporters to a run, to follow its record while it lasts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["followed", "place_problems", "tracker_problems"]
 
 
 def place_problems(track: Any, observers: Any, location: Location) -> Iterator[Problem]:
-    """Yield what is wrong with a run's trackers if it is stored here.
+    """Yield the problems of a run's trackers with the run's location.
 
     Args:
         track: `RunConfig.track`.
         observers: `RunConfig.observers`.
-        location: the run's.
+        location: the run's location.
     """
     for tracker in trackers_of(track, observers):
         yield from tracker.place_problems(location.address, is_directory=location.is_local)
@@ -34,12 +34,12 @@ def place_problems(track: Any, observers: Any, location: Location) -> Iterator[P
 
 @contextlib.contextmanager
 def followed(run: Run, ledger: Ledger, is_urgent: Callable[[], bool]) -> Iterator[Take]:
-    """Send a run to its trackers, and expose it; yield what takes each entry of its journal.
+    """Send a run to its trackers, and expose it; yield a function for each entry of its journal.
 
     Args:
         run: the run.
-        ledger: the journal's ledger, which has each entry before it is taken here.
-        is_urgent: whether the program wants to end, and waits for no tracker.
+        ledger: the journal's ledger, which gets each entry before the function does.
+        is_urgent: returns whether the program wants to end without waiting for trackers.
     """
     own = run.lease.token
     facts = TrackedFacts(

@@ -19,15 +19,15 @@ from polytrain_plugins import Problem
 _FILE = "metrics.csv"
 _FIRST = ["step", "time"]
 _BEGINS = ",".join(_FIRST)
-"""How a file with rows begins: any other is somebody else's."""
+"""The beginning of the tracker's files: any other file is somebody else's."""
 
 
 @dataclass(frozen=True)
 class CSV(Tracker):
     """Writes a line for each step to one file, with a column for each metric.
 
-    A metric that a report doesn't have is empty. If a metric is new, the file is replaced by one
-    with its column. Metrics that aren't numbers are written as JSON.
+    A metric that a report lacks is empty. A new metric replaces the file by one with its column.
+    Metrics that aren't numbers are written as JSON.
 
     Args:
         path: the file; by default `metrics.csv` in the run's directory.
@@ -81,7 +81,7 @@ class CSV(Tracker):
         """Open the run's file.
 
         Raises:
-            FileExistsError: it isn't of this run.
+            FileExistsError: it isn't this run's.
         """
         if self.path is None:
             if run.directory is None:
@@ -94,13 +94,13 @@ class CSV(Tracker):
 
 
 class CSVFile:
-    """Rows in a file. It is appended to, and replaced as a whole if earlier rows change."""
+    """A file of rows, which is appended to, and replaced as a whole if earlier rows change."""
 
     def __init__(self, path: Path) -> None:
-        """Open it.
+        """Open the file.
 
         Raises:
-            FileExistsError: it doesn't begin as files of this tracker do.
+            FileExistsError: it doesn't begin like this tracker's files.
         """
         self.run_id = str(path)
         self._files = Beneath(path.parent)
@@ -108,7 +108,7 @@ class CSVFile:
         self._expect_own()
         rows = self.read()
         self.sent: int = rows[-1].step if rows else 0
-        # A line that is incomplete, because its writer died, would spoil the next one.
+        # Remove an incomplete line, whose writer died: it would damage the next one.
         content = self._content()
         if content is not None and content != self._text(rows).encode():
             self._replace(rows)
@@ -126,12 +126,12 @@ class CSVFile:
             try:
                 rows.append(self._row(line))
             except ValueError:
-                # What comes behind a damaged line is written again.
+                # Rows after a damaged line are written again.
                 break
         return rows
 
     def write(self, rows: Sequence[Row]) -> None:
-        # Rows that are there were written by a process that died before it could note that.
+        # Skip rows of a process that died before it could note that they were sent.
         rows = [row for row in rows if row.step > self.sent]
         if not rows:
             return
@@ -159,7 +159,7 @@ class CSVFile:
         )
 
     def finish(self, summary: Mapping[str, object], *, succeeded: bool) -> None:
-        """Do nothing: the file holds rows alone."""
+        """Do nothing: the file holds only rows."""
         return
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class CSVFile:
             os.fsync(file.fileno())
 
     def _content(self) -> bytes | None:
-        """Return what the file holds; None if there is none."""
+        """Return the file's content; None if it doesn't exist."""
         try:
             with self._files.reading(self._name, single=True) as file:
                 return file.read()
@@ -180,7 +180,7 @@ class CSVFile:
                 begin = file.read(len(_BEGINS)).decode(errors="replace")
         except FileNotFoundError:
             return
-        # A writer that died may have left a part of the first line.
+        # A writer that died may have left only a part of the first line.
         if not _BEGINS.startswith(begin):
             raise FileExistsError(
                 f"{self.run_id} begins with {begin!r}, not with {_BEGINS!r}: it isn't a file "
@@ -188,7 +188,7 @@ class CSVFile:
             )
 
     def _replace(self, rows: Sequence[Row]) -> None:
-        """Replace the file, at once: a reader sees the old or the new one."""
+        """Replace the file atomically: a reader sees the old or the new one."""
         with self._files.new_file(self._name) as new:
             new.file.write(self._text(rows).encode())
             new.replace()
@@ -200,7 +200,7 @@ class CSVFile:
         return _written([_FIRST + self._columns, *map(self._line, rows)]) if rows else ""
 
     def _line(self, row: Row) -> list[Any]:
-        # NaN and infinities in the words that Python's and pandas' readers take.
+        # Write NaN and infinities as the words that Python's and pandas' readers accept.
         metrics = row.metrics
         cells = (json.dumps(metrics[name]) if name in metrics else "" for name in self._columns)
         return [row.step, repr(row.time), *cells]

@@ -1,4 +1,4 @@
-"""Delivers a run's rows to one tracker, and keeps with the run how far it is."""
+"""Delivers a run's rows to one tracker, and keeps its position with the run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from polytrain.trackers.state import kept_state
 from polytrain.trackers.tracker import Sink, TrackedRun, Tracker, flat
 
 _KEEP_EVERY_S = 5.0
-"""Seconds after which the position is kept again. What was sent since is recognised as sent."""
+"""Seconds between stored positions. Rows sent after the stored position are recognised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedFacts:
-    """What is known of a run before it has rows."""
+    """The facts of a run that are known before it has rows."""
 
     location: Location
     since: int
-    """Token of the driver that started it, or started it over."""
+    """Fencing token of the driver that started the run, or started it over."""
 
     identity: Mapping[str, Any]
     world_size: int
@@ -43,25 +43,25 @@ class TrackedFacts:
 
 
 class StoreBehindError(Exception):
-    """The store that was opened again lacks rows that were sent: they are in the journal."""
+    """A reopened store lacks rows that were sent; the journal has them."""
 
 
 class TrackerDelivery:
-    """One tracker of one run, open. Used by one thread."""
+    """The open connection of one tracker and run. Use it from one thread."""
 
     def __init__(self, tracker: Tracker, facts: TrackedFacts, *, all_rows: bool = False) -> None:
         """Open the tracker.
 
         Args:
             tracker: the tracker.
-            facts: the run.
+            facts: facts of the run.
             all_rows: whether rows that a restart may undo are sent in any case.
 
         Raises:
             Exception: whatever the tracker or the storage raise.
         """
         self.rows = 0
-        """Rows that were sent."""
+        """Number of rows that were sent."""
 
         self._tracker = tracker
         self._facts = facts
@@ -71,13 +71,13 @@ class TrackerDelivery:
         if state.position.since != facts.since:
             state = state.started_over(facts.since, can_rewind=tracker.can_rewind)
         self.state = state
-        # Before its run is made in the store, so that it is found there if this process dies.
+        # Keep the state before the store creates its run, to find that if this process dies.
         self._keep()
         self._sink: Sink | None = self._opened()
         self.state = replace(state, run_id=self._sink.run_id)
         position = self.state.position
         if self._sink.sent is not None:
-            # What was sent last may not have been noted; or the store is a new one.
+            # The last rows sent may not have been noted; or the store is a new one.
             is_behind = self._sink.sent < position.sent
             amendments = 0 if is_behind else position.amendments
             position = replace(position, sent=self._sink.sent, amendments=amendments)
@@ -92,18 +92,18 @@ class TrackerDelivery:
         self._release()
 
     def begin_again(self) -> None:
-        """Take the journal's entries from the first one again.
+        """Prepare to take the journal's entries again, from the first one.
 
         Raises:
             StoreBehindError: the store was opened again, and lacks rows.
             Exception: whatever the tracker or the storage raise.
         """
-        # If it is still away, that takes no time.
+        # Open the store first: if it is still unavailable, that fails fast.
         self._open_again()
         self._take_from(self.missing.position)
 
     def take(self, entry: Entry) -> None:
-        """Take the journal's next entry, of a driver since the run was last started over."""
+        """Take the journal's next entry, by a driver since the run was last started over."""
         self.missing.take(entry)
         match entry:
             case CheckpointCommitted(checkpoint=directory):
@@ -113,10 +113,10 @@ class TrackerDelivery:
                 self._token = token
 
     def send(self, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Send what is ready.
+        """Send the rows that are ready.
 
         Args:
-            is_wanted: whether to send another thousand rows.
+            is_wanted: returns whether to send another thousand rows.
 
         Raises:
             StoreBehindError: the store was opened again, and lacks rows.
@@ -144,10 +144,10 @@ class TrackerDelivery:
         self._keep_sometimes()
 
     def finish(self, history: RunHistory) -> None:
-        """Send how the run has ended, unless that was sent.
+        """Send the end of the run, unless that was sent.
 
         Args:
-            history: the run's.
+            history: the run's history.
 
         Raises:
             StoreBehindError: the store was opened again, and lacks rows.
@@ -163,7 +163,7 @@ class TrackerDelivery:
         self.keep()
 
     def keep(self) -> None:
-        """Keep with the run how far the tracker is.
+        """Store the tracker's position with the run.
 
         Raises:
             OSError: the storage can't be written.
@@ -230,16 +230,16 @@ def send_missing(
     all_rows: bool = False,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Send a tracker what it lacks of a run, and return the number of rows.
+    """Send a tracker the rows that it lacks of a run, and return their number.
 
     Args:
         tracker: the tracker.
-        location: the run's. This process holds its lease.
+        location: the run's location. This process holds its lease.
         all_rows: whether rows that a restart may undo are sent in any case.
-        is_wanted: whether to send another thousand rows.
+        is_wanted: returns whether to send another thousand rows.
 
     Raises:
-        Exception: whatever the tracker or the storage raise.
+        Exception: any error of the tracker or the storage.
     """
     storage = location.open()
     history = read_history(storage.read_log(JOURNAL))

@@ -1,7 +1,7 @@
 """Decides which trackers `polytrain sync` sends to.
 
-Whoever may write to a run's storage may have written the options of trackers that stand there. So a
-place from there is used only if it is in the run's directory, or if the user names the same.
+Anyone who can write to a run's storage may have written the options of its trackers. So a stored
+place is used only if it is in the run's directory, or if the user names the same place.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from polytrain.trackers.tracker import Tracker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """What the user has given as `--to`."""
+    """A destination that the user has given with `--to`."""
 
     name: str
     place: str | None
-    """None if there is only a name."""
+    """Path or address; None if only a name was given."""
 
     @classmethod
     def of(cls, text: str) -> Destination:
         """Read NAME or NAME=PLACE.
 
         Raises:
-            ValueError: there is no such tracker, or no place behind the sign.
+            ValueError: there is no such tracker, or no place after "=".
         """
         name, sign, place = text.partition("=")
         if name not in NAMES:
@@ -46,9 +46,9 @@ def chosen(
     """Return the trackers to send to, and those of them that the user must confirm first.
 
     Args:
-        kept: those whose options stand in the run's storage.
-        to: what the user has named; all that are kept if that is nothing.
-        directory: the run's; None if it is in object storage.
+        kept: trackers whose options are in the run's storage.
+        to: destinations that the user has named; if empty, all kept trackers.
+        directory: the run's directory; None if it is in object storage.
     """
     found: list[Tracker] = []
     from_storage: list[Tracker] = [] if to else [*kept]
@@ -66,10 +66,10 @@ def chosen(
 
 
 def sync_command(tracker: Tracker, location: Location) -> str:
-    """Return the command that sends a tracker what it lacks."""
+    """Return the command that sends a tracker the rows that it lacks."""
     command = f"polytrain sync {location.address}"
     is_known = _is_users(tracker, Path(location.address) if location.is_local else None)
-    # A password isn't kept with the run: the environment has to say the whole address.
+    # A password isn't kept with the run: the environment must contain the whole address.
     is_secret = holds_credentials(tracker.resolved().place or "")
     return command if is_known or is_secret else f"{command} {to_option(tracker)}"
 
@@ -81,7 +81,7 @@ def to_option(tracker: Tracker) -> str:
 
 
 def _is_users(tracker: Tracker, directory: Path | None) -> bool:
-    """Whether a tracker stays in the run, or is what this process's environment says."""
+    """Return whether a tracker stays in the run's directory, or is the environment's default."""
     if directory is not None and tracker.resolved().stays_in(directory):
         return True
     own = type(tracker)().resolved().place

@@ -1,4 +1,4 @@
-"""Figures of a running run for monitoring systems that ask for them: a fold of its journal."""
+"""Folds a run's journal into figures for monitoring systems that poll them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from polytrain_plugins import RunInfo
 
 
 def exposed_figures(observers: Iterable[Any], run: RunInfo, ledger: Ledger, clock: Clock) -> Take:
-    """Expose a run to the monitoring systems among its observers; return what takes each entry.
+    """Expose a run to the monitoring systems among its observers; return a function for entries.
 
     Args:
-        observers: the run's.
+        observers: the run's observers.
         run: the run.
-        ledger: the journal's ledger, which has each entry before it is taken here.
-        clock: the journal's.
+        ledger: the journal's ledger, which gets each entry before the function does.
+        clock: the journal's clock.
     """
     exporters = [each for each in observers if isinstance(each, Prometheus)]
     if not exporters:

@@ -1,4 +1,4 @@
-"""How far the trackers of a run are behind it."""
+"""Measures how far a run's trackers lag behind it."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from polytrain.trackers.state import kept_states
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerLag:
-    """A tracker of a run."""
+    """The lag of one tracker of a run."""
 
     name: str
     step: int
-    """The last step that it is known to have: an active run notes it every few seconds."""
+    """The last step that it is known to have, noted every few seconds by an active run."""
 
     lacks: int
-    """Steps after that which it could have. MLflow and W&B get a step once a checkpoint covers it,
-    or the run is finished."""
+    """Number of later steps that are ready for it. MLflow and W&B get a step once a checkpoint
+    covers it, or the run is finished."""
 
 
 def lags(storage: Storage, journal: Iterable[Entry], *, since: int) -> tuple[TrackerLag, ...]:
-    """Read how far each tracker is.
+    """Read the lag of each tracker.
 
     Args:
-        storage: the run's.
-        journal: its entries.
-        since: token of the driver that started the run, or started it over.
+        storage: the run's storage.
+        journal: the entries of its journal.
+        since: fencing token of the driver that started the run, or started it over.
 
     Raises:
         OSError: the storage can't be read.
         ValueError: the state of a tracker is damaged, or of a newer version.
     """
     found = {
-        # Of before the run was started over it has nothing.
+        # Positions from before the run was started over don't count.
         (file, state.tracker): TrackedRows(state.started_at(since), can_rewind=kind.can_rewind)
         for file, state, kind in kept_states(storage)
     }

@@ -22,7 +22,7 @@ from polytrain_plugins.installation import install_command
 
 _KEY = "polytrain.key"
 _AT_ONCE = 1000
-"""Metrics that MLflow takes in one call."""
+"""Maximum metrics of one call of MLflow."""
 
 _NAME_LENGTH = 250
 _VALUE_LENGTH = 5000
@@ -34,16 +34,16 @@ _CHECKPOINT_FILE = "checkpoint.json"
 class MLflow(Tracker):
     """Sends metrics, options and the ledger to a run of MLflow.
 
-    MLflow can't take a metric back. So a step is sent once a checkpoint covers it, or the run is
+    MLflow can't remove a metric. So a step is sent once a checkpoint covers it, or the run is
     finished: then no restart repeats it. Metrics that aren't numbers are left out.
 
     Args:
         uri: the server, or a database such as `sqlite:///mlflow.db`; by default
             `MLFLOW_TRACKING_URI`, or `sqlite:///mlflow.db`. A password in it isn't kept with the
-            run: `polytrain sync` takes it from `MLFLOW_TRACKING_URI`.
+            run: `polytrain sync` reads it from `MLFLOW_TRACKING_URI`.
         experiment: the experiment's name; by default `MLFLOW_EXPERIMENT_NAME`, or `Default`.
         log_checkpoint: whether the newest checkpoint is logged at the end, as an artifact
-            `checkpoint.json` that has its path, step, metrics, and its files' names and hashes.
+            `checkpoint.json` with its path, step, metrics, and its files' names and hashes.
             The files themselves aren't copied.
     """
 
@@ -56,7 +56,7 @@ class MLflow(Tracker):
     log_checkpoint: bool = False
 
     def __repr__(self) -> str:
-        # Commands and errors name trackers by it.
+        # Commands and errors show it.
         shown = replace(self, uri=self.uri and without_credentials(self.uri))
         options = ", ".join(f"{name}={value!r}" for name, value in asdict(shown).items())
         return f"MLflow({options})"
@@ -111,7 +111,7 @@ class MLflow(Tracker):
 
 
 class MLflowRun:
-    """A run of MLflow. It ignores a metric that it has with the same step, time and value."""
+    """An MLflow run. MLflow ignores a metric that it has with the same step, time and value."""
 
     def __init__(self, tracker: MLflow, run: TrackedRun) -> None:
         from mlflow.entities import Metric, Param, RunTag
@@ -157,13 +157,13 @@ class MLflowRun:
         stopped = "KILLED" if summary["state"] == "stopped" else "FAILED"
         self._client.set_terminated(self.run_id, "FINISHED" if succeeded else stopped)
         self._ended_as = None
-        # Last: the artifacts may be in a storage of their own, which can't be reached.
+        # Log the artifact last: its storage may differ from the server's, and be unreachable.
         if self._manifest_of is not None and summary["checkpoint"]:
             self._refer(summary["checkpoint"], self._manifest_of(summary["checkpoint"]))
 
     def close(self) -> None:
         if self._ended_as is not None:
-            # Rows of a run that had ended were sent later.
+            # Restore the status: rows were sent after the run had ended.
             self._client.update_run(self.run_id, status=self._ended_as)
 
     def _refer(self, address: str, manifest: Manifest | None) -> None:
@@ -188,7 +188,7 @@ class MLflowRun:
                     f"its tag {_KEY} is another"
                 )
             return known
-        # An earlier process may have died before it could note the run that it had made.
+        # An earlier process may have died before it could note the run that it had created.
         there = self._client.get_experiment_by_name(experiment)
         if there is None:
             return None
@@ -212,7 +212,7 @@ class MLflowRun:
 
 
 def metric_name(name: str) -> str:
-    """Return a name that MLflow takes: it takes no other characters than these, and no `a//b`."""
+    """Return a name that MLflow accepts: only certain characters, and no `a//b`."""
     taken = re.sub(r"[^\w\-. :/]", _escaped, name)
     if not taken or posixpath.normpath(taken) != taken or taken.startswith(("/", ".")):
         taken = re.sub(r"[/.]", _escaped, taken) or "_"

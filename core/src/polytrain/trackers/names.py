@@ -1,4 +1,4 @@
-"""The trackers by their short names, as `RunConfig.track` takes them."""
+"""Finds trackers by their short names in `RunConfig.track`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polytrain_plugins import Problem
 
 
 def tracker_class(name: str) -> type[Tracker]:
-    """Return the class of a tracker.
+    """Return the class of a tracker by its short name.
 
     Raises:
         KeyError: there is none of this name.
@@ -34,7 +34,7 @@ def _given(track: Any, observers: Any) -> list[Tracker]:
 
 
 def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
-    """Yield what is wrong with a run's trackers.
+    """Yield the problems of a run's trackers.
 
     Args:
         track: what the user passed as `RunConfig.track`.

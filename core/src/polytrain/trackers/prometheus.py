@@ -1,4 +1,4 @@
-"""Figures of a run for Prometheus: the newest values, in a registry that a server exposes."""
+"""Exposes a run's newest figures to Prometheus, in a registry that a server exposes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LABEL = "run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A run as it is now."""
+    """The present figures of a run."""
 
     step: int
     steps_per_s: float | None
-    """New steps per second of training, lately; None if there are too few."""
+    """Recent new steps per second of training; None if there are too few."""
 
     goodput: float
     """The fraction of time with new training progress, between 0 and 1."""
@@ -32,7 +32,7 @@ class Figures:
     """Step of the newest checkpoint; None if there is none."""
 
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """What rank 0 has reported last."""
+    """The last metrics of rank 0."""
 
 
 _HELP = {
@@ -47,19 +47,19 @@ _HELP = {
 class Prometheus(RecordFollower):
     """Exposes a run's newest figures, and metrics as `polytrain_metric{run, metric}`.
 
-    Give it in `RunConfig(observers=[…])`. The figures are collected when the registry is read, so
+    Pass it in `RunConfig(observers=[…])`. The figures are collected when the registry is read, so
     it costs training almost nothing. They stay after the run's end, with `polytrain_running` 0.
-    Prometheus keeps what it sees when it asks: this is no store of every step.
+    Prometheus stores the values at each scrape, not every step.
 
     Args:
         registry: a `prometheus_client.CollectorRegistry`, by default the one that
             `prometheus_client.start_http_server` exposes.
-        port: a port of 127.0.0.1 at which this process serves the registry; by default none is
+        port: a port of 127.0.0.1 at which this process serves the registry; by default no port is
             opened, and the program's own server exposes it.
 
     Raises:
         ImportError: `prometheus_client` isn't installed.
-        ValueError: the port isn't one.
+        ValueError: `port` isn't a valid port.
         OSError: the port is taken.
     """
 
@@ -81,11 +81,11 @@ class Prometheus(RecordFollower):
         registry.register(self)
 
     def expose(self, run: RunInfo, figures: Callable[[], Figures]) -> None:
-        """Expose a run; one of the same name before it is replaced.
+        """Expose a run, in place of an earlier one with the same name.
 
         Args:
             run: the run.
-            figures: what it does now; called from a server's threads.
+            figures: returns its present figures; called from a server's threads.
         """
         with self._lock:
             self._runs[run.name] = figures
@@ -101,11 +101,11 @@ class Prometheus(RecordFollower):
         self._set_running(run, False)
 
     def describe(self) -> list[Any]:
-        """Return nothing: a registry then collects nothing while this is registered."""
+        """Return nothing, so that a registry collects nothing while this is registered."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield families of gauges, as a registry wants them."""
+        """Yield families of gauges for the registry."""
         from prometheus_client.core import GaugeMetricFamily
 
         with self._lock:

@@ -25,31 +25,31 @@ from polytrain.storage.typed_json import Count, Within
 from polytrain.trackers.tracker import Row, flat
 
 _AT_ONCE = 1000
-"""Rows that are sent together."""
+"""Maximum rows that are sent together."""
 
 _ALL = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a tracker is in a run's journal."""
+    """A tracker's position in a run's journal."""
 
     since: Annotated[int, Within(-1, 2**62)] = -1
-    """Token of the driver that started the run, or started it over."""
+    """Fencing token of the driver that started the run, or started it over."""
 
     launches: Count = 0
-    """Attempts whose start the tracker knows of."""
+    """Number of attempts whose start the tracker has handled."""
 
     sent: Count = 0
     """The last step that was sent."""
 
     amendments: Count = 0
-    """Validations whose metrics were sent."""
+    """Number of validations whose metrics were sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """What to do next, in this order."""
+    """The next changes to a store, in this order."""
 
     rewind: int | None
     """Remove all rows after this step; None if all rows stay."""
@@ -59,7 +59,7 @@ class Delivery:
     """Metrics for steps that were sent before."""
 
     position: Position
-    """Where the tracker is when all this is done."""
+    """The tracker's position after these changes."""
 
     @property
     def is_empty(self) -> bool:
@@ -69,18 +69,18 @@ class Delivery:
 class TrackedRows:
     """The rows that a tracker lacks.
 
-    A restart repeats steps. A tracker that can remove rows has them as soon as they are reported,
-    and removes those that a restart undoes. Any other has a row once a checkpoint covers it, or
-    the run is finished: then no restart undoes it. Should that happen all the same, because a
-    committed checkpoint is damaged, the rows that it has stay, and aren't sent again.
+    A restart repeats steps. A tracker that can remove rows gets them as soon as they are reported,
+    and removes those that a restart undoes. Any other gets a row once a checkpoint covers it, or
+    the run is finished: then no restart undoes it. If one does all the same, because a committed
+    checkpoint is damaged, the tracker keeps its rows, and they aren't sent again.
     """
 
     def __init__(self, position: Position, *, can_rewind: bool, all_rows: bool = False) -> None:
         """
         Args:
-            position: where the tracker is, in the run since it was last started over.
-            can_rewind: whether it can remove rows.
-            all_rows: whether it gets rows that a restart may undo in any case.
+            position: the tracker's position in the run since it was last started over.
+            can_rewind: whether the tracker can remove rows.
+            all_rows: whether it also gets rows that a restart may undo.
         """
         self.position = position
         self._can_rewind = can_rewind
@@ -90,19 +90,19 @@ class TrackedRows:
 
         self._token = -1
         self._known = 0
-        """Reports of this driver that were taken."""
+        """Number of this driver's reports that were taken."""
 
         self._launches = self._validations = 0
         self._rewind: int | None = None
         self._amendments: list[tuple[int, Row]] = []
-        """Number of the validation, and what it has returned."""
+        """Number of the validation, and its metrics."""
 
         self._clear()
 
     def take(self, entry: Entry) -> None:
         """Take the journal's next entry."""
         if entry.token < max(self._token, self.position.since):
-            # Of before the run was started over, or its driver had lost the run.
+            # The run was later started over, or the entry's driver had lost its lease.
             return
         match entry:
             case Opened(token=token):
@@ -120,21 +120,21 @@ class TrackedRows:
 
     @property
     def known(self) -> int:
-        """Reports of the last driver that were taken."""
+        """Number of the last driver's reports that were taken."""
         return self._known
 
     @property
     def sent(self) -> int:
-        """The last step that it has, once what a restart has undone is removed."""
+        """The last step that it has after the removal of rows that a restart has undone."""
         return self.position.sent if self._rewind is None else self._rewind
 
     @property
     def ready(self) -> int:
-        """Number of rows that no restart undoes, or that can be removed, and that it lacks."""
+        """Number of missing rows that no restart undoes, or that can be removed later."""
         return max(0, _count(self._reports, self._settled) - self._start)
 
     def next(self) -> Delivery:
-        """Return what to do next. Call `done` once it is done."""
+        """Return the next delivery. Call `done` after it is made."""
         rows = self._ready()
         sent = rows[-1].step if rows else self.sent
         amendments = tuple(takewhile(lambda each: each[1].step <= sent, self._amendments))
@@ -205,5 +205,5 @@ class TrackedRows:
 
 
 def _count(reports: Reports, step: int) -> int:
-    """Number of reports up to a step."""
+    """Return the number of reports up to a step."""
     return bisect_right(reports.steps(), step)

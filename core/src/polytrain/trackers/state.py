@@ -1,4 +1,4 @@
-"""What is kept of a tracker with the run: its options, its own run id, how far it is."""
+"""The state of a tracker that is kept with the run: its options, run id and position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE = re.compile(rf"{_DIRECTORY}/([a-z]+)-[0-9a-f]{{8}}\.json")
 
 
 _LARGEST = 1 << 20
-"""Bytes of a state."""
+"""Maximum bytes of a state."""
 
 _Text = Annotated[str, Like(r"[^\x00-\x1f\x7f]{0,4096}", "text that can be shown in a line")]
 _Option = _Text | bool | int | float | None
@@ -36,7 +36,7 @@ class _Written(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerState:
-    """A tracker of a run, and how far it is."""
+    """A tracker of a run, and its position."""
 
     tracker: FileName
     options: dict[str, _Option]
@@ -44,32 +44,32 @@ class TrackerState:
     key: Annotated[str, Like("[0-9a-f]{16}", "a tracker's key")] = field(
         default_factory=lambda: secrets.token_hex(8)
     )
-    """Unique: stores that can be searched find their run by it."""
+    """A unique key by which searchable stores find their run."""
 
     run_id: _Text = ""
-    """What the tracker calls the run."""
+    """The tracker's id of the run."""
 
     concluded: Annotated[int, Within(-1, 2**62)] = -1
-    """Token of the driver whose conclusion was sent."""
+    """Fencing token of the driver whose conclusion was sent; -1 if none."""
 
     @classmethod
     def of(cls, tracker: Tracker) -> TrackerState:
-        """The state of a tracker that has nothing yet."""
+        """Return the state of a tracker without any rows."""
         return cls(tracker=tracker.name, options=tracker.options())
 
     @property
     def file(self) -> str:
-        """Its path in the run's storage."""
+        """The state's path in the run's storage."""
         options = json.dumps(self.options, sort_keys=True).encode()
         return f"{_DIRECTORY}/{self.tracker}-{hashlib.sha256(options).hexdigest()[:8]}.json"
 
     def started_at(self, since: int) -> Position:
-        """How far it is in the run that this driver started, or started over."""
+        """Return its position in the run that this driver started, or started over."""
         is_same = self.position.since == since
         return self.position if is_same else Position(since=since)
 
     def started_over(self, since: int, *, can_rewind: bool) -> TrackerState:
-        """The state for a run that was started over: a store that can be emptied is used again."""
+        """Return the state for a run that was started over; a store that can rewind is reused."""
         if can_rewind:
             position = Position(since=since, sent=self.position.sent)
             return replace(self, position=position, concluded=-1)
@@ -78,7 +78,7 @@ class TrackerState:
         )
 
     def write(self, storage: Storage) -> None:
-        """Keep it.
+        """Store the state with the run.
 
         Raises:
             OSError: the storage can't be written.
@@ -91,7 +91,7 @@ def kept_state(storage: Storage, tracker: Tracker) -> TrackerState:
 
     Raises:
         OSError: the storage can't be read.
-        ValueError: it is damaged, or of a newer version.
+        ValueError: the state is damaged, or of a newer version.
     """
     new = TrackerState.of(tracker)
     try:
@@ -108,7 +108,7 @@ def kept_trackers(storage: Storage) -> Iterator[Tracker]:
     """
     for path, state, kind in kept_states(storage):
         known = {each.name for each in fields(kind)}
-        # Of any version of the tracker.
+        # Ignore options of other versions of the tracker.
         given = {name: value for name, value in state.options.items() if name in known}
         yield fitting(kind, given, file=f"{path}, options")
 

@@ -19,22 +19,22 @@ from polytrain_plugins import Problem
 
 _PREFIX = "events.out.tfevents."
 _SUFFIX = ".polytrain"
-"""Marks the files of the tracker: others may be beside them."""
+"""Suffix of the tracker's files: others may be beside them."""
 
 _SUMMARY = "polytrain"
-"""Tag of the text with options and figures of the run."""
+"""Tag of the text with the run's options and figures."""
 
 
 @dataclass(frozen=True)
 class TensorBoard(Tracker):
     """Writes scalars that TensorBoard shows: `tensorboard --logdir DIRECTORY`.
 
-    A restart undoes the steps after its checkpoint: TensorBoard shows them once, as they were done
-    last. A run that is started over replaces its files. Its numbers have 32 bits. Metrics that
-    aren't numbers are left out.
+    A restart undoes the steps after its checkpoint: TensorBoard shows only their last repetition.
+    A run that is started over replaces its files. Numbers have 32 bits. Metrics that aren't numbers
+    are left out.
 
     Args:
-        directory: its log directory, in which the run has a directory of its name; by default
+        directory: the log directory, in which the run has a directory of its name; by default
             `tensorboard` in the run's directory.
     """
 
@@ -86,7 +86,7 @@ class TensorBoard(Tracker):
 
 
 class EventFiles:
-    """A directory of event files, of which this process writes the last."""
+    """A directory of event files. This process writes the last one."""
 
     sent: int | None = None
 
@@ -94,10 +94,10 @@ class EventFiles:
         """
         Args:
             root: a directory that the user has named, or the run's.
-            below: the directory of the files in it; empty for itself.
-            options: the run's.
+            below: the files' directory in it; empty for the root itself.
+            options: the run's options.
         """
-        # Importing `tensorboard.summary` itself would import TensorFlow if there is one.
+        # Don't import `tensorboard.summary` itself, which imports TensorFlow if it is installed.
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -110,22 +110,22 @@ class EventFiles:
         self._record_writer = RecordWriter
         self._file: int | None = None
         self._last_stamp = 0
-        """That of the files that were removed: TensorBoard may have read them."""
+        """Newest time stamp of removed files, which TensorBoard may have read."""
 
         with self._root.directory(below, make=True):
             pass
 
     def write(self, rows: Sequence[Row]) -> None:
         if self._file is None:
-            # What an earlier process has written of them, and couldn't note, comes again.
+            # Remove steps that an earlier process wrote but couldn't note: they are sent again.
             self.rewind(rows[0].step - 1)
         self._append(map(self._scalars, rows))
 
     def rewind(self, step: int) -> None:
         if step == 0:
             self._remove_files()
-        # TensorBoard drops what it has read of these steps when it comes to a new start: its server
-        # to any but the first. So every file has one.
+        # At a new start record TensorBoard drops these steps; its server does so at any but the
+        # first. So every file has one.
         start = self._session(status=self._session.START)
         first = step + 1 if step else 0
         self._append([self._event(wall_time=time.time(), step=first, session_log=start)])
@@ -160,7 +160,7 @@ class EventFiles:
         return self._event(wall_time=row.time, step=row.step, summary=self._summary(value=values))
 
     def _append(self, events: Iterable[Any]) -> None:
-        """Append events at once: a process that dies leaves no half of them."""
+        """Append events in one write, so that a process that dies leaves no partial event."""
         text = io.BytesIO()
         writer = self._record_writer(text)
         if self._file is None:
@@ -176,7 +176,7 @@ class EventFiles:
             left = left[os.write(self._file, left) :]
 
     def _remove_files(self) -> None:
-        """Remove the files of the tracker: the run was started over, or nothing of it stays."""
+        """Remove the tracker's files: the run was started over, or keeps no rows."""
         self._last_stamp = self._newest_stamp()
         self.close()
         for name, status in self._root.names(self._below, start=_PREFIX):
@@ -193,6 +193,6 @@ class EventFiles:
         return f"{self._below}/{name}" if self._below else name
 
     def _next_name(self) -> str:
-        # They are read in the order of their names, whatever the clocks of machines are.
+        # Files are read in the order of their names, so don't rely on the machines' clocks.
         stamp = max(int(time.time()), self._newest_stamp() + 1)
         return f"{_PREFIX}{stamp:010d}.{socket.gethostname()}{_SUFFIX}"

@@ -1,4 +1,4 @@
-"""What a tracker is: a store of metrics, and how a run's rows get into it."""
+"""The interface of trackers: stores of metrics that get a run's rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from polytrain_plugins.installation import install_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What rank 0 has reported at one step."""
+    """Rank 0's report at one step."""
 
     step: int
     time: float
-    """When the driver received the report, in seconds since the epoch."""
+    """Time at which the driver received the report, in seconds since the epoch."""
 
     metrics: Mapping[str, Any]
-    """Flat: a metric `b` in a metric `a` is `a/b`."""
+    """Flat metrics: a metric `b` in a metric `a` is `a/b`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,13 @@ class TrackedRun:
 
     name: str
     address: str
-    """Where it is stored."""
+    """The run's directory or address."""
 
     key: str
     """Unique to the run and the tracker; the same for every driver of the run."""
 
     run_id: str
-    """What the tracker has called the run before; empty if it hasn't."""
+    """The tracker's earlier id of the run; empty if there is none."""
 
     directory: Path | None = None
     """The run's directory; None if it is in object storage."""
@@ -49,39 +49,39 @@ class TrackedRun:
     """The backend's name and options, and the number of workers; flat."""
 
     manifest_of: Callable[[str], Manifest | None] = lambda _: None
-    """Returns the manifest of the checkpoint at an address; None if it isn't there any more."""
+    """Returns the manifest of the checkpoint at an address; None if it is gone."""
 
 
 class Sink(Protocol):
-    """An open tracker, used by one thread. Any exception means: not sent, try again later."""
+    """An open store, used by one thread. Any exception means that rows must be sent again later."""
 
     @property
     def run_id(self) -> str:
-        """What the tracker calls the run."""
+        """The tracker's id of the run."""
 
     @property
     def sent(self) -> int | None:
-        """The last step that the store holds; None if the store can't tell."""
+        """The last step that the store holds; None if that is unknown."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Add rows, of ascending steps. The same rows may come again after an exception."""
+        """Add rows with ascending steps. After an exception the same rows may be sent again."""
 
     def rewind(self, step: int) -> None:
         """Remove all rows after this step, if the tracker `can_rewind`."""
 
     def amend(self, row: Row) -> None:
-        """Add metrics to an earlier step: what its validation has returned."""
+        """Add the metrics of a validation to an earlier step."""
 
     def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
-        """Note how the run ended. It may be called again, after a resumed run's end.
+        """Record the end of the run. It may be called again, after a resumed run's end.
 
         Args:
-            summary: figures of the whole run; flat.
-            succeeded: whether it has finished.
+            summary: flat figures of the whole run.
+            succeeded: whether the run has finished.
         """
 
     def close(self) -> None:
-        """Release everything. What was written before is in the store."""
+        """Release everything. All earlier writes are then in the store."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,18 @@ class Tracker(RecordFollower, ABC):
 
     name: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
-    """Modules that it imports."""
+    """Modules that the tracker imports."""
 
     run_ids: ClassVar[str] = r".*"
-    """Pattern of what it calls runs. Kept ids are checked: they must mean nothing to its store."""
+    """Pattern of its run ids. Kept ids are checked, since they are untrusted."""
 
     can_rewind: ClassVar[bool] = False
     """Whether rows can be removed. If so, rows are sent as soon as they are reported; otherwise
-    once no restart can undo them."""
+    when no restart can undo them."""
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether a store that was closed can only be replaced by a complete one."""
+        """Whether a closed store can't be continued, only replaced by a complete one."""
         return False
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Tracker(RecordFollower, ABC):
         """Open the store. This imports its library."""
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with its options, or missing on this machine."""
+        """Yield problems of its options, and modules that are missing on this machine."""
         missing = [module for module in self.requires if find_spec(module) is None]
         if missing:
             yield Problem(
@@ -128,7 +128,7 @@ class Tracker(RecordFollower, ABC):
                 )
 
     def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
-        """Yield what is wrong with it for a run that is stored at this address."""
+        """Yield the tracker's problems with a run that is stored at this address."""
         yield from ()
 
     def resolved(self) -> Tracker:
@@ -136,31 +136,31 @@ class Tracker(RecordFollower, ABC):
         return self
 
     def options(self) -> dict[str, Any]:
-        """Return its options, to be kept with the run: without secrets."""
+        """Return its options without secrets, to be kept with the run."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
     def place(self) -> str | None:
-        """The path or address that rows go to, as `polytrain sync RUN --to NAME=PLACE` takes it.
+        """The path or address of a `resolved` tracker's store, PLACE in `polytrain sync`'s `--to`.
 
-        Of a tracker that is `resolved`; None for the run's own directory.
+        None for the run's own directory.
         """
         return None
 
     def at(self, place: str | None) -> Tracker:
         """Return the same tracker at another place.
 
-        Its other options that are paths or addresses are this process's defaults.
+        Other options that are paths or addresses get this process's defaults.
         """
         return self.resolved()
 
     def stays_in(self, directory: Path) -> bool:
-        """Whether all that it writes is in the directory of a run, also if there are links."""
+        """Return whether it writes only inside a run's directory, with links resolved."""
         return False
 
 
 def is_in(directory: Path, path: str | Path) -> bool:
-    """Whether a path, relative to a directory or absolute, is in that directory, links followed."""
+    """Return whether a path, relative to a directory or absolute, is in it, with links resolved."""
     inside = os.path.realpath(directory)
     return Path(os.path.realpath(directory / path)).is_relative_to(inside)
 
@@ -177,5 +177,5 @@ def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that are numbers, for stores of nothing else."""
+    """Return the metrics that are numbers, for stores that hold only numbers."""
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""Sends a run's rows to its trackers while it lasts. None of them is waited for."""
+"""Sends a run's rows to its trackers while it lasts, without waiting for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from polytrain.trackers.tracker import Tracker
 logger = logging.getLogger(__name__)
 
 _QUEUED = 10_000
-"""Entries that wait for a tracker. Older ones are read from the journal."""
+"""Maximum entries that wait for a tracker. Older ones are read from the journal."""
 
 _SEND_EVERY_S = 1.0
 _RETRY_AFTER_AT_MOST_S = 60.0
@@ -34,11 +34,11 @@ _END_WITHIN_S = 60.0
 
 
 class _JournalBehindError(Exception):
-    """The journal lacks entries that have fallen out of the queue: it will have them later."""
+    """The journal doesn't yet contain entries that have fallen out of the queue."""
 
 
 class Tracking:
-    """The trackers of a run, in a driver. `follow` is called with the journal's entries."""
+    """The trackers of a run, in a driver. Call `follow` with the journal's entries."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class Tracking:
         """
         Args:
             trackers: the trackers.
-            facts: the run.
+            facts: facts of the run.
             own_token: fencing token of this driver's lease.
-            check_lease: raises if another driver has taken the run over: it sends from then on.
-            is_urgent: whether the program wants to end, and waits for no tracker.
+            check_lease: raises if another driver has taken over the run, and sends its rows.
+            is_urgent: returns whether the program wants to end without waiting for trackers.
         """
         self._is_urgent = is_urgent
         self._couriers = tuple(_Courier(each, facts, own_token, check_lease) for each in trackers)
 
     def follow(self, entry: Entry) -> None:
-        """Take an entry of the journal. It is sent on another thread."""
+        """Queue an entry of the journal, to be sent on another thread."""
         if isinstance(entry, MetricsReported) and entry.rank:
             return
         for courier in self._couriers:
@@ -78,12 +78,12 @@ class Tracking:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Send what is missing. The journal is complete, and this driver still has its lease."""
+        """Send missing rows. The journal is complete, and this driver still holds its lease."""
         for courier in self._couriers:
             courier.end()
         deadline = time.monotonic() + _END_WITHIN_S
         for courier in self._couriers:
-            # In short steps: a signal that makes it urgent doesn't end a wait.
+            # Wait in short steps: a signal that makes the end urgent doesn't interrupt a wait.
             while courier.is_busy and time.monotonic() < deadline and not self._is_urgent():
                 courier.join(0.1)
             courier.give_up()
@@ -92,8 +92,8 @@ class Tracking:
 class _Courier:
     """A thread that sends to one tracker.
 
-    It takes what the queue has. Once entries have fallen out there, because the tracker was away or
-    is slow, it reads the run's journal, and then what the queue has after that.
+    It takes entries from the queue. If some have fallen out, because the tracker was unavailable or
+    is slow, it reads the run's journal, then later entries from the queue.
     """
 
     def __init__(
@@ -108,18 +108,18 @@ class _Courier:
         self._facts = facts
         self._own_token = own_token
         self._queue: deque[tuple[int, Entry]] = deque(maxlen=_QUEUED)
-        """Entries with the number of those before that are no reports, which have a number."""
+        """Entries, each with the number of earlier entries other than reports."""
 
         self._taken = 0
-        """Entries that were put into the queue and are no reports."""
+        """Number of queued entries other than reports, which have their own numbers."""
 
         self._next: tuple[int, Entry] | None = None
-        """Taken from the queue, but an entry before it is missing."""
+        """An entry taken from the queue, while an entry before it is missing."""
 
         self._known = 0
-        """As `_taken`, of those that the delivery has."""
+        """Number of such entries that the delivery has."""
 
-        # The queue has those of this driver alone.
+        # The queue only has this driver's entries.
         self._needs_journal = facts.since != own_token
         self._has_warned = self._has_lagged = False
         self._delivery: TrackerDelivery | None = None
@@ -137,7 +137,7 @@ class _Courier:
         self._thread.start()
 
     def end(self) -> None:
-        """Let the thread send what is missing, and end."""
+        """Let the thread send the missing rows, and end."""
         self._ending.set()
 
     @property
@@ -146,11 +146,11 @@ class _Courier:
         return self._thread.is_alive()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end, for so long."""
+        """Wait for the thread's end, for at most `timeout_s` seconds."""
         self._thread.join(timeout_s)
 
     def give_up(self) -> None:
-        """Leave what isn't sent by now."""
+        """Stop sending; unsent rows are left to `polytrain sync`."""
         if self.is_busy:
             self._given_up = True
             self._warn_of_the_rest("it takes too long")
@@ -170,7 +170,7 @@ class _Courier:
                 elif not isinstance(error, _JournalBehindError):
                     self._warn(error)
                 wait_s = min(max(2 * wait_s, _SEND_EVERY_S), _RETRY_AFTER_AT_MOST_S)
-        # Without a limit: the run ends it, and the thread ends with the process.
+        # No time limit: the end of the run sets it, and the thread ends with the process.
         self._ending.wait()
         try:
             self._check_lease()
@@ -203,7 +203,7 @@ class _Courier:
             raise _JournalBehindError
 
     def _send_rest(self) -> None:
-        """Send what is missing: from the queue if that has had everything, or from the journal."""
+        """Send missing rows, from the queue if it has lost no entry, otherwise from the journal."""
         location = self._facts.location
         delivery = self._delivery
         if delivery is not None and not self._needs_journal and self._take_queued(delivery):
@@ -220,7 +220,7 @@ class _Courier:
         return not self._given_up
 
     def _take_queued(self, delivery: TrackerDelivery) -> bool:
-        """Take what the queue has; return whether nothing is missing before it."""
+        """Take the queued entries; return whether none is missing before them."""
         while True:
             with contextlib.suppress(IndexError):
                 self._next = self._next or self._queue.popleft()
@@ -232,7 +232,7 @@ class _Courier:
                 number, known = entry.n, delivery.missing.known
             else:
                 known = self._known
-            # Reports are counted from this driver's first entry on.
+            # Reports are counted from this driver's first entry.
             if number > known or (is_report and not self._known):
                 self._needs_journal = True
                 return False
@@ -242,7 +242,7 @@ class _Courier:
                 self._known += not is_report
 
     def _take_journal(self, delivery: TrackerDelivery) -> None:
-        """Take the journal from where the run was started over."""
+        """Take the journal's entries since the run was last started over."""
         delivery.begin_again()
         self._known = 0
         for entry in entries(self._facts.location.open().read_log(JOURNAL)):

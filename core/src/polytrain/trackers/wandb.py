@@ -24,37 +24,37 @@ from polytrain_plugins import Problem
 
 _MODES = ("online", "offline")
 _NO_PROJECT = "uncategorized"
-"""W&B's own name of the project of runs without one."""
+"""W&B's project for runs without one."""
 
 _OFFLINE_RUN = re.compile(r"offline-run-[0-9_]+-(.+)")
 _RESERVED = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
 _CHECKPOINT_STEP = "checkpoint_step"
-"""Axis of what the validation of a checkpoint has returned."""
+"""Axis of the metrics of checkpoints' validations."""
 
 _CONNECT_TIMEOUT_S = 10.0
 _INIT_TIMEOUT_S = 30.0
 _WRITTEN_WITHIN_S = 10.0
-"""Seconds that wandb's own process has for the rest of an offline run."""
+"""Seconds that wandb's own process may take to write the rest of an offline run."""
 
 
 @dataclass(frozen=True)
 class WandB(Tracker):
     """Sends metrics, options and the ledger to a run of Weights & Biases.
 
-    W&B can't take a step back. So a step is sent once a checkpoint covers it, or the run is
-    finished: then no restart repeats it. An offline run can't be continued by a second process, so
-    every driver that resumes the run replaces it by a complete one of the same id:
-    `wandb sync DIRECTORY` sends it. Metrics are numbers and text; anything else is left out.
+    W&B can't remove a step. So a step is sent once a checkpoint covers it, or the run is finished:
+    then no restart repeats it. A second process can't continue an offline run, so every driver that
+    resumes the run replaces it by a complete one with the same id, which `wandb sync DIRECTORY`
+    sends. Metrics are numbers and text; others are left out.
 
     Args:
         project: the project; by default `WANDB_PROJECT`, or W&B's own default.
-        entity: the user or team; by default `WANDB_ENTITY`, or that of the key.
+        entity: the user or team; by default `WANDB_ENTITY`, or the API key's.
         group: a name under which W&B shows runs together.
         mode: "online" or "offline"; by default `WANDB_MODE`, or "online".
-        directory: where W&B keeps its files, in a directory `wandb`; by default `WANDB_DIR`, or the
-            run's directory.
+        directory: the directory in which W&B keeps its files, in `wandb`; by default `WANDB_DIR`,
+            or the run's directory.
         log_checkpoint: whether the newest checkpoint is logged at the end, as an artifact that
-            refers to its place: its files aren't copied.
+            refers to its address: its files aren't copied.
     """
 
     name: ClassVar[str] = "wandb"
@@ -145,7 +145,7 @@ class WandB(Tracker):
 
 
 class WandBRun:
-    """A run of W&B, in this process. A row stays open until the next one: so wandb has it."""
+    """A W&B run in this process. wandb keeps a row open until the next one."""
 
     def __init__(self, tracker: WandB, run: TrackedRun) -> None:
         import wandb
@@ -174,28 +174,28 @@ class WandBRun:
             id=self.run_id,
             name=run.name,
             config=dict(run.options),
-            # A run that the user's own program has open in this process stays the current one.
+            # Leave a run that the user's own program has open as the current one.
             reinit="create_new",
             resume=None if tracker.is_rewritten else "allow",
             settings=wandb.Settings(
                 console="off",
                 silent=True,
                 init_timeout=_INIT_TIMEOUT_S,
-                # They would be those of the driver.
+                # The system statistics would be the driver's.
                 x_disable_stats=True,
-                # The command line of this process is a part of it.
+                # The metadata contain this process's command line.
                 x_disable_meta=any(map(_holds_a_secret, sys.argv[1:])),
             ),
         )
         self.sent: int | None = max(0, self._run.step - 1) if self._run.resumed else 0
         self._last: int | None = None
-        """The last step of this process: its row is open."""
+        """The last step of this process, whose row is open."""
 
         self._time = 0.0
-        """When that was reported."""
+        """Time of its report, in seconds since the epoch."""
 
         self._held: dict[str, Any] = {}
-        """What a validation has returned before there was an open row."""
+        """Metrics of a validation that wait for an open row."""
 
         self._validated: set[str] = set()
         self._exit_code: int | None = None
@@ -207,11 +207,11 @@ class WandBRun:
             self._log(values, row.step, row.time)
 
     def rewind(self, step: int) -> None:
-        """Never called: steps stay."""
+        """Never called: W&B can't remove steps."""
         raise NotImplementedError
 
     def amend(self, row: Row) -> None:
-        # W&B can't change an earlier step, so these metrics have an axis of their own.
+        # W&B can't change an earlier step, so these metrics have their own axis.
         values = _values(row.metrics)
         for name in values.keys() - self._validated:
             self._run.define_metric(name, step_metric=_CHECKPOINT_STEP)
@@ -252,7 +252,7 @@ class WandBRun:
 
 
 def _remove_offline_run(directory: Path, run_id: str) -> None:
-    """Remove the directories of an offline run. Links, and other runs, stay."""
+    """Remove the directories of an offline run, but no links or other runs."""
     there = list(os.scandir(directory)) if directory.is_dir() else []
     for each in there:
         named = _OFFLINE_RUN.fullmatch(each.name)
@@ -282,12 +282,12 @@ def _server() -> str:
 def _require_server() -> None:
     """Raise OSError if the server can't be reached.
 
-    wandb itself can't use the id of a run a second time in a process once this has failed.
+    After such a failure in wandb itself, it can't reuse a run's id in the same process.
     """
     try:
         urlopen(_server(), timeout=_CONNECT_TIMEOUT_S).close()
     except HTTPError as error:
-        # It has answered.
+        # An HTTP error is an answer.
         error.close()
 
 

@@ -1,7 +1,7 @@
-"""The file of an offline run of Weights & Biases: waits until it is complete on the disk.
+"""Waits until the file of an offline run of Weights & Biases is complete on disk.
 
-wandb's own process writes it, and `finish()` returns before the last records are there. The format
-is LevelDB's log: blocks of 32 KiB with chunks, each a record or a part of one.
+wandb's own process writes it, and `finish()` returns before the last records are written. The
+format is LevelDB's log: blocks of 32 KiB with chunks, each a record or a part of one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LOOK_EVERY_S = 0.01
 
 
 def wait_until_complete(file: Path, *, within_s: float) -> None:
-    """Wait until a run's file has its end, and survives the machine.
+    """Wait until a run's file is complete and synced.
 
     Args:
-        file: `run-ID.wandb`. Its run has been finished.
-        within_s: seconds after which it is left as it is.
+        file: `run-ID.wandb` of a finished run.
+        within_s: seconds after which to stop waiting.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -49,10 +49,10 @@ def wait_until_complete(file: Path, *, within_s: float) -> None:
 
 
 def _has_end(file: Path, ends_run: Callable[[bytes], bool]) -> bool:
-    """Whether one of the last records is that of the run's end."""
+    """Return whether one of the last records is the run's end."""
     with file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
-        # The record of the end is small, and few come behind it.
+        # The record of the end is small, and few records follow it.
         start = max(0, size // _BLOCK - 1) * _BLOCK
         opened.seek(start)
         content = opened.read()
@@ -60,11 +60,11 @@ def _has_end(file: Path, ends_run: Callable[[bytes], bool]) -> bool:
 
 
 def _records(content: bytes, *, at_start: bool) -> Iterator[bytes]:
-    """Yield the records that are complete in some blocks.
+    """Yield the complete records in some blocks.
 
     Args:
         content: the blocks; the last one may be incomplete.
-        at_start: whether they are the file's first.
+        at_start: whether these are the file's first blocks.
     """
     position = _FILE_HEADER if at_start else 0
     record: bytes | None = None

@@ -1,1 +1,1 @@
-"""Validation of checkpoints while training goes on."""
+"""Validates checkpoints while training continues."""

@@ -1,4 +1,4 @@
-"""Opens what validates a run's checkpoints: on this machine, or on Ray."""
+"""Opens the validator of a run's checkpoints: on this machine, or on Ray."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from polytrain_plugins import Demand
 def opened(
     run: Run, group: WorkerGroup, journal: Journal, show: Callable[[Output], None]
 ) -> ValidationCoordinator:
-    """Return what validates a run's checkpoints. Nothing is started before the first validation.
+    """Return the coordinator of a run's validations. No process starts before the first one.
 
     Args:
         run: the run.
         group: its workers.
         journal: its journal.
-        show: shows what the validation function prints.
+        show: shows the output of the validation function.
     """
     coordinator = ValidationCoordinator(
         config=run.spec.validation_config,
@@ -67,17 +67,17 @@ def opened_validator(
     runtime_env: Mapping[str, Any] | None,
     tell: Callable[[Output], None],
 ) -> Validator:
-    """Return what calls the validation function. Nothing is started before the first call.
+    """Return the validator that calls the function. No process starts before the first call.
 
     Args:
-        config: the user's.
+        config: the user's configuration.
         group: the run's workers, whose zygote forks the processes on this machine.
-        demand: the backend's.
-        threads: threads of a worker.
+        demand: the backend's demand.
+        threads: number of threads of a worker.
         is_local: whether the run doesn't use Ray.
         path: the driver's `sys.path`.
         runtime_env: `RunConfig.worker_runtime_env`.
-        tell: called from any thread with what the function prints; on Ray, Ray shows it.
+        tell: called from any thread with the function's output; on Ray, Ray shows that.
     """
     code = code_in(config.fn)
     if not is_local:

@@ -1,4 +1,4 @@
-"""Has checkpoints validated beside training, one at a time, and keeps the record of it."""
+"""Coordinates validations of checkpoints beside training, one at a time, and records them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 class _Ended:
     validation: Validation
     outcome: Validated | NotValidated | None
-    """None if it was cancelled."""
+    """The outcome; None if it was cancelled."""
 
 
 class ValidationCoordinator(Companion):
-    """Decides nothing about training: the controller asks it what has ended.
+    """Runs a run's validations; the controller polls it for ended ones.
 
-    One thread waits for the validation that is running. All else is done by the controller's.
+    One thread waits for the running validation. The controller's thread does everything else.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class ValidationCoordinator(Companion):
     ) -> None:
         """
         Args:
-            config: how checkpoints are validated; None if they aren't.
-            manager: the run's checkpoints; its validations are those of earlier drivers too.
-            journal: the run's.
-            wake: called from any thread when there is something to take.
-            show: shows what the function prints.
+            config: the user's configuration; None without validations.
+            manager: the run's checkpoints, with the validations of earlier drivers.
+            journal: the run's journal.
+            wake: called from any thread when `take` has results.
+            show: shows the function's output.
         """
         self.validator: Validator | None = None
-        """Calls the function; None if there is none."""
+        """The validator; None without a validation function."""
 
         self._config = config
         self._manager = manager
@@ -67,7 +67,7 @@ class ValidationCoordinator(Companion):
         if config is None:
             self._leave_pending()
         elif config.on_failure == "fail":
-            # They have ended the run, which is resumed to do better.
+            # Failed validations have ended the run: retry them when it is resumed.
             self._validations.retry_failed()
 
     def __enter__(self) -> ValidationCoordinator:
@@ -82,17 +82,17 @@ class ValidationCoordinator(Companion):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a committed checkpoint is validated, or waits for that."""
+        """Whether a committed checkpoint is being validated, or waits for that."""
         return self._running is not None or self._due() is not None
 
     @property
     def pending(self) -> int:
-        """Number of committed checkpoints that are validated or wait for that."""
+        """Number of committed checkpoints that are being validated or wait for that."""
         waiting = {validation.checkpoint for validation in self._validations.pending}
         return sum(each.directory in waiting for each in self._manager.checkpoints)
 
     def request(self, manifest: Manifest) -> None:
-        """Note that a checkpoint is to be validated, before it is committed."""
+        """Note a checkpoint's request for a validation, before it is committed."""
         task = self._manager.validation_of(manifest.directory)
         if task is None or self._config is None:
             return
@@ -105,14 +105,14 @@ class ValidationCoordinator(Companion):
             )
 
     def nudge(self) -> None:
-        """Make `take` return that waits. Any thread, or a signal handler, may call this."""
+        """Wake a waiting `take`. Any thread, or a signal handler, may call this."""
         self._inbox.put(None)
 
     def take(self, *, wait: bool = False) -> list[Validation]:
-        """Take what there is to take, and start the next validation.
+        """Collect results, and start the next validation.
 
         Args:
-            wait: whether to wait until there is something.
+            wait: whether to wait for a result.
 
         Returns:
             The validations that have ended.
@@ -120,7 +120,7 @@ class ValidationCoordinator(Companion):
         ended = []
         self._start_next()
         while wait or not self._inbox.empty():
-            # Without a limit: a validation has the user's, and `nudge` interrupts the wait.
+            # No time limit: a validation has the user's, and `nudge` interrupts the wait.
             match self._inbox.get():
                 case Output() as output:
                     self._show(output)
@@ -133,17 +133,17 @@ class ValidationCoordinator(Companion):
         return ended
 
     def tell(self, output: Output) -> None:
-        """Queue what the function prints. Any thread may call this."""
+        """Queue output of the function. Any thread may call this."""
         self._inbox.put(output)
         self._wake()
 
     @property
     def all_failed(self) -> str:
-        """Why no checkpoint has a score, if every validation failed; else empty."""
+        """The reason that no checkpoint has a score if every validation failed; else empty."""
         return self._validations.failure
 
     def warn_if_unused(self) -> None:
-        """Warn if there is a function, and nothing was validated."""
+        """Warn if there is a validation function, but no checkpoint was validated."""
         if self._config is not None and not len(self._validations):
             logger.warning(
                 "validation_config was passed, and no checkpoint was validated: in the training "
@@ -160,7 +160,7 @@ class ValidationCoordinator(Companion):
         return self._validations.due({each.directory for each in self._manager.checkpoints})
 
     def _start_next(self) -> None:
-        # Called with every message of a worker process.
+        # Return fast: this is called with every message of a worker process.
         if self._running is not None or not self._validations.pending:
             return
         validation = self._due()
@@ -228,13 +228,13 @@ class ValidationCoordinator(Companion):
                 error=outcome.error,
             )
             return
-        # A traceback repeats what is below the first line.
+        # The traceback repeats the reason after its first line.
         first_line = ended.reason.partition("\n")[0]
         details = f"{first_line}\n{outcome.traceback or outcome.output}"
         logger.warning("%s: %s", what.capitalize(), details.strip())
 
     def _leave_pending(self) -> None:
-        """Without a function, leave what earlier drivers have requested to later ones."""
+        """Without a function, leave requests of earlier drivers to later ones."""
         left = self._validations.leave_pending()
         if left:
             logger.warning(

@@ -19,24 +19,24 @@ from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, Wrote
 _ENTRY = "polytrain.validation.process"
 
 _KILL_TIMEOUT_S = 60.0
-"""Seconds that a killed process may take to end. It frees its memory meanwhile."""
+"""Seconds that a killed process may take to end, and to free its memory."""
 
 _SIGKILLED = describe_exit(signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationProcessSpec:
-    """The settings of the processes that validate."""
+    """The settings of validation processes."""
 
     zygote: ZygoteSpec
-    """The zygote that forks them, with its address on this node. Its `variables` are theirs too."""
+    """The zygote that forks them, with its address on this node; they also get its `variables`."""
 
     environment: Mapping[str, str]
     directory: str
     """The driver's working directory."""
 
     threads: int
-    """Threads that libraries may start, where `zygote.variables` don't say it."""
+    """Number of threads that libraries may start, unless `zygote.variables` set it."""
 
     leave_timeout_s: float = 60.0
     """Seconds that a process may take to end once the function has returned."""
@@ -52,7 +52,7 @@ class LocalValidator:
         Args:
             spec: the settings of the processes.
             function: the pickled validation function.
-            tell: called with what they write, from the thread that calls `validate`.
+            tell: called with the processes' output, from the thread that calls `validate`.
         """
         self._spec = spec
         self._function = function
@@ -94,10 +94,10 @@ class LocalValidator:
     def _wait_for_end(
         self, timeout_s: float | None
     ) -> tuple[Validated | NotValidated | None, Ended, bool]:
-        """Wait until the process is gone, and kill it if need be.
+        """Wait until the process is gone; kill it after a timeout.
 
         Returns:
-            What it has sent, how it ended, and whether it took too long.
+            The outcome that it has sent, its end, and whether it took too long.
         """
         outcome: Validated | NotValidated | None = None
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -112,7 +112,7 @@ class LocalValidator:
             elif not is_killed and (timed_out or self._is_cancelled.is_set()):
                 is_killed, deadline = True, time.monotonic() + _KILL_TIMEOUT_S
                 self._processes.kill(self._number)
-            # Without a limit if the user has set none: a process that is lost ends, too.
+            # No time limit if the user has set none: a lost process also ends.
             left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
             match self._processes.next(left_s):
                 case Ended(number=number) as ended if number == self._number:
@@ -125,7 +125,7 @@ class LocalValidator:
 
 
 def _death(ended: Ended) -> NotValidated:
-    """Return why there is no outcome."""
+    """Return the outcome for a process that has sent none."""
     is_lack_of_memory = ended.how == _SIGKILLED and ended.memory_ran_out
     memory = ", as the kernel was out of memory," if is_lack_of_memory else ""
     how = f"was {ended.how}" if ended.how.startswith("killed") else ended.how

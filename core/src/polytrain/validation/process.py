@@ -1,4 +1,4 @@
-"""The process that validates one checkpoint. The zygote forks it, as it does worker processes."""
+"""The process that validates one checkpoint, which the zygote forks like worker processes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LIBRARIES = (_OPENMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def bounded_threads(threads: int, *, unless: Container[str]) -> dict[str, str]:
-    """Return the variables that let libraries start this many threads.
+    """Return the variables that bound the libraries' number of threads.
 
     Args:
-        threads: how many.
-        unless: names of variables that are set already.
+        threads: maximum number of threads.
+        unless: names of variables that are already set.
     """
     return {name: str(threads) for name in _LIBRARIES if name not in unless}
 
 
 def task_message(pickled: bytes, task: ValidationTask, bounds: Mapping[str, str]) -> Message:
-    """The first message to the process: the pickled function, its call, and `bounded_threads`."""
+    """Return the first message to the process: pickled function, task and `bounded_threads`."""
     return ["validate", pickled, pickle.dumps(task), dict(bounds)]
 
 
@@ -42,14 +42,14 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
     try:
         channel.send(["validated", call(function, pickle.loads(task))])
     except BaseException as error:
-        # Output without a newline is still buffered, and may hold the reason.
+        # Flush output without a newline, which may hold the reason.
         flush_output()
         channel.send(raised_message(error, pickled_error(error)))
     return 0
 
 
 def _bound_torch(bounds: Mapping[str, str]) -> None:
-    """Let torch start this many threads, where the zygote has imported it with other variables."""
+    """Set torch's number of threads, if the zygote has imported it with other variables."""
     set_num_threads: Any = getattr(sys.modules.get("torch"), "set_num_threads", None)
     if set_num_threads is not None and _OPENMP in bounds:
         set_num_threads(int(bounds[_OPENMP]))

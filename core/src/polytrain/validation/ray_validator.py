@@ -1,4 +1,4 @@
-"""Validates checkpoints on a Ray cluster: each in a task, with resources of its own."""
+"""Validates checkpoints on a Ray cluster, each in a task with its own resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polytrain.validation.validator import NotValidated, Validated, ValidationTa
 logger = logging.getLogger(__name__)
 
 _WAITS_S = 30.0
-"""Seconds without resources after which that is logged."""
+"""Seconds without resources after which a warning is logged."""
 
 
 class RayValidator:
@@ -31,13 +31,13 @@ class RayValidator:
     ) -> None:
         """
         Args:
-            function: the validation function, as `pickled_for_ray` pickles it.
-            references: those that it names.
-            options: of `ray.remote`.
+            function: the validation function, pickled by `pickled_for_ray`.
+            references: its references to Ray objects.
+            options: options of `ray.remote`.
         """
         self._function = function
         self._references = list(references)
-        # What it yields is known as soon as it does: that it has its resources, then the metrics.
+        # The task streams two items: the first shows that it has its resources, then the metrics.
         self._task: Any = ray.remote(_validated).options(**options, num_returns="streaming")
         self._lock = threading.Lock()
         self._is_cancelled = threading.Event()
@@ -52,7 +52,7 @@ class RayValidator:
                 self._function, self._references, dumps(task), sys.argv
             )
         try:
-            # The time that it waits for resources doesn't count. `cancel` ends both.
+            # The wait for resources has no time limit. `cancel` ends both waits.
             if not ray.wait([running], timeout=_WAITS_S)[0]:
                 self._warn_of_wait()
             ray.get(next(running))
@@ -94,7 +94,7 @@ class RayValidator:
 def _validated(
     function: bytes, references: list[Any], task: bytes, argv: list[str]
 ) -> Iterator[Mapping[str, Any]]:
-    """The body of the task; the function may parse the driver's `sys.argv`."""
+    """Run in the task; the function may parse the driver's `sys.argv`."""
     sys.argv[:] = argv
     yield {}
     yield call(function, pickle.loads(task), references)

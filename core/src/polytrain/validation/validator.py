@@ -1,4 +1,4 @@
-"""The protocol between a run and what calls its validation function."""
+"""The protocol between a run and the validator that calls its validation function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ValidationTask:
     checkpoint: Checkpoint
     fn_kwargs: Mapping[str, Any]
     timeout_s: float | None
-    """Seconds that it may take; None is no limit."""
+    """Maximum seconds that it may take; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class NotValidated:
     """The function has returned no metrics."""
 
     reason: str
-    """One line: the exception's type and text, or how the process ended."""
+    """One line: the exception's type and text, or a description of the process's end."""
 
     traceback: str = ""
     """The function's own traceback, as Python prints it; empty if there is none."""
@@ -48,16 +48,16 @@ class NotValidated:
 
 
 class Validator(Protocol):
-    """Calls a run's validation function in a process of its own."""
+    """Calls a run's validation function in a separate process."""
 
     def validate(self, task: ValidationTask) -> Validated | NotValidated | None:
-        """Call the function, and wait for its end; None if it was cancelled."""
+        """Call the function, and wait for its outcome; return None if it was cancelled."""
 
     def cancel(self) -> None:
-        """End the call that is running, and all later ones. Any thread may call this."""
+        """Cancel the running call, and all later ones. Any thread may call this."""
 
     def close(self) -> None:
-        """Release everything. Nothing is running any more."""
+        """Release everything, after the last call has ended."""
 
 
 def call(pickled: bytes, task: ValidationTask, references: Sequence[Any] = ()) -> dict[str, Any]:
@@ -65,12 +65,12 @@ def call(pickled: bytes, task: ValidationTask, references: Sequence[Any] = ()) -
 
     Args:
         pickled: the function.
-        task: its call.
-        references: to Ray's objects, which `pickled_for_ray` has left out of the function.
+        task: the call's arguments.
+        references: references to Ray objects, which `pickled_for_ray` has left out.
 
     Raises:
         TypeError: it doesn't return a dict of metrics.
-        Exception: whatever it raises.
+        Exception: any exception of the function.
     """
     try:
         function = unpickled(pickled, references)

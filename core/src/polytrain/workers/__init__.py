@@ -1,1 +1,1 @@
-"""The processes of a run: agents that own everything, zygotes that fork, workers that train."""
+"""The processes of a run: agents own resources, zygotes fork, worker processes train."""

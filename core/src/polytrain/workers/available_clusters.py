@@ -39,14 +39,14 @@ def available_clusters(spec: RunSpec) -> AvailableClusters:
 
 
 def ray_is_initialized() -> bool:
-    """Whether this process is connected to Ray."""
-    # Another thread may be importing it now.
+    """Return whether this process is connected to Ray."""
+    # Ray may lack the attribute: another thread may be importing it now.
     is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
 
 def ray_client_address() -> str:
-    """Where this process is, or would be, connected by Ray Client; empty if it isn't."""
+    """Return the Ray Client address that this process uses, or would use; empty if none."""
     if ray_is_initialized():
         client = sys.modules["ray"].util.client.ray
         return "ray://" if client.is_connected() else ""
@@ -56,11 +56,11 @@ def ray_client_address() -> str:
 
 @contextlib.contextmanager
 def opened_cluster(choice: ClusterChoice, scaling: ScalingConfig) -> Iterator[AgentCluster]:
-    """Open the chosen cluster. If this starts Ray, it also shuts Ray down.
+    """Open the chosen cluster. If this starts Ray, it also shuts it down.
 
     Args:
-        choice: the cluster.
-        scaling: the user's.
+        choice: the chosen cluster.
+        scaling: the user's configuration.
 
     Raises:
         InvalidJobError: `RAY_ADDRESS` names a cluster that doesn't answer.
@@ -68,7 +68,7 @@ def opened_cluster(choice: ClusterChoice, scaling: ScalingConfig) -> Iterator[Ag
     if choice.is_local:
         yield LocalCluster()
         return
-    # Importing Ray takes a while.
+    # Import it late: importing Ray takes a while.
     from polytrain.workers.ray.cluster import RayCluster
     from polytrain.workers.ray.runtime import running_ray
 

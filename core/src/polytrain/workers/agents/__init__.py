@@ -1,1 +1,1 @@
-"""What runs on a node: agents, which own what must survive the worker processes."""
+"""Agents, which run on each node and own the resources that must survive worker processes."""

@@ -1,8 +1,8 @@
-"""The agent of one rank: an object that owns what must survive a worker process.
+"""The agent of one rank, which owns the resources that must survive a worker process.
 
 It holds the rank's resources and data, requests worker processes, reads their messages, stores
-checkpoints, and sends every event to the controller. It doesn't import Ray or a framework: it runs
-in a Ray actor (`ray.host`), or in the driver (`driver.local_cluster`).
+checkpoints, and sends every event to the controller. It imports neither Ray nor a framework: it
+runs in a Ray actor (`workers.ray.host`), or in the driver (`workers.driver.local_cluster`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SIGKILLED = describe_exit(signal.SIGKILL)
 
 
 class Agent:
-    """All its methods run on one event loop."""
+    """The agent of one rank. All its methods run on one event loop."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class Agent:
         Args:
             spec: the settings of all agents of the run.
             place: this agent's node.
-            variables: environment variables of worker processes here, which others override.
+            variables: environment variables of worker processes on this node; only
+                `spec.zygote.variables` override them.
             job_memory: the memory of the run's job, which all agents of a host share.
         """
         self._spec = spec
@@ -102,7 +103,7 @@ class Agent:
         self._concluding: asyncio.Task[None] | None = None
         self._killed = -1
         self._loading = -1
-        """The attempt whose rows and starting checkpoint are waited for."""
+        """The attempt whose rows and starting checkpoint are being loaded; -1 if none is."""
 
         self._scratch: Scratch | None = None
         self._job_memory = job_memory
@@ -113,7 +114,7 @@ class Agent:
 
     async def place(self) -> NodeAddress:
         """Return this agent's node once it is ready for a rank."""
-        # It may be long until it gets a rank: by then the zygote has imported everything.
+        # Connect now: until the agent gets a rank, the zygote can import modules.
         await self._zygotes.connect()
         self._scratch = Scratch.hold(self._spec.token)
         location, host = self._spec.store.location, self._place.host
@@ -129,9 +130,9 @@ class Agent:
             yield batch
 
     async def carry_out(self, call: Call | LaunchProcess) -> None:
-        """Do what a call says. Calls may overlap, and arrive in any order: Ray doesn't order them.
+        """Carry out a call. Calls may overlap and arrive in any order, because Ray reorders them.
 
-        Those that concern another attempt than the current one have no effect.
+        A call for another attempt than the current one has no effect.
         """
         match call:
             case LaunchProcess(order=order, streams=streams, assignment=assignment):
@@ -181,7 +182,7 @@ class Agent:
             return
         try:
             order = await self._brought_near(order)
-        except Exception as error:  # any error of a storage ends the attempt
+        except Exception as error:  # any error of the storage ends the attempt
             self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
             return
         try:
@@ -202,7 +203,7 @@ class Agent:
             )
 
     async def _leave(self, attempt: int) -> None:
-        """Ask the worker process to end, and end it if it doesn't."""
+        """Request the worker process's end, and kill it after a timeout."""
         worker = self._connection_of(attempt)
         if worker is None:
             return
@@ -234,7 +235,7 @@ class Agent:
             loop = asyncio.get_running_loop()
             loop.call_later(self._spec.kill_timeout_s, self._give_up, worker)
         elif self._loading == attempt:
-            # What hangs while it loads can't be ended, and isn't waited for.
+            # Loading can't be interrupted: report the end without waiting for it.
             self._loading = -1
             self._emit_no_start(attempt)
 
@@ -249,7 +250,7 @@ class Agent:
             self._ended(worker, how, killed=killed)
 
     def process_lost(self, attempt: int, why: str) -> None:
-        """The kernel kills a zygote's workers with it, but not the processes that they started."""
+        """Kill the session: the kernel has killed only the zygote's direct children with it."""
         worker = self._connection_of(attempt)
         if worker is not None:
             if worker.child.pid:
@@ -257,7 +258,7 @@ class Agent:
             self._ended(worker, f"its zygote died{why and ': '}{why}".strip(), killed=False)
 
     async def end(self) -> subprocess.Popen[bytes] | None:
-        """Release everything: the process of this agent lives on.
+        """Release everything; this agent's process lives on.
 
         Returns:
             The node's zygote if this agent started it. It lives while other agents use it.
@@ -332,11 +333,11 @@ class Agent:
         worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
 
     def _give_up(self, worker: WorkerConnection) -> None:
-        """Don't wait for a killed process any more: it runs none of its code again."""
+        """Stop waiting for a killed process, which won't run its code again."""
         if self._worker is not worker:
             return
         if worker.child.pid:
-            # Its zygote may be what hangs.
+            # The zygote, which should kill it, may be hanging.
             kill_session(worker.child.pid)
         after_s = self._spec.kill_timeout_s
         unkillable = Unkillable(

@@ -1,7 +1,7 @@
-"""The agents of one node: objects on one event loop.
+"""Hosts the agents of one node on one event loop.
 
-On one machine the host is a part of the driver (`driver.local_cluster`); on Ray it is an actor
-(`ray.host`). It passes on what agents send, and treats an agent whose method fails as lost.
+On one machine the host is part of the driver (`workers.driver.local_cluster`); on Ray it is an
+actor (`workers.ray.host`). It forwards agents' events, and treats an agent that fails as lost.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A method of an agent has failed: nobody would learn of it otherwise."""
+    """A method of an agent has raised; nothing else reports that."""
 
     reason: str
 
 
 Mail = Sequence[AgentEvent | Ready | Broken]
-"""What an agent sends together."""
+"""Events that an agent sends together."""
 
 
 class AgentHost:
-    """All its methods run on the event loop."""
+    """The agents of one node. All its methods run on the event loop."""
 
     def __init__(
         self,
@@ -58,8 +58,9 @@ class AgentHost:
             spec: the settings of all agents of the run.
             job: the pickled job of their worker processes.
             place: the node.
-            variables: environment variables of worker processes here, which others override.
-            tell: called with an agent's number and what it sends.
+            variables: environment variables of worker processes here; those of an agent override
+                them.
+            tell: called with an agent's number and its events.
         """
         self._spec = spec
         self._place = place
@@ -69,14 +70,14 @@ class AgentHost:
         self._agents: dict[int, Agent] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._zygotes: list[subprocess.Popen[bytes]] = []
-        """Those that agents started which have ended. Other agents may still use them."""
+        """Zygotes of agents that have ended. Other agents may still use them."""
 
     def start(self, number: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         """Start an agent.
 
         Args:
-            number: its number.
-            variables: environment variables of its worker processes, which override others.
+            number: the agent's number.
+            variables: environment variables of its worker processes, besides the host's.
         """
         agent = self._agents[number] = Agent(
             self._spec, self._place, {**self._variables, **variables}, self._job_memory
@@ -85,7 +86,7 @@ class AgentHost:
         self._serving[number] = asyncio.get_running_loop().create_task(serving)
 
     async def call(self, calls: Mapping[int, Call | LaunchProcess]) -> None:
-        """Have agents carry out calls, by the agents' numbers; those that have ended do nothing."""
+        """Have agents, by their numbers, carry out calls; skip agents that have ended."""
         await asyncio.gather(
             *(
                 self._watched(number, agent.carry_out(call))
@@ -95,7 +96,7 @@ class AgentHost:
         )
 
     async def end(self, number: int) -> None:
-        """End an agent, and release what it holds."""
+        """End an agent, and release its resources."""
         agent = self._agents.pop(number, None)
         if agent is not None:
             self._serving.pop(number).cancel()
@@ -104,7 +105,7 @@ class AgentHost:
                 self._zygotes.append(started)
 
     async def end_all(self) -> None:
-        """End all agents, and wait for the end of the zygotes that they started."""
+        """End all agents, and wait for the zygotes that they started."""
         await asyncio.gather(*map(self.end, list(self._agents)), return_exceptions=True)
         self._job_memory.close()
         for zygote in self._zygotes:
@@ -119,5 +120,5 @@ class AgentHost:
     async def _watched(self, number: int, work: Awaitable[None]) -> None:
         try:
             await work
-        except Exception as error:  # any error makes the agent useless
+        except Exception as error:  # any error makes the agent unusable
             self._tell(number, (Broken(reason=f"{type(error).__name__}: {error}"),))

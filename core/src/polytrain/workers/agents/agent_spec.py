@@ -1,4 +1,4 @@
-"""The settings of a run's agents, and what follows from them for the zygote of a node."""
+"""The settings of a run's agents, and those of a node's zygote."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AgentSpec:
     """Identifies the run on every node."""
 
     zygote: ZygoteSpec
-    """Its name is completed with the agent's node."""
+    """The zygote's settings; `node_zygote` adds the node to its name."""
 
     environment: Mapping[str, str]
     """Variables that the backend sets in worker processes."""
@@ -51,7 +51,7 @@ class AgentSpec:
     """Seconds over which a worker process's load is measured; None for never."""
 
     merges_files: bool
-    """Whether ranks other than 0 store only what rank 0's part of a checkpoint lacks."""
+    """Whether ranks other than 0 store only files that rank 0's part of a checkpoint lacks."""
 
     passes_all_reports: bool
     """Whether all reports of ranks above 0 are sent, and not only the newest."""
@@ -60,7 +60,7 @@ class AgentSpec:
     """Seconds that a worker process may take to leave before it is killed."""
 
     kill_timeout_s: float
-    """Seconds after which a worker process that was killed is given up."""
+    """Seconds to wait for the end of a killed worker process."""
 
 
 def node_zygote(spec: ZygoteSpec, prefix: str, place: NodeAddress) -> ZygoteSpec:
@@ -74,7 +74,7 @@ def node_zygote(spec: ZygoteSpec, prefix: str, place: NodeAddress) -> ZygoteSpec
     name = zygote_name(spec.name, place.node_id)
     is_same_environment = sys.prefix == prefix
     if not is_same_environment:
-        # The driver may have started one here, in its own environment.
+        # On this node the driver may have started a zygote in its own environment.
         name += hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
     path = import_path(
         spec.path,
@@ -90,7 +90,7 @@ def import_path(
 ) -> tuple[str, ...]:
     """Return the driver's path, with the node's own entries.
 
-    A Ray job's `runtime_env` gives a node's processes further modules: through `PYTHONPATH`
+    A Ray job's `runtime_env` adds modules to a node's processes: through `PYTHONPATH`
     (`working_dir`, `py_modules`), or through a virtual environment (`pip`).
 
     Args:

@@ -1,6 +1,6 @@
-"""The calls that the driver sends to agents, and what agents send back.
+"""The calls that the driver sends to agents, and the events that agents send back.
 
-`Agent.carry_out` says what each call does.
+`Agent.carry_out` implements the calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RankAssignment:
 
 
 class StreamOrder(Protocol):
-    """Where an agent gets its parts of a streaming data set."""
+    """The source of an agent's parts of a streaming data set."""
 
     def open_line(self, *, world_size: int, rank: int) -> socket.socket:
         """Open a connection for a new worker process, which a thread of the agent serves."""
@@ -45,7 +45,7 @@ class LaunchProcess:
     order: LaunchOrder
     streams: tuple[StreamOrder, ...]
     assignment: RankAssignment | None
-    """The agent's rank from now on; None if it keeps the one that it has."""
+    """The agent's new rank; None if it keeps its rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class ReadStacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreRest:
-    """Store a rank's part, which its agent holds back until rank 0's part is stored."""
+    """Store a rank's part, which its agent has held back until rank 0's part was stored."""
 
     attempt: int
     checkpoint: int
@@ -106,11 +106,11 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCheckpoints:
-    """Answer the worker process's question for the run's checkpoints."""
+    """Answer the worker process's request for the run's checkpoints."""
 
     attempt: int
     number: int
-    """The number of the question."""
+    """The number of the request."""
 
     checkpoints: Sequence[Any]
     """Path, metrics and status of each, as plain values."""
@@ -120,4 +120,4 @@ Call = SendRoster | Drain | Leave | Kill | ReadStacks | StoreRest | Acknowledge 
 """A call that concerns the worker process of an attempt."""
 
 AgentEvent = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | HealthEvent
-"""What an agent sends of its worker process."""
+"""An event of an agent's worker process."""

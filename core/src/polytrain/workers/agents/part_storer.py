@@ -17,7 +17,7 @@ StoredAlready = Mapping[str, str]
 
 
 class PartStorer:
-    """Stores one part after another, on its own thread. Its methods run on one event loop."""
+    """Stores one part at a time, on its own thread. Its methods run on one event loop."""
 
     def __init__(
         self, store: CheckpointStore, *, merges_files: bool, tell: Callable[[AgentEvent], None]
@@ -25,7 +25,7 @@ class PartStorer:
         """
         Args:
             store: the run's checkpoints.
-            merges_files: whether ranks other than 0 store only what rank 0's part lacks.
+            merges_files: whether ranks other than 0 store only files that rank 0's part lacks.
             tell: called with the outcome of each part.
         """
         self._store = store
@@ -34,7 +34,7 @@ class PartStorer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
         self._tasks: set[asyncio.Task[None]] = set()
         self._rank_0: dict[tuple[int, int], asyncio.Future[StoredAlready | None]] = {}
-        """Attempt and number of checkpoints whose part waits for rank 0's."""
+        """Attempt and number of a checkpoint → future files of rank 0, for a waiting part."""
 
         self._copies: dict[int, Path] = {}
         """Checkpoint → this node's copy, for an attempt that resumes from it."""
@@ -64,7 +64,7 @@ class PartStorer:
         await asyncio.gather(*self._tasks)
 
     def forget_copies(self, *, before: int) -> None:
-        """Delete the copies of older checkpoints: no attempt resumes from them."""
+        """Delete the local copies of older checkpoints: no attempt resumes from them."""
         for number in [number for number in self._copies if number < before]:
             remove(self._copies.pop(number))
 

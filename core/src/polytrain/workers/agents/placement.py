@@ -1,4 +1,4 @@
-"""Which worker gets which rank: ranks are numbered node by node. Pure."""
+"""Assigns ranks to workers, node by node. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class NodeAddress:
     node_id: str
     host: str
     unusable: str | None = None
-    """Why no worker of the run can run there; None if one can."""
+    """The reason that the run can't use the node; None if it can."""
 
 
 def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
-    """The order in which workers get their ranks: those of one node next to each other.
+    """Return the order in which workers get their ranks: workers of one node are consecutive.
 
     Args:
-        places: where each worker is.
+        places: the node of each worker.
         first_node: the node whose workers come first, if it has any; usually the driver's.
 
     Returns:
@@ -34,10 +34,10 @@ def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
 
 
 def members(places: Sequence[NodeAddress], *, cpus: int, gpus: int) -> tuple[Member, ...]:
-    """The members of a world, in rank order.
+    """Return the members of a world, in rank order.
 
     Args:
-        places: where each rank is, in rank order.
+        places: the node of each rank, in rank order.
         cpus: CPU threads of each rank.
         gpus: GPUs of each rank.
     """

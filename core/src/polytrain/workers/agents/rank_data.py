@@ -1,4 +1,4 @@
-"""The rows of an agent's rank, which are read in the background and kept between attempts."""
+"""Reads the rows of an agent's rank in the background, and keeps them between attempts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RankData:
         self._reading: asyncio.Task[ShardCache] | None = None
 
     def request(self, request: CacheRequest | None) -> None:
-        """Start to read a rank's rows, unless they are held already."""
+        """Start reading a rank's rows, unless they are held already."""
         self._request = request
         self._begin(before=self._reading)
 
@@ -33,7 +33,7 @@ class RankData:
         try:
             return await self._reading
         except Exception:
-            # The source may have been unreachable for a while.
+            # Read again: the source may have been unreachable temporarily.
             self._begin(before=None)
             raise
 
@@ -58,7 +58,7 @@ async def _read(request: CacheRequest, before: asyncio.Task[ShardCache] | None) 
 
 
 def _hold(request: CacheRequest, before: ShardCache | None) -> ShardCache:
-    # Importing Arrow takes a while: an agent of a run without data doesn't need it.
+    # Import it late: importing Arrow takes a while, and only runs with data need it.
     from polytrain.workers.agents.shard_cache import hold
 
     return hold(request, before)

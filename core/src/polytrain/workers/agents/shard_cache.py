@@ -1,4 +1,4 @@
-"""The data that an agent holds for its worker processes, in memory that they map."""
+"""Holds an agent's data for its worker processes, in memory that they map."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class CacheRequest:
     """Pickled for worker processes; the agent doesn't read them."""
 
     shard_cache: bytes
-    """Pickled: the `HeldRows` of each data set of which an agent holds rows; None for a table that
-    all agents share."""
+    """Pickled: for each data set that an agent holds, its `HeldRows`, or None for a table that all
+    agents share."""
 
     references: list[Any]
-    """References to Ray objects in `shard_cache`, which Ray must count."""
+    """References to Ray objects in `shard_cache`, sent separately so that Ray counts them."""
 
     tables: tuple[Shared, ...]
-    """The tables that all share, in the order of the data sets."""
+    """The tables that all agents share, in the order of the data sets."""
 
     def is_like(self, other: CacheRequest) -> bool:
         """Return whether both request the same rows of the same data sets, in one run."""
@@ -39,7 +39,7 @@ class CacheRequest:
 
 
 class ShardCachePlanner:
-    """Makes the requests for a run's agents, in the driver."""
+    """Makes the cache requests for a run's agents, in the driver."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ShardCachePlanner:
             for dataset, spec in zip(datasets, specs, strict=True)
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
-        # Shared once, for all agents. The specs may have a map-style data set in them.
+        # Share the specs once for all agents: they may contain a map-style data set.
         pickled = pickled_with(*self._user_code, value=tuple(specs))
         self._specs = store.share(pa.py_buffer(pickled))
         self._tables = tuple(
@@ -92,7 +92,7 @@ class ShardCache:
     """The memory of the pickled specs, then of each data set's table."""
 
     request: CacheRequest
-    """The request that it answers."""
+    """The request for these data."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -101,11 +101,11 @@ class ShardCache:
 
     @property
     def extents(self) -> tuple[Extent | None, ...]:
-        """Their extents in the descriptors' memory, in the same order; None for all of it."""
+        """The extents in the descriptors' memory, in the same order; None for all of it."""
         return tuple(each.extent for each in self.opened)
 
     def release(self) -> None:
-        """Free the memory that no worker process maps."""
+        """Free the memory, except where worker processes still map it."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 

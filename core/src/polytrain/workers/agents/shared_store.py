@@ -1,4 +1,4 @@
-"""Bytes of the driver that all agents of a run can read."""
+"""Shares bytes of the driver with all agents of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OpenShared:
 
     descriptor: int
     extent: Extent | None = None
-    """Its extent in the descriptor's memory; None for all of it."""
+    """The extent in the descriptor's memory; None for all of it."""
 
     kept: Any = None
     """An object that must exist while the memory is used, such as one of Ray's."""
@@ -27,10 +27,10 @@ class Shared(Protocol):
     """Bytes of the driver that all agents can read."""
 
     def open(self) -> OpenShared:
-        """Open it in an agent."""
+        """Open the bytes in an agent."""
 
     def close(self) -> None:
-        """Free it, in the driver."""
+        """Free the bytes, in the driver."""
 
 
 class SharedStore(Protocol):

@@ -1,4 +1,4 @@
-"""Whether a node sees the run's storage: it looks for a file that the driver has written there."""
+"""Checks that a node sees the run's storage, by a marker file that the driver has written there."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from polytrain.storage.location import Location
 from polytrain.storage.retry import is_temporary
 
 _SEEN_WITHIN_S = 5.0
-"""A network file system shows a new file within this time."""
+"""Seconds within which a network file system shows a new file."""
 
 _PAUSE_S = 0.1
 
 
 async def storage_problem(location: Location, marker: str, *, host: str) -> str | None:
-    """Return what is wrong with the run's storage on this node, if anything is.
+    """Return the problem of the run's storage on this node; None if there is none.
 
     Args:
-        location: where the run is stored. Only a directory can be a different one here.
-        marker: the file's path in it.
+        location: the run's location. Only a local path can mean another storage here.
+        marker: the marker file's path in it.
         host: this node, for the message.
     """
     if not location.is_local:

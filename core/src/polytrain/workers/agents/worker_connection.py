@@ -1,4 +1,4 @@
-"""The agent's connection to the worker process of one attempt: its messages, reports and health."""
+"""Connects an agent to one attempt's worker process: its messages, reports and health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polytrain.workers.session.messages import to_event, to_part
 
 
 class WorkerConnection:
-    """All methods run on the agent's event loop."""
+    """The connection to one worker process. All methods run on the agent's event loop."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class WorkerConnection:
             order: the order of the attempt.
             rank: the worker process's rank.
             on_event: called with the worker process's events and output.
-            on_part: called with the parts of checkpoints that it has staged.
-            on_imports: called with the modules that it has imported.
+            on_part: called with each part of a checkpoint that it has staged.
+            on_imports: called with the message of the modules that it has imported.
             hang_timeout_s: seconds without progress after which an event is sent; None for never.
             straggler_window_s: seconds over which its load is measured; None for never.
-            passes_all_reports: whether all reports are passed on that are there at once, and not
+            passes_all_reports: whether all reports that are read together are passed on, and not
                 only the newest.
 
         Raises:
@@ -75,7 +75,7 @@ class WorkerConnection:
         self.child.discard()
 
     def close(self) -> None:
-        """Take what the worker process has sent, which is complete, and close the connection."""
+        """Read what the ended worker process has sent, and close the connection."""
         self.child.read_messages()
         self._look_for_reports()
         self._look_away()
@@ -87,11 +87,11 @@ class WorkerConnection:
         """Return the stacks of the worker process, within a bounded time.
 
         Args:
-            pausing: whether it may be paused for this.
+            pausing: whether the process may be paused for this.
         """
         if not self.child.pid:
             return "not known: it has not been forked yet"
-        # A duplicate: the page may be closed before the answer arrives.
+        # Duplicate the descriptor: the page may be closed before the answer arrives.
         descriptor = os.dup(self.child.page.descriptor)
         try:
             loop = asyncio.get_running_loop()
@@ -103,9 +103,9 @@ class WorkerConnection:
 
     @contextmanager
     def _unwatched(self) -> Iterator[None]:
-        """Pause the watches: what reads stacks looks like a debugger, in which no process hangs.
+        """Pause the watches, which would take the reader of stacks for a debugger.
 
-        At the end they look once, so that progress made meanwhile is reported before the stacks.
+        At the end they check once, so that progress made meanwhile is reported before the stacks.
         """
         watches = self._watches
         for watch in watches:
@@ -117,7 +117,7 @@ class WorkerConnection:
                 watch.resume()
 
     def _watch_over(self) -> None:
-        """From now on, report when the worker process makes no progress, and its load."""
+        """Start to report the worker process's load, and when it makes no progress."""
         attempt, rank = self.attempt, self._rank
         now = asyncio.get_running_loop().time()
         probes: list[Probe] = []
@@ -143,7 +143,7 @@ class WorkerConnection:
 
     def _take_call(self) -> None:
         self._cancel_look()
-        # The worker process relies on this look: until then it writes reports without calling.
+        # The worker process relies on this read: until then it writes reports without calling.
         loop = asyncio.get_running_loop()
         self._next_look = loop.call_later(calls_every_s(self._rank), self._look_for_reports)
 
@@ -160,7 +160,7 @@ class WorkerConnection:
             self._take_call()
             return
         if message[0] == "raised":
-            # Output before the failure is passed on first: it may hold the reason.
+            # Pass on earlier output first: it may hold the reason.
             self.child.read_output()
         if message[0] == "joined":
             self._watch_over()

@@ -1,1 +1,1 @@
-"""The driver's side: the workers of a run, and how their agents are placed and launched."""
+"""The driver's side: places and launches the agents of a run's workers."""

@@ -47,36 +47,36 @@ LEAVE_TIMEOUT_S = 60.0
 """Seconds that a worker process may take to end once every rank is done."""
 
 _LONGEST_WAIT_S = 1.0
-"""A signal that comes just before a wait begins doesn't interrupt it, and is handled after it."""
+"""Maximum seconds of one wait: a signal just before it doesn't interrupt it."""
 
 _KILL_TIMEOUT_S = 60.0
-"""Seconds that a killed worker process may take to end. It frees its memory meanwhile."""
+"""Seconds that a killed worker process may take to end, and to free its memory."""
 
-# Imported in the zygotes of every run (most training functions use numpy), and of those with data:
-# Arrow's conversions use pandas.
+# Modules that every run's zygotes import: most training functions use numpy. Runs with data add
+# pandas, which Arrow's conversions use.
 PRELOAD = ("polytrain.workers.session.worker_process", "numpy")
 PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
 
 
 class Watch(Protocol):
-    """Something that runs until it is closed."""
+    """A background activity that runs until it is closed."""
 
     def close(self) -> None:
-        """End it."""
+        """End the activity."""
 
 
 class StreamSource(Watch, Protocol):
     """Starts the streaming data sets of each attempt."""
 
     def start(self) -> tuple[StreamOrder, ...]:
-        """Start them for a new attempt."""
+        """Start the data sets for a new attempt."""
 
 
 class CallingLauncher(AgentLauncher, Protocol):
     """A launcher that calls agents, and can end all of them."""
 
     def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
-        """Send a call to each of these agents, without waiting for anything."""
+        """Send a call to each of these agents, without waiting."""
 
     def close(self, timeout_s: float) -> None:
         """End all agents, and release their resources.
@@ -110,7 +110,7 @@ class AgentCluster(Cluster, SharedStore, Protocol):
         """
 
     def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
-        """Return what starts the streaming data sets of each attempt.
+        """Return the source that starts the streaming data sets of each attempt.
 
         Args:
             datasets: the run's data sets.
@@ -136,7 +136,7 @@ class AgentGroupSpec:
 
     datasets: tuple[RunDataset, ...]
     specs: tuple[DatasetSpec, ...]
-    """Of the data sets, in the same order."""
+    """Specs of the data sets, in the same order."""
 
     path: tuple[str, ...]
     """The driver's `sys.path`."""
@@ -145,7 +145,7 @@ class AgentGroupSpec:
 class AgentGroup:
     """A `WorkerGroup` of agents, on Ray or in the driver.
 
-    Only `wait` blocks: agents arrive and are lost as events in a mailbox.
+    Only `wait` blocks: arrivals and losses of agents are events in a mailbox.
     """
 
     def __init__(self, spec: AgentGroupSpec, cluster: AgentCluster) -> None:
@@ -154,7 +154,7 @@ class AgentGroup:
         self._token = secrets.token_hex(8)
         self._node_id = cluster.node_id
         scaling, agent_spec = spec.run.scaling_config, self._describe_agents()
-        # The zygote imports frameworks while agents start.
+        # Start the zygote early, to import frameworks while agents start.
         self._zygote = self._have_zygote_early(agent_spec.zygote)
         if self._zygote is not None:
             name = self._zygote.token
@@ -265,7 +265,7 @@ class AgentGroup:
             store=self._spec.store,
             marker=self._spec.marker,
             prefix=sys.prefix,
-            # Agents set the variables of worker processes themselves.
+            # If it only sets variables, agents set them for worker processes themselves.
             runtime_env=runtime_env if parts_of_ray(runtime_env) else {},
             hang_timeout_s=failure.hang_timeout_s,
             straggler_window_s=(
@@ -279,7 +279,7 @@ class AgentGroup:
 
     def _have_zygote_early(self, spec: ZygoteSpec) -> KeptZygote | None:
         if parts_of_ray(self._spec.run.run_config.worker_runtime_env):
-            # This process isn't in the runtime environment, and neither would the zygote be.
+            # The zygote would inherit this process's environment, not the runtime environment.
             return None
         if not holds(
             self._cluster.living_nodes().get(self._node_id, {}),
@@ -301,14 +301,14 @@ class AgentGroup:
                 handle(happening)
 
     def _update_pool(self, handle: Handler) -> bool:
-        """Pass on the pool's events, before all others; return whether there were any."""
+        """Pass on the pool's events before all others; return whether there were any."""
         had_events = bool(self._of_the_pool)
         while self._of_the_pool:
             handle(self._of_the_pool.popleft())
         return had_events
 
     def _nodes_are_leaving(self, nodes: frozenset[str]) -> None:
-        """Called by the watch's thread."""
+        """Request a drain for leaving nodes; called by the watch's thread."""
         reason = f"{len(nodes)} node(s) are about to be taken away"
         self._mailbox.put((DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes),))
 
@@ -316,12 +316,12 @@ class AgentGroup:
         if self._zygote is not None and not any(
             agent_handle.place.node_id == self._node_id for agent_handle in self._pool.here
         ):
-            # Not waited for: an agent that hasn't arrived yet may be its client.
+            # Don't wait for its end: an agent that hasn't arrived yet may be its client.
             self._zygote.connection.leave()
 
     def _new_assignments(self, world_size: int) -> dict[AgentHandle, RankAssignment]:
         """Return the assignments of agents that get another rank."""
-        # Not before: while the actors started, the zygotes could import.
+        # Plan late: while the actors started, the zygotes could import.
         data = self._data = self._data or _planner(self._spec, self._cluster)
         assignments = {}
         for rank, agent_handle in enumerate(self._pool.ranked):
@@ -342,12 +342,12 @@ class AgentGroup:
 def zygote_for(
     demand: Demand, *, name: str, threads: int, with_data: bool, path: tuple[str, ...]
 ) -> ZygoteSpec:
-    """Return the settings of a zygote that has imported what a backend's processes need.
+    """Return the settings of a zygote that imports the modules for a backend's processes.
 
     Args:
-        demand: the backend's.
-        name: the zygote's.
-        threads: threads that a process may use.
+        demand: the backend's demand.
+        name: the zygote's name.
+        threads: number of threads that a process may use.
         with_data: whether the run has data sets.
         path: the driver's `sys.path`.
     """
@@ -362,7 +362,7 @@ def zygote_for(
 def _planner(spec: AgentGroupSpec, store: SharedStore) -> ShardCachePlanner | None:
     if not spec.datasets:
         return None
-    # Importing Arrow takes a while.
+    # Import it late: importing Arrow takes a while.
     from polytrain.workers.agents.shard_cache import ShardCachePlanner
 
     return ShardCachePlanner(spec.datasets, spec.specs, store)

@@ -13,19 +13,19 @@ from polytrain.workers.agents.placement import NodeAddress
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class AgentHandle:
-    """One agent, from the moment it is requested."""
+    """The driver's handle of one agent, from its request on."""
 
     number: int
-    """Its number among the run's agents."""
+    """The agent's number in the run."""
 
     bundle: int | None
-    """Its bundle in the placement group; None outside the group."""
+    """The agent's bundle in the placement group; None outside the group."""
 
     place: NodeAddress = field(default_factory=lambda: NodeAddress(node_id="", host=""))
     """The agent's node, once it has arrived."""
 
     assigned: tuple[int, int] | None = None
-    """The rank that it was prepared for, and the world size."""
+    """The rank that it was assigned, and the world size."""
 
     is_gone: bool = False
     """Whether it is lost or was dismissed."""
@@ -49,11 +49,11 @@ class Gone:
 
 
 Delivery = Sequence[AgentEvent | Arrived | Gone]
-"""Events that are sent together; none only wakes the reader."""
+"""Events that are sent together; an empty delivery only wakes the reader."""
 
 
 def delivery(agent_handle: AgentHandle, mail: Mail) -> Delivery:
-    """What an agent has sent, for the driver."""
+    """Convert an agent's mail to a delivery for the driver."""
     return [_for_driver(agent_handle, each) for each in mail]
 
 

@@ -17,7 +17,7 @@ class WorkerGroup(Protocol):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Return every rank's place, in rank order; known after `AgentsPlaced`."""
+        """The members of the world, in rank order; known after `AgentsPlaced`."""
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
         """Acquire an agent for every rank of the next attempt.
@@ -25,7 +25,7 @@ class WorkerGroup(Protocol):
         Leads to `AgentsPlaced` or `PlacementFailed`.
 
         Args:
-            avoid: nodes to leave, if others can hold the workers.
+            avoid: nodes to avoid, if other nodes can hold the workers.
             without: ranks of the last attempt whose agents must be replaced.
         """
 
@@ -33,17 +33,17 @@ class WorkerGroup(Protocol):
         """Start a worker process for every rank."""
 
     def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
-        """Send a call to the agents of these ranks, or of all, without waiting for anything.
+        """Send a call to the agents of these ranks, by default all, without waiting.
 
-        A rank of an earlier, larger attempt is left out.
+        Ranks of an earlier, larger attempt are left out.
         """
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
-        """Wait for an event, and pass it and all later ones that are known to `handle`.
+        """Wait for an event, and pass it and all others that have arrived to `handle`.
 
         Args:
             handle: called with each event.
-            timeout: seconds after which to return without an event.
+            timeout: seconds after which to return without an event; None for no limit.
         """
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""One worker in the process that called `fit()`, so that a debugger can attach."""
+"""Runs one worker in the process that called `fit()`, so that a debugger can attach."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from polytrain_plugins import Demand, Member, changed_environment
 class InlineGroup:
     """A `WorkerGroup` of one worker, which runs in the caller's thread.
 
-    The worker's messages are handled before it continues: a report counts at once.
+    The worker's messages are handled before it continues, so a report takes effect at once.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class InlineGroup:
             case Kill():
                 self._killed = True
             case ReadStacks() | StoreRest():
-                # The worker runs in the thread that would dump its stack, and is rank 0.
+                # This thread can't dump its own stack while it trains; rank 0 has no rest to store.
                 pass
             case _:
                 assert_never(call)
@@ -180,7 +180,7 @@ class InlineGroup:
 
 
 class _InlineChannel:
-    """A channel within one process."""
+    """A channel within one thread."""
 
     def __init__(self, *, take: Callable[[Message], None], inbox: deque[Message]) -> None:
         self._take = take

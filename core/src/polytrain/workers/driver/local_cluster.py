@@ -1,4 +1,4 @@
-"""This machine as a cluster, without importing Ray: agents are objects of the driver."""
+"""Uses this machine as a cluster, without importing Ray: agents are objects of the driver."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class LocalCluster:
         self._resources = machine_resources(os.environ)
 
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """This machine's total resources."""
+        """Return this machine's total resources."""
         return {self.node_id: self._resources}
 
     def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """The total resources: what other programs use is unknown."""
+        """Return the total resources: what other programs use is unknown."""
         return self.living_nodes()
 
     def launcher(
@@ -70,7 +70,7 @@ class LocalCluster:
 
     def share(self, content: pa.Buffer) -> LocalMemory:
         """Put bytes into memory once, for all agents."""
-        # Importing Arrow takes a while, and only runs with data share any.
+        # Import it late: importing Arrow takes a while, and only runs with data share bytes.
         from polytrain.data.shards.shared_memory import bytes_to_shared_memory
 
         return LocalMemory(descriptor=bytes_to_shared_memory(memoryview(content)))
@@ -85,7 +85,7 @@ class LocalCluster:
 
 
 class Nothing:
-    """A watch without events, and streaming data sets of a run without any."""
+    """A watch without events, and a stream source without data sets."""
 
     def start(self) -> tuple[StreamOrder, ...]:
         """Start nothing."""
@@ -102,7 +102,7 @@ class LocalMemory:
     descriptor: int
 
     def open(self) -> OpenShared:
-        """Open it for one agent's worker processes."""
+        """Open the memory for one agent's worker processes."""
         return OpenShared(descriptor=os.dup(self.descriptor), extent=None, kept=None)
 
     def close(self) -> None:
@@ -131,8 +131,8 @@ class LocalAgentLauncher:
             place: the node's address.
             room: maximum number of agents; further ones wait until others end.
             gpus: names of this machine's GPUs.
-            gpus_per_agent: how many of them each agent has for its worker processes.
-            mailbox: receives their events.
+            gpus_per_agent: number of GPUs for each agent's worker processes.
+            mailbox: receives the agents' events.
         """
         self._place = place
         self._room = room
@@ -140,12 +140,12 @@ class LocalAgentLauncher:
         self._host = AgentHost(spec, job, place, {}, tell=self._deliver)
         self._numbers = itertools.count()
         self._handles: dict[int, AgentHandle] = {}
-        """Those of agents that have been started, by number."""
+        """The handles of started agents, by number."""
 
         self._free_gpus = deque(gpus)
         self._gpus_per_agent = gpus_per_agent
         self._gpus: dict[int, list[str]] = {}
-        """Those of each started agent, by its number."""
+        """The GPUs of each started agent, by its number."""
 
         self._waiting: deque[AgentHandle] = deque()
         self._loop = LoopThread("polytrain-agents")
@@ -154,7 +154,7 @@ class LocalAgentLauncher:
         """Do nothing: no other run uses this launcher."""
 
     def setup(self) -> None:
-        """Return None: agents here need nothing that takes time."""
+        """Return None: local agents need no setup."""
 
     def outlook(self) -> None:
         """Return None: no nodes are added to this machine."""
@@ -163,7 +163,7 @@ class LocalAgentLauncher:
         """Request an agent, which arrives once there is room for it.
 
         Args:
-            bundle: a number to identify the agent by, if any.
+            bundle: a number that identifies the agent, if any.
             avoid: nodes to avoid.
         """
         agent_handle = AgentHandle(number=next(self._numbers), bundle=bundle)
@@ -173,7 +173,7 @@ class LocalAgentLauncher:
         return agent_handle
 
     def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
-        """Send a call to each of these agents, without waiting for anything."""
+        """Send a call to each of these agents, without waiting."""
         by_number = {agent_handle.number: call for agent_handle, call in calls.items()}
         self._loop.submit(self._host.call(by_number))
 
@@ -181,7 +181,7 @@ class LocalAgentLauncher:
         """End an agent."""
         self._waiting = deque(each for each in self._waiting if each is not agent_handle)
         if self._handles.pop(agent_handle.number, None) is not None:
-            # At the end of the queue: its worker process may hold their memory for a moment.
+            # Append its GPUs, to reuse them last: its process may still hold their memory.
             self._free_gpus.extend(self._gpus.pop(agent_handle.number))
             self._loop.submit(self._host.end(agent_handle.number))
         self._start_those_with_room()

@@ -1,6 +1,6 @@
-"""The agents of a run: with ranks, on standby, and requested.
+"""The pool of a run's agents: with ranks, on standby, and requested.
 
-The pool never waits: agents arrive and are lost as events, and it reports when it is complete.
+The pool never waits: arrivals and losses are events, and it reports when it is complete.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from polytrain.workers.driver.agent_handle import AgentHandle, Gone
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
-"""Seconds between two looks at what the cluster says while resources are missing. The first one is
+"""Seconds between two checks of the cluster while resources are missing. The first one is
 logged."""
 
 _SETTLE_S = 0.5
-"""Seconds after an arrival for which an elastic run waits for others. They start together."""
+"""Seconds after an arrival for which an elastic run waits for others, to start together."""
 
 
 class Cluster(Protocol):
-    """The nodes for agents."""
+    """The nodes on which agents can run."""
 
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
         """Return each node's total resources."""
@@ -60,10 +60,10 @@ class AgentLauncher(Protocol):
         """End an agent."""
 
     def outlook(self) -> Outlook | None:
-        """Return whether nodes are added for the requested agents; None where none ever are."""
+        """Return the outlook for the requested agents; None if nodes are never added."""
 
     def setup(self) -> str | None:
-        """Return what is set up for agents that have their resources; None if nothing."""
+        """Return a description of the setup that placed agents wait for; None if none do."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,14 +74,14 @@ class _Placing:
     """Number of workers for which there was room."""
 
     look_at: float
-    """When to look for missing resources again."""
+    """Time of the next check for missing resources."""
 
     give_up_at: float
     is_noticed: bool = False
     """Whether the log says that resources are missing."""
 
     settled_at: float | None = None
-    """When to take those that have arrived; None if no others are waited for."""
+    """Time at which to start with the arrived agents; None if no others are waited for."""
 
 
 class WorkerPool:
@@ -104,7 +104,7 @@ class WorkerPool:
             cluster: the nodes.
             first_node: the node whose workers get the first ranks, if it has any.
             tell: called with an event when the pool is complete, can't be completed, or can grow.
-                Drain these events before the next call of `lost`: ranks may have moved by then.
+                Handle these events before the next call of `lost`: ranks may have moved by then.
             clock: a monotonic clock, in seconds.
         """
         self.ranked: list[AgentHandle] = []
@@ -124,13 +124,13 @@ class WorkerPool:
         """Agents that have arrived and have no rank."""
 
         self._coming: list[AgentHandle] = []
-        """Agents that are requested."""
+        """Agents that are requested and haven't arrived."""
 
         self._losses = 0
-        """Agents that were lost since the last arrival."""
+        """Number of requested agents lost since the last arrival."""
 
         self._why_failed: str | None = None
-        """Why workers can't start, once that is known."""
+        """The reason that workers can't start, once known."""
 
         self._avoided: frozenset[str] = frozenset()
         self._bundle_nodes: dict[int, str] = {}
@@ -178,7 +178,7 @@ class WorkerPool:
             self._reject(agent_handle, place.unusable)
             return
         if place.node_id in self._avoided:
-            # It was requested before its node had to be avoided.
+            # It was requested before its node became one to avoid.
             self._dismiss(agent_handle)
             self._ask_for_more()
             return
@@ -209,7 +209,7 @@ class WorkerPool:
         """Note that an agent is lost; return the event if it had a rank."""
         agent_handle, was_wanted = gone.agent_handle, not gone.agent_handle.is_gone
         agent_handle.is_gone = True
-        # Agents that had arrived may all be lost at once, with their node.
+        # Don't count arrived agents: a node's loss takes many at once.
         self._losses += was_wanted and agent_handle in self._coming
         self._forget(agent_handle)
         if not was_wanted:
@@ -218,7 +218,7 @@ class WorkerPool:
             rank = self.ranked.index(agent_handle)
             return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
         if self._placing is None:
-            # Several agents fail for one reason, which the failure of the placement has.
+            # Log a reason that failed the placement only once: several agents may fail for it.
             if gone.reason != self._why_failed:
                 logger.warning("An agent without a rank is lost: %s.", gone.reason)
             self._ask_for_more()
@@ -264,9 +264,9 @@ class WorkerPool:
             )
 
     def _look_for_missing(self, placing: _Placing) -> None:
-        """Log once what is missing; fail the placement if it can't come."""
+        """Log missing resources once; fail the placement if they can't become available."""
         if not placing.is_noticed:
-            # Place the workers that have arrived by now.
+            # Place the workers that have arrived so far.
             placing.room = len(self.here)
             self._avoid_no_more()
             self._staff()
@@ -299,7 +299,7 @@ class WorkerPool:
         )
 
     def _staff(self) -> None:
-        """Assign ranks, if there are enough agents."""
+        """Assign ranks if there are enough agents."""
         assert self._placing is not None
         up = len(self.here)
         if self.ranked:
@@ -316,7 +316,7 @@ class WorkerPool:
         """Assign an agent to every rank."""
         spares = list(self._spares)
         if size == len(self.ranked):
-            # An agent that stays keeps its rank, and so its data.
+            # A remaining agent keeps its rank, and so its data.
             self.ranked = [spares.pop(0) if r.is_gone else r for r in self.ranked]
         else:
             chosen = self.here[:size]
@@ -372,7 +372,7 @@ class WorkerPool:
             self._dismiss(agent_handle)
 
     def _avoid_no_more(self) -> None:
-        """Accept any node: the other nodes have no room after all."""
+        """Accept any node again: the other nodes have no room after all."""
         if self._avoided:
             self._avoided = frozenset()
             for agent_handle in list(self._coming):

@@ -1,1 +1,1 @@
-"""Starts worker processes: a zygote forks them, or spawns them if forking isn't safe."""
+"""Starts worker processes: a zygote forks them, or spawns them if forking is unsafe."""

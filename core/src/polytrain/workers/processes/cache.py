@@ -1,7 +1,7 @@
-"""Keeps a run's zygote warm for the next run of the same process.
+"""Keeps a run's zygote for the next run of the same process.
 
 In a notebook, or to compare settings, `fit()` is called several times. A kept zygote has imported
-what workers need. At most one is kept, on the driver's node, for a minute; it ends with the
+the modules for workers. At most one is kept, on the driver's node, for a minute; it ends with the
 process. A run that needs a different zygote, or one with other code, ends it.
 """
 
@@ -20,7 +20,7 @@ from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zyg
 _KEPT_S = 60.0
 
 _OF_NO_EFFECT = ("RAY_", "PYTEST_", "POLYTRAIN_")
-"""Prefixes of variables that may differ: pytest sets one to the name of each test."""
+"""Prefixes of variables that may differ; pytest, for one, sets one to the name of each test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class KeptZygote:
 
     connection: ZygoteConnection
     likeness: tuple[str, ZygoteSpec, Mapping[str, str], Sequence[str], int]
-    """Node, modules, environment, installed versions and umask: what the zygote depends on, besides
-    files of code that may be edited."""
+    """Node, modules, environment, installed versions and umask, on which the zygote depends besides
+    editable code files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +70,11 @@ def _relevant_variables() -> dict[str, str]:
 
 
 def _installed(path: Sequence[str]) -> Iterator[str]:
-    """Yield what identifies the distributions that are installed in directories."""
+    """Yield identifiers of the distributions that are installed in these directories."""
     for directory in path:
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
-                # A name has the version; a new installation has a new time.
+                # The name contains the version; reinstalling changes the time.
                 if entry.name.endswith((".dist-info", ".egg-info", ".pth")):
                     yield f"{directory} {entry.name} {entry.stat().st_mtime_ns}"
 
@@ -86,7 +86,7 @@ def keep(zygote: KeptZygote) -> None:
     if before is not None:
         before.connection.end()
     with contextlib.suppress(OSError):
-        # The next run must not get what this run's training function imported.
+        # The next run must not get this run's preloaded modules.
         zygote.connection.request(["reset"])
     timer = threading.Timer(_KEPT_S, let_go)
     timer.daemon = True
@@ -119,9 +119,9 @@ def _taken() -> KeptZygote | None:
 
 
 def _forget_in_fork() -> None:
-    """Forget what the driver has: a forked child of it has no connections to zygotes."""
+    """Forget the kept zygote in a forked child, which has no connection to it."""
     global _lock, _kept
-    # Another thread of the driver may have held the lock.
+    # Replace the lock: another thread of the driver may have held it.
     _lock, _kept = threading.Lock(), None
 
 

@@ -1,4 +1,4 @@
-"""Messages between two processes on a stream socket, and their framing.
+"""Sends framed messages between two processes on a stream socket.
 
 A frame is a length of four bytes and a msgpack value. Messages hold plain values only, so a process
 that reads one never imports a framework or executes code.
@@ -23,19 +23,19 @@ _LENGTH = struct.Struct(">I")
 
 _LONGEST_READ = 1 << 20
 
-# File names in an exception's text may hold bytes that aren't UTF-8. They must be sent too.
+# Texts may contain file names that aren't valid UTF-8, as lone surrogates.
 _UNDECODABLE = "surrogatepass"
 
 
 class ConnectionClosedError(EOFError):
-    """The other end is gone. Its own class, because training may raise EOFError itself."""
+    """The other end is gone. Training may raise plain EOFError itself."""
 
 
 class Channel(Protocol):
     """A worker process's channel to its agent."""
 
     def send(self, *messages: Message) -> None:
-        """Send messages, which survive this process."""
+        """Send messages, which then survive this process."""
 
     def receive(self) -> Message:
         """Wait for the next message.
@@ -63,19 +63,19 @@ class SocketChannel:
         self._sent = 0
 
     def gather_reports(self, ring: Ring, *, calls_every_s: float) -> None:
-        """From now on, write reports into a ring, and call its reader at intervals.
+        """Start to write reports into a ring, and to call its reader at intervals.
 
         Args:
             ring: the ring to write to.
-            calls_every_s: minimum seconds between two calls. The reader looks again after this
-                time.
+            calls_every_s: minimum seconds between two calls. The reader also reads again after
+                this time.
         """
         self._ring, self._calls_every_s = ring, calls_every_s
 
     def send(self, *messages: Message) -> None:
         if self._ring is not None and messages[0][0] == "report":
-            # The reader learns which of the socket's messages it has to read first. If the ring is
-            # full, the report goes through the socket.
+            # `after` orders the report among the socket's messages. If the ring is full, the report
+            # goes through the socket.
             report, *others = messages
             if self._ring.put(pack(report), after=self._sent):
                 if not others and not self._may_call():
@@ -127,7 +127,7 @@ class FrameBuffer:
 
 
 class ReportReader:
-    """Reads the reports in a ring, in their order among the messages of the socket."""
+    """Reads a ring's reports, in order with the messages of the socket."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -135,7 +135,7 @@ class ReportReader:
         self._received = 0
 
     def take(self) -> list[Message]:
-        """Return the new reports, up to one that was sent after a message still to come."""
+        """Return the new reports, up to the first that follows a message not yet received."""
         return self._frames.feed(self._ring.take(received=self._received))
 
     def before_message(self) -> list[Message]:

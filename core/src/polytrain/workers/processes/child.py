@@ -1,4 +1,4 @@
-"""One process that a zygote forks for this one: its channel, output, page and end."""
+"""Connects this process to one that a zygote forks for it: its channel, output, page and end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polytrain.workers.processes.output_pipe import READ_SIZE, OutputPipe
 
 
 class Child:
-    """This process's side of it. After `begin`, all methods run on one event loop."""
+    """A forked process, seen from here. After `begin`, all methods run on one event loop."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class Child:
             on_close: called when the process has closed its end of the channel.
 
         Raises:
-            OSError: the system has no descriptors left. Then none of these is left open.
+            OSError: the system has no descriptors left. Those already opened are closed.
         """
         self.pid = 0
         """Its process id; 0 until the zygote has sent it."""
 
         self.ended_at: float | None = None
-        """When it was first noticed that it is ending, on the event loop's clock."""
+        """The event loop's time at which its end was first noticed; None before."""
 
         self._on_message = on_message
         self._on_output = on_output
@@ -49,7 +49,7 @@ class Child:
         self._frames = FrameBuffer()
         self._pipes: dict[str, OutputPipe] = {}
         self._unsent = bytearray()
-        """Messages for which its socket has had no room."""
+        """Frames for which its socket has had no room."""
 
         self._readers: dict[str, OwnDescriptor] = {}
         self._writers: list[OwnDescriptor] = []
@@ -68,7 +68,7 @@ class Child:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Those that the process gets, in the order of a request to fork."""
+        """The descriptors for the process, in the order of a request to fork."""
         output = [writer.fileno() for writer in self._writers] or [1, 2]
         return (self._their_connection.fileno(), *output, self.page.descriptor)
 
@@ -79,11 +79,11 @@ class Child:
 
     @property
     def memory_ran_out(self) -> bool:
-        """Whether the kernel has killed processes for lack of memory since the start."""
+        """Whether the kernel has killed any process for lack of memory since the start."""
         return oom_kills() > self._oom_kills
 
     def begin(self, message: Message) -> None:
-        """Send the first message, and listen. The process has its ends: here they are closed."""
+        """Send the first message, and listen. This closes the process's ends here."""
         self._their_connection.close()
         for writer in self._writers:
             writer.close()
@@ -97,31 +97,31 @@ class Child:
             pipe.open()
 
     def send(self, message: Message) -> None:
-        """Send a message once the process reads it, without waiting for that."""
+        """Queue a message, and send it once its socket has room."""
         self._unsent += pack(message)
         self._send_some()
 
     def pause(self) -> None:
-        """Take no further message until `resume` is called."""
+        """Read no further message until `resume` is called."""
         asyncio.get_running_loop().remove_reader(self._connection)
 
     def resume(self) -> None:
-        """Take messages as they come."""
+        """Read messages as they arrive."""
         if self.ended_at is None:
             asyncio.get_running_loop().add_reader(self._connection, self._read)
 
     def read_output(self) -> None:
-        """Pass on what it has written so far."""
+        """Pass on the output so far."""
         for pipe in self._pipes.values():
             pipe.read_all()
 
     def read_messages(self) -> None:
-        """Take all messages that it has sent so far."""
+        """Read all messages that it has sent so far."""
         while self._read():
             pass
 
     def close(self) -> None:
-        """Take what the process has sent and written, which is complete, and close everything."""
+        """Read all messages and output of the ended process, and close everything."""
         self.read_messages()
         self.pause()
         asyncio.get_running_loop().remove_writer(self._connection)

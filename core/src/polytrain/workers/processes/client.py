@@ -1,7 +1,7 @@
 """Connects to a node's zygote, and starts it if needed.
 
 The zygote's address has no permissions, and every user on the node can see it. Agents send the
-run's environment, so each end first asks the kernel for the user of the other end's process.
+run's environment, so each end first checks with the kernel that the other has the same user.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polytrain.workers.processes.requests import send_request
 
 logger = logging.getLogger(__name__)
 
-# Threads that libraries start while they are imported would make forking unsafe.
+# Keep libraries from starting threads at import, which would make forking unsafe.
 _NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 SAFE_TO_FORK = {"OPENBLAS_NUM_THREADS": "1", **_NO_ARROW_THREAD}
 """Variables that keep a process safe to fork after its imports."""
@@ -36,8 +36,8 @@ _UNLESS_SET = {
     # Row groups are allocated and freed many times a second. By default Arrow's allocator returns
     # memory to the system after 10 ms, and mapping it again takes longer than filling it.
     "MIMALLOC_PURGE_DELAY": "10000",
-    # Tensors are allocated and freed in every step. glibc raises these two by itself, but this far
-    # only after it has freed a block as large; until then it may return the memory after each step.
+    # Tensors are allocated and freed in every step. glibc raises these limits itself, but only
+    # after it has freed such a large block; until then it may return memory after each step.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
@@ -45,10 +45,10 @@ _UNLESS_SET = {
 _ANSWER_S = 1.0
 
 _TAKEN_WITHIN_S = 10.0
-"""Seconds that a zygote may leave a request untaken, for which the kernel has no room."""
+"""Seconds to wait for a zygote to read when its socket has no room for a request."""
 
 _ENDED_WITHIN_S = 10.0
-"""Seconds within which a zygote ends that nobody uses."""
+"""Seconds within which an unused zygote ends."""
 
 _REACHED_S = 30.0
 """Seconds within which the owner of an address must answer or release it."""
@@ -57,7 +57,7 @@ PAUSE_S = 0.001
 """Seconds between two attempts to connect."""
 
 _LAST_OUTPUT = 4000
-"""Bytes of a zygote's output that are shown."""
+"""Maximum bytes of a zygote's output to show."""
 
 _START = """import marshal, os, sys
 with os.fdopen(int(sys.argv[1]), "rb") as file:
@@ -67,7 +67,7 @@ from polytrain.workers.processes.zygote import main
 main(**settings)
 """
 """The zygote's program. It uses only built-in modules until `sys.path` is set: files in the working
-directory may have the names of other modules.
+directory could shadow other modules.
 """
 
 BACKLOG = 1024
@@ -89,7 +89,7 @@ class ZygoteSpec:
     """The zygote's `sys.path`."""
 
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables to set before any import, whatever the user's environment has."""
+    """Variables to set before any import, which override the user's environment."""
 
 
 def zygote_name(token: str, node_id: str) -> str:
@@ -104,13 +104,13 @@ def zygote_name(token: str, node_id: str) -> str:
 def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which a preloaded zygote imports modules for worker processes.
 
-    BLAS libraries keep the number of threads at import: here it is that of a worker process.
+    BLAS libraries read their number of threads at import: here it is a worker process's.
     """
     return {**_UNLESS_SET, **environment, **_NO_ARROW_THREAD}
 
 
 class ZygoteConnection:
-    """A client's connection to a zygote, which ends when its last connection is closed."""
+    """A client's connection to a zygote. The zygote ends with its last connection."""
 
     def __init__(
         self,
@@ -123,9 +123,9 @@ class ZygoteConnection:
         Args:
             connection: the socket.
             process: the zygote, if this process started it.
-            output: a descriptor of the file that is its standard error, which this object closes.
+            output: a descriptor of its standard error's file, which this object closes.
         """
-        # A forked child that outlives this process must not keep the zygote, and its processes.
+        # A forked child that outlives this process must not keep the zygote alive.
         self.socket = keep_from_children(connection)
         self._process = process
         self._output = output
@@ -136,8 +136,8 @@ class ZygoteConnection:
 
         Raises:
             PermissionError: another user's process has the address.
-            OSError: nobody answers at the address within this time, or the system can't start the
-                process.
+            OSError: nobody answers at the address within `within_s` seconds, or the system can't
+                start the process.
         """
         attempts = attempts_to_connect(spec, within_s=within_s)
         while (connection := next(attempts)) is None:
@@ -146,7 +146,7 @@ class ZygoteConnection:
 
     @classmethod
     def existing(cls, name: str) -> ZygoteConnection | None:
-        """Connect to the zygote at an address; None if there is none of this user."""
+        """Connect to this user's zygote at an address; return None if there is none."""
         try:
             return _connected(name)
         except OSError:
@@ -158,14 +158,14 @@ class ZygoteConnection:
         This doesn't wait for the zygote, which may be importing.
 
         Raises:
-            OSError: the zygote is gone, or has taken none of many requests. It gets no other then.
+            OSError: the zygote is gone, or doesn't read its requests; the connection is then shut.
         """
         limit_s = self.socket.gettimeout()
         self.socket.settimeout(_TAKEN_WITHIN_S)
         try:
             send_request(self.socket, message, descriptors)
         except TimeoutError:
-            # Part of the request may have been sent: another would be taken for the rest.
+            # Shut it down: after a partly sent request, the next would be read as its rest.
             self.socket.shutdown(socket.SHUT_RDWR)
             raise TimeoutError(
                 errno.ETIMEDOUT, f"the zygote has taken no request for {_TAKEN_WITHIN_S:g} s"
@@ -184,7 +184,7 @@ class ZygoteConnection:
         return None if self._process is None else self._process.pid
 
     def last_output(self) -> str:
-        """Return the end of what the zygote has written to its standard error, also if it died."""
+        """Return the end of the zygote's standard error, even if it has died."""
         if self._output is None:
             return ""
         start = max(0, os.fstat(self._output).st_size - _LAST_OUTPUT)
@@ -198,9 +198,9 @@ class ZygoteConnection:
             self._output = None
 
     def is_current(self) -> bool:
-        """Return whether the files of code that the zygote has imported are as they were.
+        """Return whether the code files that the zygote has imported are unchanged.
 
-        False if it is gone, or doesn't answer at once.
+        Return False if it is gone, or doesn't answer at once.
         """
         self.socket.settimeout(_ANSWER_S)
         try:
@@ -212,7 +212,7 @@ class ZygoteConnection:
             self.socket.settimeout(None)
 
     def detach(self) -> subprocess.Popen[bytes] | None:
-        """Leave the zygote to itself; return its process if this process started it."""
+        """Give up ownership of the zygote; return its process if this process started it."""
         process, self._process = self._process, None
         return process
 
@@ -225,7 +225,7 @@ class ZygoteConnection:
                 logger.warning("A zygote, process %d, isn't gone after SIGKILL", self._process.pid)
 
     def close(self) -> None:
-        """Disconnect. The process that started the zygote waits for its end, for a limited time."""
+        """Disconnect. If this process started the zygote, wait for its end, then kill it."""
         self.leave()
         if self._process is not None and not has_ended(self._process):
             self.end()
@@ -234,7 +234,7 @@ class ZygoteConnection:
 def attempts_to_connect(
     spec: ZygoteSpec, *, within_s: float = _REACHED_S
 ) -> Iterator[ZygoteConnection | None]:
-    """Yield what each attempt of `ZygoteConnection.open` results in; `PAUSE_S` is to lie between.
+    """Yield the connection, or None, of each attempt; the caller pauses `PAUSE_S` in between.
 
     Raises:
         OSError: see `ZygoteConnection.open`.
@@ -249,10 +249,10 @@ def attempts_to_connect(
 
 
 def _attempt(spec: ZygoteSpec) -> ZygoteConnection | None:
-    """Connect to the zygote, or start it; None if neither is possible at this moment."""
+    """Connect to the zygote, or start it; return None if neither is possible now."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
-            # Only one can bind the name: that one starts the zygote.
+            # Only one process can bind the name; it starts the zygote.
             listener.bind(spec.name)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
@@ -263,7 +263,7 @@ def _attempt(spec: ZygoteSpec) -> ZygoteConnection | None:
                 ) from error
             return _connected(spec.name)
         with contextlib.ExitStack() as unless_started:
-            # Before anybody can connect, and look for it.
+            # Create it before anybody can connect and look for it.
             output = os.memfd_create(_output_name(spec.name))
             unless_started.callback(os.close, output)
             listener.listen(BACKLOG)
@@ -278,11 +278,11 @@ def _attempt(spec: ZygoteSpec) -> ZygoteConnection | None:
 
 
 def _connected(name: str) -> ZygoteConnection | None:
-    """Connect to the zygote at an address, without waiting for anybody.
+    """Connect to the zygote at an address, without waiting.
 
     Returns:
-        The connection; None if the zygote is ending or isn't listening yet, or if too many others
-        wait at its address.
+        The connection; None if the zygote is ending or isn't listening yet, or if its backlog is
+        full.
 
     Raises:
         PermissionError: another user's process has the address.
@@ -297,7 +297,7 @@ def _connected(name: str) -> ZygoteConnection | None:
         except (BlockingIOError, ConnectionRefusedError):
             return None
         peer = _listener_of(connection)
-        # It may close its connections before its listening socket, so others still connect to it.
+        # An ending zygote may still listen, and accept connections.
         if is_ending(peer):
             return None
         connection.setblocking(True)
@@ -330,12 +330,12 @@ def has_ended(zygote: subprocess.Popen[bytes]) -> bool:
 
 
 def _output_name(name: str) -> str:
-    """Return the name of the file in memory that is the standard error of one zygote."""
+    """Return the name of the memory file that is a zygote's standard error."""
     return f"polytrain-output-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def _output_of(process: int, name: str) -> int | None:
-    """Open the standard error of a zygote, which it or its starter has open; None if it hasn't."""
+    """Open a zygote's standard error through a process that has it open; None if it hasn't."""
     descriptors = Path(f"/proc/{process}/fd")
     with contextlib.suppress(OSError):
         for descriptor in descriptors.iterdir():
@@ -347,7 +347,7 @@ def _output_of(process: int, name: str) -> int | None:
 
 def _start(spec: ZygoteSpec, listener: socket.socket, output: int) -> subprocess.Popen[bytes]:
     listener.set_inheritable(True)
-    # Not in the command line, which every user on the node can read.
+    # Don't pass them on the command line, which every user on the node can read.
     settings = os.memfd_create("polytrain-zygote")
     with os.fdopen(settings, "wb", closefd=False) as file:
         marshal.dump(

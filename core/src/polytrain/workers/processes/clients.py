@@ -1,7 +1,7 @@
-"""A zygote's clients: their connections, and the processes that they are.
+"""A zygote's clients: their connections and processes.
 
-A client is gone when its connection ends, and when its process does: a child that it has forked may
-have its connection open, and outlive it.
+A client is gone when its connection or its process ends: a child that it has forked may outlive it
+with an open connection.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from polytrain.linux.readable import is_readable
 class Clients:
     """Connections from processes of this user, and a pidfd for each of these processes.
 
-    The zygote's selector shows when one of them can be read.
+    The zygote's selector watches both.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._processes: dict[socket.socket, int | None] = {}
-        """Client → the pidfd of its process; None if that process can't be watched from here."""
+        """Client → the pidfd of its process; None if the process can't be watched from here."""
 
         self._pidfds: dict[int, int] = {}
         """Process id → pidfd."""
 
         self._spare = _any_descriptor()
-        """A descriptor in reserve, to accept and close a connection when there is no other."""
+        """A spare descriptor, to accept and close a connection when none is left."""
 
     def __contains__(self, client: object) -> bool:
         return client in self._processes
@@ -43,12 +43,12 @@ class Clients:
         return len(self._processes)
 
     def add(self, client: socket.socket, pidfd: int | None = None) -> None:
-        """Have a client, whose process may be watched."""
+        """Add a client, with the pidfd of its process if that can be watched."""
         self._processes[client] = pidfd
         self._selector.register(client, selectors.EVENT_READ)
 
     def accept(self, listener: socket.socket) -> socket.socket | None:
-        """Accept a connection; return it if the client's process has ended already."""
+        """Accept and add a client; return its connection only if its process has already ended."""
         try:
             client, _ = listener.accept()
         except OSError:
@@ -84,10 +84,10 @@ class Clients:
 
     def _watched(self, pid: int) -> int | None:
         if pid == 0:
-            # It is in another namespace of process ids, and has none here.
+            # It is in another PID namespace, and has no id here.
             return None
         known = self._pidfds.get(pid)
-        # An id may be another process's by now.
+        # The id may have been reused for another process.
         if known is not None and not is_readable(known):
             return known
         pidfd = self._pidfds[pid] = os.pidfd_open(pid)
@@ -95,7 +95,7 @@ class Clients:
         return pidfd
 
     def _turn_away(self, listener: socket.socket) -> None:
-        """Close the connection of a client that gets no descriptor, so that it doesn't wait."""
+        """Accept and close a connection for which no descriptor is left, so that it can't wait."""
         with contextlib.suppress(OSError):
             os.close(self._spare)
             listener.accept()[0].close()

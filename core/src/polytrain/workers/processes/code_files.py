@@ -1,8 +1,8 @@
-"""Which files of code a process has imported, and whether they are still as they were.
+"""Notes the code files that a process has imported, and finds changed ones.
 
-A zygote may serve several runs. Between them a user edits modules beside the script, or installed
-in editable mode: worker processes that are forked from what was imported before would run old code.
-Files of installed distributions aren't noted: those are replaced as a whole.
+A zygote may serve several runs. Between them a user may edit modules beside the script, or
+installed in editable mode: worker processes forked from earlier imports would run old code. Files
+of installed distributions aren't noted: those are replaced as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STANDARD = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdli
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 _State = tuple[int, int] | None
-"""Time and size of a file; None if there is none."""
+"""Modification time and size of a file; None if it doesn't exist."""
 
 
 def is_installed(file: str) -> bool:
@@ -28,18 +28,18 @@ def is_installed(file: str) -> bool:
 
 
 class CodeFiles:
-    """The files of modules that aren't from an installed distribution, as they were when imported.
+    """Files of modules outside installed distributions, with their states before the import.
 
-    It is the first of the process's finders while it notes them, and asks the others: so a file is
-    looked at before it is read, and an edit between the two is noticed later.
+    While it notes them it is the process's first import finder, and delegates to the others. So a
+    file's state is read before its content, and an edit in between is noticed later.
     """
 
     def __init__(self) -> None:
         self._states: dict[str, _State] = {}
-        """File → what it was."""
+        """File → its state before the import."""
 
         self._linked: set[str] = set()
-        """Packages that are links in a directory of installed ones."""
+        """Packages that are links in a directory of installed packages."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -54,16 +54,16 @@ class CodeFiles:
             sys.meta_path.remove(self)
 
     def note_imported(self) -> None:
-        """Note the files of modules that this process has imported by now."""
+        """Note the files of modules that this process has already imported."""
         for name, module in list(sys.modules.items()):
-            # `__dict__` is read directly: some modules import others on attribute access.
+            # Read `__dict__` directly: some modules import others on attribute access.
             with contextlib.suppress(AttributeError):
                 self._note(name, object.__getattribute__(module, "__dict__").get("__spec__"))
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module as the other finders do, and note its file."""
+        """Find a module with the other finders, and note its file."""
         for finder in list(sys.meta_path):
             if finder is not self and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
@@ -73,7 +73,7 @@ class CodeFiles:
         return None
 
     def are_current(self) -> bool:
-        """Return whether all files are as they were."""
+        """Return whether all files are unchanged."""
         return all(_state(file) == state for file, state in self._states.items())
 
     def _note(self, name: str, spec: ModuleSpec | None) -> None:
@@ -87,7 +87,7 @@ class CodeFiles:
                 return
         file = os.path.abspath(spec.origin)
         while not os.path.exists(file) and file != os.path.dirname(file):
-            # It is in an archive.
+            # It is in an archive: note the archive.
             file = os.path.dirname(file)
         self._states.setdefault(file, _state(file))
 

@@ -40,7 +40,7 @@ class ForkRequest:
     stderr: int
     page: int
     others: tuple[int, ...]
-    """Further descriptors, for the entry."""
+    """Further descriptors for the entry."""
 
 
 def fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
@@ -110,8 +110,8 @@ def run_and_exit(entry: str, connection: int, page: int, *others: int) -> NoRetu
         be_readable(page)
         main = importlib.import_module(entry).main
         code = main(socket.socket(fileno=connection), others)
-        # Run the libraries' exit handlers. Skip the interpreter's own finalisation: frameworks
-        # take seconds for it, and there is nothing to save.
+        # Run the libraries' exit handlers, but not the interpreter's finalisation, which takes
+        # seconds with frameworks and saves nothing.
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
@@ -121,7 +121,7 @@ def run_and_exit(entry: str, connection: int, page: int, *others: int) -> NoRetu
 
 
 def spawn(request: ForkRequest) -> int:
-    """Spawn a worker process with a new interpreter. Slower: it imports everything itself."""
+    """Spawn a worker process with a new interpreter, which imports everything itself."""
     descriptors = (request.connection, request.page, *request.others)
     process = subprocess.Popen(
         [
@@ -141,7 +141,7 @@ def spawn(request: ForkRequest) -> int:
         pass_fds=descriptors,
         start_new_session=True,
     )
-    # The zygote reaps its children itself: this keeps Popen from doing it.
+    # Keep Popen from reaping the child: the zygote does that.
     process.returncode = 0
     return process.pid
 
@@ -154,7 +154,7 @@ def run_spawned(entry: str, *descriptors: int) -> NoReturn:
 
 
 def watched(pid: int) -> int:
-    """Return a child's pidfd; kill the child if there is none."""
+    """Return a child's pidfd; kill the child if none can be opened."""
     try:
         return os.pidfd_open(pid)
     except OSError:

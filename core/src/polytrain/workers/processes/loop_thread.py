@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own."""
+"""Runs an event loop on its own thread."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class LoopThread:
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
-        """Cancel what still runs, and end the thread.
+        """Cancel running coroutines, and end the thread.
 
-        A thread that is stuck is left behind: it doesn't keep the process from ending.
+        A stuck thread is left behind, and doesn't keep the process from ending.
 
         Args:
-            timeout_s: seconds to wait for its end.
+            timeout_s: seconds to wait for the thread's end.
         """
-        # The thread ends also if this one is interrupted while it waits.
+        # Submit first: the thread then ends even if this wait is interrupted.
         self.submit(self._end())
         self._thread.join(timeout_s)
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""The pipe that a worker process writes its standard output or error to."""
+"""Reads the pipe of a worker process's standard output or error."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from polytrain.text.bars import BarStates
 READ_SIZE = 1 << 16
 
 _READS = 64
-"""Reads that empty a pipe, which holds 64 KiB to 1 MiB on Linux, unless it is refilled."""
+"""Number of reads that empty a pipe, of 64 KiB to 1 MiB on Linux, unless it is refilled."""
 
 _SHORTEST_BAR_PAUSE_S = 0.001
 _BAR_PAUSE_S = 0.5
-"""While a bar moves slowly, the pipe is read this often: each state would wake the agent."""
+"""Seconds between reads while a progress bar moves slowly; else each state wakes the agent."""
 
 _BAR_PASSES_EVERY_S = 10.0
-"""How often a state of a bar that moves is passed on."""
+"""Seconds between states of a moving progress bar that are passed on."""
 
 LAST_WORDS = 4000
-"""Characters that are kept to explain the worker process's end."""
+"""Characters to keep, to explain the worker process's end."""
 
 
 class OutputPipe:
@@ -33,8 +33,8 @@ class OutputPipe:
     def __init__(self, reader: int, *, on_text: Callable[[str], None]) -> None:
         """
         Args:
-            reader: the descriptor, which is closed with this.
-            on_text: called with what is written.
+            reader: the descriptor to read, which `close` closes.
+            on_text: called with the text.
         """
         self._reader = reader
         self._on_text = on_text
@@ -45,32 +45,32 @@ class OutputPipe:
         self._passed_at = self._moved_at = self._loop.time()
         self._pause: asyncio.Handle | None = None
         self._pause_s = _SHORTEST_BAR_PAUSE_S
-        # Small writes leave gaps in the pipe's pages: it is full with little more than half of it.
+        # Small writes leave gaps in the pipe's pages, so half its size may already fill it.
         self._full = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ) // 2
         self._is_over = False
-        """Whether all that can write to it are gone."""
+        """Whether all writers are gone."""
 
         self._said = ""
 
     @property
     def last_words(self) -> str:
-        """The end of what was written."""
+        """The end of the text."""
         return (self._said + self._bars.held)[-LAST_WORDS:]
 
     def open(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         os.set_blocking(self._reader, False)
         self._loop.add_reader(self._reader, self._look)
 
     def read_all(self) -> None:
-        """Pass on what the pipe holds now; other processes may still write to it."""
+        """Pass on the pipe's present content; other processes may still write to it."""
         for _ in range(_READS):
             if not self._read():
                 break
         self._pass_on(self._bars.take_held())
 
     def close(self) -> None:
-        """Pass on what the pipe holds, and close it."""
+        """Pass on the pipe's content, and close it."""
         if self._pause is not None:
             self._pause.cancel()
         self.read_all()
@@ -79,9 +79,9 @@ class OutputPipe:
         os.close(self._reader)
 
     def _look(self) -> None:
-        """Read some of it. The amount is limited, since the event loop has other work.
+        """Read a limited amount: a process that never stops writing would block the event loop.
 
-        A process that never stops writing would keep the pipe full.
+        While a progress bar moves, pause between reads.
         """
         is_paused, self._pause = self._pause is not None, None
         size = self._read()
@@ -99,12 +99,12 @@ class OutputPipe:
         elif is_paused and self._bars.held and now - self._moved_at < _BAR_PAUSE_S:
             self._look_later(is_full=False)
         elif is_paused:
-            # The bar stands still: its state may be the last thing that is known of a hang.
+            # The bar stands still: its state may be the last sign before a hang.
             self._pass_on(self._bars.take_held())
             self._loop.add_reader(self._reader, self._look)
 
     def _look_later(self, *, is_full: bool) -> None:
-        """Look again before a process that goes on writing as fast would have to wait."""
+        """Schedule the next read before a process that writes at this rate must wait."""
         if is_full:
             self._pause_s = _SHORTEST_BAR_PAUSE_S
             self._pause = self._loop.call_soon(self._look)
@@ -113,7 +113,7 @@ class OutputPipe:
             self._pause_s = min(2 * self._pause_s, _BAR_PAUSE_S)
 
     def _read(self) -> int:
-        """Read once; return the number of bytes: with none, there are no more now."""
+        """Read once; return the number of bytes, which is 0 if there are none now."""
         try:
             data = os.read(self._reader, READ_SIZE)
         except BlockingIOError:

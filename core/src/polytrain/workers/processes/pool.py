@@ -1,6 +1,6 @@
-"""Processes on this machine for code that waits for them: validators, predictions, the kit.
+"""A pool of processes on this machine for blocking callers: validators, predictions, the kit.
 
-They are forked by a zygote, as worker processes are. Their events come through one queue.
+A zygote forks them, like worker processes. Their events arrive in one queue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _NODE = "this process"
 
 _ENDS_WITHIN_S = 10.0
-"""Seconds within which a process ends that is killed, or has closed its channel."""
+"""Seconds within which a process must end after it is killed or closes its channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +50,21 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A process has ended. All that it sent and wrote comes before."""
+    """A process has ended. All its messages and output have been yielded before."""
 
     number: int
     how: str
-    """How it ended, for people: "killed by SIGKILL", "exited with code 1"."""
+    """Description of its end, for people: "killed by SIGKILL", "exited with code 1"."""
 
     last_words: str
     """The end of its standard error, if that is captured."""
 
     memory_ran_out: bool
-    """Whether the kernel has killed processes for lack of memory since its start."""
+    """Whether the kernel has killed any process for lack of memory since its start."""
 
 
 class ProcessPool:
-    """Processes that end with this one. One thread calls its methods, unless they say otherwise."""
+    """Processes that end with this one. Use it from one thread, except where noted."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class ProcessPool:
     ) -> None:
         """
         Args:
-            spec: the zygote, with its address on this node. It is started if there is none.
+            spec: the zygote, with its address on this node; started if it isn't running.
             entry: the module whose `main` the processes run.
-            environment: their environment.
-            directory: their working directory.
-            captures_output: whether what they write becomes events. Otherwise they write to the
-                streams of this process.
+            environment: environment of the processes.
+            directory: working directory of the processes.
+            captures_output: whether their output becomes events. Otherwise they write to this
+                process's streams.
         """
         self._environment = environment
         self._directory = directory
@@ -90,7 +90,7 @@ class ProcessPool:
         self._events: queue.SimpleQueue[Sent | Wrote | Ended | None] = queue.SimpleQueue()
         self._children: dict[int, Child] = {}
         self._has_ended = asyncio.Event()
-        """Set when one of them has ended."""
+        """Set when a process has ended."""
 
         self._all_have_ended = False
 
@@ -106,21 +106,21 @@ class ProcessPool:
         self._loop.submit(self._start(number, message)).result()
 
     def send(self, number: int, message: Message) -> None:
-        """Send a message to a process, without waiting for it; nothing if the process has ended."""
+        """Send a message to a process, without waiting; do nothing if the process has ended."""
         self._loop.call(self._send, number, message)
 
     def kill(self, number: int) -> None:
-        """Kill a process, which leads to its end."""
+        """Kill a process; leads to `Ended`."""
         self._loop.call(self._zygotes.kill, number)
 
     def give_up(self, number: int, how: str) -> None:
-        """Have a process that can't be killed count as ended."""
+        """Count a process that can't be killed as ended."""
         self._loop.call(self._end, number, how)
 
     def next(self, timeout_s: float | None = None) -> Sent | Wrote | Ended | None:
         """Wait for the next event; return None after this time, or if `wake` was called.
 
-        A process whose message isn't taken yet has to wait before it can send much more.
+        Until its message is taken, a process blocks once its channel is full.
         """
         try:
             event = self._events.get(timeout=timeout_s)
@@ -135,7 +135,7 @@ class ProcessPool:
         self._events.put(None)
 
     def close(self) -> bool:
-        """Kill the processes, and wait for their end; return whether they have ended in time."""
+        """Kill the processes, and wait for their end; return whether all ended in time."""
         try:
             self._loop.submit(self._end_all()).result()
         finally:
@@ -245,7 +245,7 @@ def forked_pool(
 
     Args:
         entry: the module whose `main` the processes run.
-        modules: imported before. One that can't be imported fails again in the process.
+        modules: modules to import first. An import that fails is repeated in the process.
         variables: environment variables of the processes, besides those of this one.
     """
     spec = ZygoteSpec(

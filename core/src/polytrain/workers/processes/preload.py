@@ -1,7 +1,7 @@
-"""Preloads for later attempts what the first attempt imported: both sides.
+"""Preloads modules of the first attempt for later attempts: the worker's and the zygote's side.
 
 Only installed modules are preloaded: users expect that only their script imports modules beside it.
-And only if one import for all processes has the same effect: the function must not have changed
+A shared import must have the same effect as one per process: the function must not have changed
 `sys.path` or variables, and the imports must not start a thread or child, open a file, load Ray or
 import a module beside the script.
 """
@@ -22,10 +22,10 @@ from polytrain.workers.processes.client import preload_environment
 from polytrain.workers.processes.code_files import CodeFiles, is_installed
 
 _WORTH_IT = 30
-"""With fewer modules a preloaded zygote saves only milliseconds."""
+"""Minimum number of modules: with fewer, a preloaded zygote saves only milliseconds."""
 
 _OF_ONE_WORKER = "VISIBLE"
-"""Part of the names of variables that hold a worker's devices and differ between workers."""
+"""Part of the names of variables with a worker's devices, which differ between workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class PreloadRequest:
     """The modules to import for worker processes, and the environment to do it in."""
 
     modules: tuple[str, ...]
-    """In the order of the first worker process's imports."""
+    """Names, in the order of the first worker process's imports."""
 
     variables: Mapping[str, str | None]
     """Variables that changed in that process, with their new values; None if they were deleted."""
@@ -52,10 +52,10 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, st
 
 
 class ImportRecorder(SocketChannel):
-    """A worker process's channel to its agent, which reports once what the process imported.
+    """A worker process's channel to its agent, which also reports the imported modules once.
 
-    It does so after the first report: by then the training function has imported what it needs,
-    and another attempt needs the same.
+    It does so after the first report: by then the training function has imported the modules that
+    it, and the next attempt, needs.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -71,7 +71,7 @@ class ImportRecorder(SocketChannel):
             return
         match messages[0][0]:
             case "offer":
-                # Variables that the collective sets after this differ between ranks and attempts.
+                # Compare now: the collective then sets variables that differ between ranks.
                 self._variables = changed(self._before, os.environ)
             case "joined":
                 self._before = dict(os.environ)
@@ -86,10 +86,10 @@ class ImportRecorder(SocketChannel):
 def _installed_modules() -> list[str]:
     found = []
     for name, module in list(sys.modules.items()):
-        # `__dict__` is read directly: some modules import others on attribute access.
+        # Read `__dict__` directly: some modules import others on attribute access.
         with contextlib.suppress(AttributeError):
             spec = object.__getattribute__(module, "__dict__").get("__spec__")
-            # Ray has threads and connections of its own: a worker process imports it itself.
+            # Ray has its own threads and connections: each worker process imports it itself.
             if spec.name == name and is_installed(spec.origin or "") and not _is_ray(name):
                 found.append(name)
     return found
@@ -103,8 +103,8 @@ def preload(preload_request: PreloadRequest) -> dict[str, str] | None:
     """Import the requested modules in this process.
 
     Returns:
-        The variables that the imports set, which forks need too; None if a fork of this process
-        would differ from the first worker process, or could not work.
+        The variables that the imports set, for the forks; None if a fork of this process would
+        differ from the first worker process, or could not work.
     """
     os.environ.clear()
     common = {k: v for k, v in preload_request.environment.items() if _OF_ONE_WORKER not in k}
@@ -118,7 +118,7 @@ def preload(preload_request: PreloadRequest) -> dict[str, str] | None:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
     if own_code:
-        # The next attempt has what was edited meanwhile, as it would without this.
+        # Don't preload modules beside the script: the next attempt must see edits.
         return None
     if any(os.environ.get(name) != value for name, value in preload_request.variables.items()):
         # The function set this variable, and its imports may depend on it.

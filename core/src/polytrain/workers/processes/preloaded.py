@@ -1,7 +1,7 @@
-"""The node's zygote's side of its preloaded zygote, a fork of it that has imported more.
+"""Controls the preloaded zygote, a fork of the node's zygote with more imports, from the latter.
 
-Clients talk to the node's zygote alone. It passes their requests on, over a socket that the fork
-has inherited: so the preloaded zygote needs no address, which others could take.
+Clients connect only to the node's zygote. It forwards their requests over a socket that the fork
+has inherited, so the preloaded zygote needs no address, which others could take.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polytrain.workers.processes.forked import watched
 from polytrain.workers.processes.requests import send_request
 
 _TAKEN_WITHIN_S = 10.0
-"""Seconds within which it must take a request."""
+"""Seconds within which it must read a request."""
 
 _READ_SIZE = 1 << 16
 
@@ -36,13 +36,13 @@ class Preloaded:
     pidfd: int
     connection: socket.socket
     entry: str
-    """Whose processes it forks: others, such as validations, outlive it."""
+    """The entry whose processes it forks; others, such as validations, outlive it."""
 
     is_ready: bool = False
     """Whether it has imported everything, and can fork."""
 
     _why: str = ""
-    """The reason that it gave for its end."""
+    """Its reason for its end; empty if it gave none."""
 
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _workers: dict[int, tuple[socket.socket, int]] = field(default_factory=dict)
@@ -55,11 +55,11 @@ class Preloaded:
         """Fork this process.
 
         Args:
-            entry: whose processes the preloaded zygote forks.
+            entry: the entry whose processes the preloaded zygote forks.
             become: called in the fork, with its connection to this process.
 
         Returns:
-            The preloaded zygote; None if the system refuses it. It only saves time.
+            The preloaded zygote, which only saves time; None if the system refuses the fork.
         """
         with contextlib.suppress(OSError), contextlib.ExitStack() as unless_forked:
             ours, theirs = map(unless_forked.enter_context, socket.socketpair())
@@ -84,7 +84,7 @@ class Preloaded:
         self._workers[number] = client, client_number
 
     def kill(self, client: socket.socket, client_number: int | None = None) -> None:
-        """Kill a client's worker process of this number, or all of that client.
+        """Kill a client's worker process with this number, by default all of the client's.
 
         Raises:
             OSError: it is gone, or takes no request.
@@ -94,7 +94,7 @@ class Preloaded:
                 self._send(["kill", number])
 
     def read(self) -> list[Answer]:
-        """Read all that it has sent; return its answers to clients."""
+        """Read all its messages; return its answers to clients."""
         answers = []
         while data := self._received():
             for message in self._frames.feed(data):
@@ -113,13 +113,13 @@ class Preloaded:
     def end(self) -> None:
         """Kill it, and wait for its end. Its worker processes die with it."""
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        # Without a limit: a client waits a second for its answer, and kills this process then.
+        # No time limit: a client waits a second for its answer, then kills this process.
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
         self.connection.close()
 
     def unanswered(self) -> list[Answer]:
-        """Return what to answer to those whose worker processes have died with it."""
+        """Return the answers to clients whose worker processes have died with it."""
         how = f"its zygote died{self._why and ': '}{self._why}".strip()
         return [
             (client, ["ended", client_number, how, False])

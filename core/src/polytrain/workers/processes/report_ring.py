@@ -1,7 +1,7 @@
 """A ring of reports in memory that a worker process shares with its agent.
 
-Receiving every report at once costs the agent more than the report costs the worker process, and on
-a busy machine this time is lost for training. So reports are written here without a system call,
+Receiving each report separately costs the agent more time than it costs the worker process to send,
+and on a busy machine training loses this time. So reports are written here without a system call,
 and the agent is called at intervals. Written reports survive the worker process.
 """
 
@@ -14,12 +14,12 @@ _COUNTS = struct.Struct("QQ")
 """Total bytes written, and total bytes read."""
 
 _HEADER = struct.Struct("IIQ")
-"""A frame's length, its checksum, because counts and bytes may become visible in any order, and the
-number of messages that were sent before it in another way."""
+"""A frame's length; its checksum, because counts and bytes may become visible in any order; and the
+number of messages sent before it through the socket."""
 
 
 def calls_every_s(rank: int) -> float:
-    """Return the seconds between two calls of the reader: fewer for rank 0, which users watch."""
+    """Return the seconds between calls of the reader: fewer for rank 0, which users watch."""
     return 0.5 if rank == 0 else 2.0
 
 
@@ -39,8 +39,8 @@ class Ring:
         """Write a frame, if there is room for it.
 
         Args:
-            frame: what is written.
-            after: number of messages that were sent before it in another way.
+            frame: the frame.
+            after: number of messages sent before it through the socket.
         """
         written, read = self._counts
         entry = _HEADER.pack(len(frame), crc32(frame), after) + frame
@@ -54,10 +54,10 @@ class Ring:
         return True
 
     def take(self, *, received: int = 0) -> bytes:
-        """Return the new frames, joined, up to one that was sent after a message still to come.
+        """Return the new frames, joined, up to the first that follows a message not yet received.
 
         Args:
-            received: number of messages that have been received in another way.
+            received: number of messages received through the socket.
         """
         taken = b""
         written, read = self._counts

@@ -1,7 +1,7 @@
-"""Requests to a zygote: a message with open descriptors, on both ends of its socket.
+"""Sends and receives requests to a zygote: a message with open descriptors.
 
-The socket takes little, and the zygote may be importing: so a long message is in a file in memory,
-and the descriptor of that file comes first.
+The socket's buffer is small, and the zygote may be importing: so a long message is in a memory
+file, whose descriptor comes first.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from polytrain.workers.processes.channel import pack, receive_exactly, unpack
 
 _LONGEST_FRAME = 16 << 10
-"""Bytes of a request that are sent through the socket."""
+"""Maximum bytes of a request that is sent through the socket."""
 
 _MAX_DESCRIPTORS = 250
-"""Descriptors that one message can carry; the kernel's limit is 253."""
+"""Maximum descriptors of one message; the kernel's limit is 253."""
 
 _IN_MEMORY = "in memory"
 
@@ -28,8 +28,8 @@ class LacksDescriptorsError(Exception):
     def __init__(self, kind: str, details: Sequence[Any]) -> None:
         """
         Args:
-            kind: the request's.
-            details: what else is known of it; of a "fork" its id comes first.
+            kind: kind of the request.
+            details: its other fields; the first field of a "fork" is its id.
         """
         super().__init__(kind, details)
         self.kind = kind
@@ -59,9 +59,9 @@ def receive_request(connection: socket.socket) -> tuple[list[Any], list[int]]:
     """Receive a request and its descriptors.
 
     Raises:
-        LacksDescriptorsError: there were no descriptors left for it. Those that came are closed.
+        LacksDescriptorsError: this process has no descriptors left. Received ones are closed.
         EOFError: the client is gone.
-        IndexError, OSError, ValueError: it doesn't keep to the protocol.
+        IndexError, OSError, ValueError: the client violates the protocol.
     """
     header, descriptors, flags, _ = socket.recv_fds(connection, 4, _MAX_DESCRIPTORS)
     try:
@@ -80,13 +80,13 @@ def receive_request(connection: socket.socket) -> tuple[list[Any], list[int]]:
 
 
 def _send(connection: socket.socket, frame: bytes, descriptors: Sequence[int]) -> None:
-    # The descriptors are sent with the first bytes; the rest may need several messages.
+    # Send the descriptors with the first bytes; the rest may need several messages.
     socket.send_fds(connection, [frame[:4]], list(descriptors))
     connection.sendall(frame[4:])
 
 
 def _content(descriptor: int) -> bytes:
-    """Return the content of a file in memory, which is closed."""
+    """Return the content of a memory file, and close it."""
     with os.fdopen(descriptor, "rb") as file:
         file.seek(0)
         return file.read()

@@ -1,4 +1,4 @@
-"""Checks what worker processes need of the system, before any starts."""
+"""Checks the worker processes' requirements of the system, before any starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polytrain_plugins import Problem
 
 
 def system_problems() -> Iterator[Problem]:
-    """Yield system calls that runs need and the kernel or a container's sandbox refuses."""
+    """Yield required system calls that the kernel or a container's sandbox refuses."""
     for name, attempt in _NEEDED.items():
         try:
             attempt()

@@ -1,4 +1,4 @@
-"""The zygote: an interpreter that has imported what workers need, and forks worker processes.
+"""The zygote: an interpreter with the workers' modules imported, which forks worker processes.
 
 There is one per node, started with exec: no Ray, no thread, no device. Agents connect to its
 socket. It forks worker processes for them, and notifies them when one ends. It ends with its last
@@ -16,7 +16,7 @@ sends and receives these. The zygote answers
 
     ["forked", id, pid]
     ["ended", id, how, killed]      when a worker process ends, or can't be started
-    ["is current", bool]            whether the files of code that it imported are as they were
+    ["is current", bool]            whether the code files that it imported are unchanged
     ["dying", why]                  when the zygote fails with an unexpected error
 
 If the system refuses a process or file descriptor, only that request fails.
@@ -24,7 +24,7 @@ If the system refuses a process or file descriptor, only that request fails.
 On "preload" it forks a second zygote, the preloaded zygote, which imports the modules, so that only
 new ones take time and memory. Once that is done, and if that one can fork safely, it forks the
 processes of this entry that clients request here (`preloaded`). It ends with this zygote, or on
-"reset": the next run may need other modules.
+"reset", because the next run may need other modules.
 """
 
 from __future__ import annotations
@@ -84,40 +84,40 @@ class _Worker:
     pidfd: int
     client: socket.socket
     killed: bool = False
-    """Whether it was alive when a client requested its end."""
+    """Whether it was alive when a client requested to kill it."""
 
 
 @dataclass(slots=True)
 class Zygote:
-    """The event loop: accepts clients, serves requests, and notifies clients of ends."""
+    """Accepts clients, serves requests, and notifies clients of ended worker processes."""
 
     listener: socket.socket | None
-    """Where clients connect; None for the preloaded zygote."""
+    """The socket to which clients connect; None for the preloaded zygote."""
 
     client: socket.socket | None = None
     """The preloaded zygote's only client: the node's zygote."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables that its imports set, for worker processes."""
+    """Variables that its imports set, which worker processes get."""
 
     children: socket.socket | None = None
     """Becomes readable when a child has ended; None in tests without it."""
 
     code_files: CodeFiles = field(default_factory=CodeFiles)
-    """The files of code that it has imported."""
+    """The code files that it has imported."""
 
     _has_preloaded: bool = False
     _preloaded: Preloaded | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _clients: Clients = field(init=False)
     _workers: dict[int, _Worker] = field(default_factory=dict)
-    """By pidfd."""
+    """Pidfd → worker."""
 
     def __post_init__(self) -> None:
         self._clients = Clients(self._selector)
 
     def serve(self) -> None:
-        """Serve until the last client leaves. The first connected before the zygote ran."""
+        """Serve until the last client leaves. The first one connected before this call."""
         if self.children is not None:
             self._selector.register(self.children, selectors.EVENT_READ)
         if self.listener is not None:
@@ -130,7 +130,7 @@ class Zygote:
                 for key, _ in self._selector.select():
                     self._serve_source(key.fileobj)
         except Exception as error:
-            # Clients that wait for worker processes get the reason.
+            # Send the reason to clients that wait for worker processes.
             for client in self._clients:
                 self._answer(client, ["dying", "".join(traceback.format_exception(error))])
             raise
@@ -169,7 +169,7 @@ class Zygote:
             self._serve_the_rest(orphan)
 
     def _serve_the_rest(self, client: socket.socket) -> None:
-        """Serve what a client has requested whose process has ended, and drop it."""
+        """Serve the remaining requests of a client whose process has ended, and drop it."""
         while client in self._clients and is_readable(client):
             self._serve_client(client)
         if client in self._clients:
@@ -219,7 +219,7 @@ class Zygote:
     def _kill(self, client: socket.socket, process_id: int) -> None:
         for worker in self._workers.values():
             if worker.client is client and worker.id == process_id:
-                # A process that has just died by itself wasn't killed: it may be the cause.
+                # A process that has just died by itself may be the cause: it wasn't killed.
                 worker.killed = is_running(worker.pid)
                 kill_session(worker.pid)
         if self._preloaded is not None:
@@ -227,7 +227,7 @@ class Zygote:
                 self._preloaded.kill(client, process_id)
 
     def _reap(self, worker: _Worker) -> None:
-        # The session is killed before its leader is reaped: afterwards the id may be reused.
+        # Kill the session before reaping its leader: afterwards the id may be reused.
         kill_session(worker.pid)
         _, status = os.waitpid(worker.pid, 0)
         self._selector.unregister(worker.pidfd)
@@ -243,22 +243,22 @@ class Zygote:
         return known if self._preloaded is None else {*known, self._preloaded.pid}
 
     def _reap_strays(self) -> None:
-        """Reap orphans of worker processes, which are this process's children."""
+        """Reap orphans of worker processes, which this process has adopted."""
         assert self.children is not None
-        # Clears the wake-ups of all ends so far; later ends wake it again.
+        # Clear the wake-ups of all ends so far; later ends wake it again.
         self.children.recv(4096)
         reap_children_except(self._known())
 
     def _kill_strays(self, session: int) -> None:
         """Kill the orphans of an ended worker process in its session.
 
-        An orphan that left its session may be any worker's: it is killed with the last of them.
+        An orphan that left its session may be any worker's: it is killed with the last worker.
         """
         known, is_last = self._known(), not self._workers
         kill_children(lambda pid: pid not in known and (is_last or session_of(pid) == session))
 
     def _preload(self, request: list[Any]) -> None:
-        # Only once: imports that made forking unsafe would do so again.
+        # Preload only once: imports that made forking unsafe would do so again.
         if self._has_preloaded or thread_count() > 1 or holds_device():
             return
         self._has_preloaded = True
@@ -283,13 +283,13 @@ class Zygote:
         self._has_preloaded = False
 
     def _end_preloaded(self, preloaded: Preloaded) -> None:
-        """End the preloaded zygote, or take notice of its end."""
+        """End the preloaded zygote, or handle its end."""
         self._selector.unregister(preloaded.pidfd)
         self._selector.unregister(preloaded.connection)
         self._pass_on(preloaded.read())
         preloaded.end()
         self._preloaded = None
-        # Its worker processes die with it; their children are now this process's.
+        # Its worker processes die with it; this process adopts their children.
         known = self._known()
         kill_children(lambda pid: known.isdisjoint((pid, session_of(pid))))
         self._pass_on(preloaded.unanswered())
@@ -301,7 +301,7 @@ class Zygote:
             try:
                 preloaded.fork(client, request, descriptors)
             except OSError:
-                # It has died, or was stopped: it only saves time.
+                # It has died, or was stopped. Do without it: it only saves time.
                 self._end_preloaded(preloaded)
             else:
                 return
@@ -320,7 +320,7 @@ class Zygote:
         self._answer(client, ["ended", process_id, how, False])
 
     def _forked(self, request: ForkRequest) -> int:
-        # A forked child would have broken locks of other threads, and a broken device context.
+        # A forked child would inherit other threads' locks and an unusable device context.
         if thread_count() > 1 or holds_device():
             return spawn(request)
         parent = os.getpid()
@@ -351,10 +351,10 @@ def _become_preloaded(
 
 
 def _preload(modules: Sequence[str]) -> None:
-    # Collections during imports free next to nothing, and take a fifth of the time.
+    # Garbage collections during imports free almost nothing, and take a fifth of the time.
     gc.disable()
     for module in modules:
-        # A failed import fails again in the worker process, which reports it.
+        # An import that fails is repeated in the worker process, which reports the error.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     # Frozen objects stay shared between all forks: the collector doesn't touch them.
@@ -387,17 +387,17 @@ def main(listener_descriptor: int, modules: Sequence[str]) -> None:
     """
     # The driver handles Ctrl-C in the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What an import crashes in is in the output that agents show.
+    # If an import crashes, its stack is in the output that agents show.
     faulthandler.enable()
     adopt_orphans()
     with socket.socket(fileno=listener_descriptor) as listener:
-        # From here on the kernel names this process as the listener to its clients.
+        # From here on the kernel reports this process as the listener to its clients.
         listener.listen(BACKLOG)
         code_files = CodeFiles()
         code_files.note_imported()
         with code_files.noting():
             _preload(modules)
-        # Some modules put finders of their own before all others.
+        # Some modules insert their own finders before all others, so note all modules again.
         code_files.note_imported()
         with _woken_by_children() as children:
             Zygote(listener, children=children, code_files=code_files).serve()

@@ -1,4 +1,4 @@
-"""A connection on an event loop to the node's zygote, which forks processes."""
+"""Connects an event loop to the node's zygote, which forks processes."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from polytrain.workers.processes.output_pipe import READ_SIZE
 
 
 class Listener(Protocol):
-    """Is notified of the start and end of processes, by the numbers that it gave them."""
+    """Is notified of the start and end of processes, by the numbers of its requests."""
 
     def process_started(self, number: int, pid: int) -> None:
-        """The process has started with this process id."""
+        """Handle that the process has started with this process id."""
 
     def process_ended(self, number: int, how: str, *, killed: bool) -> None:
-        """The process has ended, or couldn't be started.
+        """Handle that the process has ended, or couldn't be started.
 
         Args:
-            number: of the process.
-            how: how it ended, for people.
-            killed: whether it was alive when its end was requested.
+            number: number of the process.
+            how: description of its end, for people.
+            killed: whether it was alive when a kill was requested.
         """
 
     def process_lost(self, number: int, why: str) -> None:
-        """The zygote of the process is gone; `why` is empty if it gave no reason."""
+        """Handle that the process's zygote is gone; `why` is empty if it gave no reason."""
 
 
 class Zygotes:
     """The connection to the node's zygote, and to the next one if that ends.
 
-    Whoever needs the node's zygote first starts it. All methods run on one event loop.
+    The first client starts the node's zygote. All methods run on one event loop.
     """
 
     def __init__(self, spec: ZygoteSpec, entry: str, *, listener: Listener) -> None:
@@ -59,7 +59,7 @@ class Zygotes:
         self._is_closed = False
 
     async def connect(self) -> None:
-        """Start or connect to the node's zygote, so that it imports what processes need.
+        """Start or connect to the node's zygote, so that it imports the processes' modules.
 
         Raises:
             OSError: see `ZygoteConnection.open`.
@@ -105,7 +105,7 @@ class Zygotes:
         zygote.running.add(number)
 
     def kill(self, number: int) -> None:
-        """Kill a process. If its zygote is gone, so is the process."""
+        """Kill a process. If its zygote is gone, the process is gone too."""
         if self._node is not None and number in self._node.running:
             with contextlib.suppress(OSError):
                 self._node.connection.request(["kill", number])
@@ -117,7 +117,7 @@ class Zygotes:
         environment: Mapping[str, str],
         directory: str,
     ) -> None:
-        """Request a preloaded zygote with what a process imported, unless there is one."""
+        """Request a preloaded zygote with a process's imports, unless there is one."""
         imported = [list(modules), dict(variables), dict(environment), directory]
         if self._node is not None:
             with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ class Zygotes:
         """Disconnect, which ends these processes.
 
         Returns:
-            The node's zygote if it was started here. It lives while others use it.
+            The node's zygote if it was started here. It lives while other clients use it.
         """
         self._is_closed = True
         node, self._node = self._node, None
@@ -180,6 +180,6 @@ class _Connection:
 
     @property
     def why_lost(self) -> str:
-        """What is known of the reason for the zygote's end."""
+        """Return the known reason for the zygote's end."""
         output = self.connection.last_output()
         return self.why or (output and f"its last output was:\n{output}")

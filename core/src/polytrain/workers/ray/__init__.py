@@ -1,1 +1,1 @@
-"""Agents on Ray."""
+"""Runs agents on Ray."""

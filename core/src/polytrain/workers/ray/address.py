@@ -65,7 +65,7 @@ def mismatch_problem(message: str) -> Problem | None:
     """Return the problem if Ray refuses a cluster that runs with different versions, else None.
 
     Args:
-        message: of the exception that `ray.init` has raised.
+        message: message of the exception that `ray.init` has raised.
     """
     if not message.startswith("Version mismatch"):
         return None
@@ -78,7 +78,7 @@ def mismatch_problem(message: str) -> Problem | None:
 
 
 def cluster_address(environment: Mapping[str, str]) -> str | None:
-    """Return the cluster that is named, or that runs on this machine and answers.
+    """Return the configured cluster, or one that runs on this machine and answers; None if none.
 
     Args:
         environment: this process's variables.
@@ -106,7 +106,7 @@ def _answers(address: str) -> bool:
         with socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S):
             return True
     except ValueError:
-        # Ray reports an invalid address itself.
+        # Let Ray report an invalid address.
         return True
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Asks Ray for the report of the cluster's autoscaler."""
+"""Gets the report of the cluster's autoscaler from Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polytrain.ray_api.private import stored_status
 
 logger = logging.getLogger(__name__)
 
-# Its classes are made when it is imported.
+# The module creates its classes on import, so type checkers don't know them.
 _messages: Any = autoscaler_pb2
 
 _STATUS_OF_V1 = "__autoscaling_status"
@@ -29,7 +29,7 @@ _PAUSE_S = 0.2
 
 
 def autoscaler_report() -> AutoscalerReport | None:
-    """Return what the autoscaler reports now; None if it hasn't reported."""
+    """Return the autoscaler's latest report; None if it hasn't reported."""
     try:
         status = stored_status(_STATUS_OF_V1)
         if status:
@@ -47,7 +47,7 @@ def autoscaler_report() -> AutoscalerReport | None:
 
 
 def can_add_nodes() -> bool:
-    """Return whether the cluster may grow. Waits a moment for a cluster that has just started."""
+    """Return whether the cluster may grow. Wait briefly if it has just started."""
     deadline = time.monotonic() + _FIRST_REPORT_S
     while (report := autoscaler_report()) is None and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)

@@ -1,7 +1,7 @@
-"""The resources that Ray reserves for agents: bundles of the run's group, or of one for each agent.
+"""Reserves resources for agents on Ray: bundles of the run's placement group, or own groups.
 
-A run of a fixed size reserves all of its bundles at once. An agent beyond them, on standby or of an
-elastic run, has a group of one bundle, which Ray places when there is room.
+A run of a fixed size reserves all of its bundles at once. Any other agent, on standby or in an
+elastic run, has its own group of one bundle, which Ray places when there is room.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AgentBundles:
     """The bundles of a run's agents. Its methods may be called from any thread."""
 
     resources: Mapping[str, float]
-    """Those of one agent."""
+    """The resources of one agent."""
 
     labels: Sequence[Mapping[str, str]] = ()
     """Label selectors of the nodes: one for all agents, or one for each bundle of the run's group;
@@ -43,13 +43,13 @@ class AgentBundles:
 
     _name: str = field(default_factory=lambda: f"polytrain-{secrets.token_hex(8)}")
     _group: Reservation | None = None
-    """The run's."""
+    """The run's placement group."""
 
     _bundles: dict[int, _Bundle] = field(default_factory=dict)
-    """By the agent's number."""
+    """Number of the agent → its bundle."""
 
     _kept: list[tuple[str, Reservation]] = field(default_factory=list)
-    """Groups of one bundle whose agents were lost, with their nodes."""
+    """Nodes and own groups of agents that were lost."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _guard: Guard = field(init=False)
@@ -63,7 +63,7 @@ class AgentBundles:
         self._group = Reservation(self._name, self.resources, count, strategy, labels=labels)
 
     def not_on(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return the label selector of an agent beyond the run's group, without some nodes."""
+        """Return the label selector of an agent outside the run's group, which excludes nodes."""
         return without(self.labels[0] if self.labels else {}, nodes)
 
     def sizes(self) -> dict[str, int]:
@@ -84,9 +84,9 @@ class AgentBundles:
         """Assign a bundle to an agent.
 
         Args:
-            number: the agent's.
-            bundle: one of the run's group; None for a group of its own.
-            avoid: nodes on which its own group isn't placed.
+            number: number of the agent.
+            bundle: a bundle of the run's group; None for an own group.
+            avoid: nodes to exclude for an own group.
         """
         if bundle is not None:
             assert self._group is not None
@@ -104,7 +104,7 @@ class AgentBundles:
             self._bundles[number] = found
 
     def _kept_one(self, avoid: Iterable[str]) -> Reservation | None:
-        """Return a group of a lost agent; free those on nodes to avoid."""
+        """Return a lost agent's group for reuse; free those on nodes to avoid."""
         with self._lock:
             avoided = [group for node, group in self._kept if node in avoid]
             self._kept = [(node, group) for node, group in self._kept if node not in avoid]
@@ -114,9 +114,9 @@ class AgentBundles:
         return kept
 
     def placed(self, numbers: Iterable[int]) -> dict[int, str]:
-        """Return the nodes of those of these agents whose bundles Ray has placed.
+        """Return number → node of those agents whose bundles Ray has placed.
 
-        Bundles of a lost node are left out until Ray has placed them anew.
+        Bundles of a lost node are left out until Ray has placed them again.
         """
         with self._lock:
             wanted = {number: self._bundles.get(number) for number in numbers}
@@ -140,8 +140,8 @@ class AgentBundles:
         """Keep a lost agent's own group for the next agent, before others get its resources.
 
         Args:
-            number: the agent's.
-            node: where its bundle is. If the node is lost, Ray places the bundle on another one.
+            number: number of the agent.
+            node: node of its bundle. If the node is lost, Ray places the bundle on another one.
         """
         with self._lock:
             bundle = self._bundles.pop(number, None)

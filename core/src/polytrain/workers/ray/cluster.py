@@ -1,4 +1,4 @@
-"""A Ray cluster on which agents run, and its draining nodes."""
+"""Uses a Ray cluster for agents, and watches for draining nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from polytrain.workers.ray.launcher import RayAgentLauncher
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-"""Seconds between two requests. Notices come at least half a minute ahead."""
+"""Seconds between two requests. Nodes announce a drain at least half a minute ahead."""
 
 
 class RayCluster:
@@ -43,7 +43,7 @@ class RayCluster:
     def __init__(self, label_selectors: Sequence[Mapping[str, str]] = ()) -> None:
         """
         Args:
-            label_selectors: of the run's workers; empty if they may be on any node.
+            label_selectors: label selectors of the run's workers; empty for any node.
         """
         self.node_id: str = ray.get_runtime_context().get_node_id()
         self._selectors = label_selectors
@@ -84,14 +84,14 @@ class RayCluster:
 
     def share(self, content: pa.Buffer) -> RayMemory:
         """Put bytes where the agents of all nodes can read them."""
-        # In a list, so that it isn't fetched before it is opened.
+        # In a list, Ray doesn't fetch it before it is opened.
         return RayMemory(references=[ray.put(np.frombuffer(content, dtype=np.uint8))])
 
     def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
-        """Return what starts the streaming data sets of each attempt."""
+        """Return the source that starts the streaming data sets of each attempt."""
         if all(dataset.source.stream is None for dataset in datasets):
             return Nothing()
-        # Importing Ray Data takes a while.
+        # Import it late: importing Ray Data takes a while.
         from polytrain.workers.ray.streams import Streams
 
         return Streams(datasets, held)
@@ -102,7 +102,7 @@ class RayCluster:
 
 
 def _per_bundle(scaling: ScalingConfig) -> tuple[Mapping[str, str], ...]:
-    """Return the label selectors as `AgentBundles.labels` wants them."""
+    """Return the label selectors in the form of `AgentBundles.labels`."""
     each = [scaling.label_selector_of(worker) for worker in range(scaling.max_workers)]
     return tuple(each) if len(scaling.label_selectors) > 1 else scaling.label_selectors
 
@@ -114,9 +114,9 @@ class RayMemory:
     references: list[Any]
 
     def open(self) -> OpenShared:
-        """Open it in an agent."""
-        # Without a limit: it may be transferred from another node. The agent waits in a thread that
-        # isn't its own, and ends its attempt when it is asked to.
+        """Open the bytes in an agent."""
+        # No time limit: it may be transferred from another node. The agent waits in another thread,
+        # and ends its attempt on request.
         array = ray.get(self.references[0])
         descriptor, extent = _store_memory(array) or (
             bytes_to_shared_memory(memoryview(array)),
@@ -125,14 +125,14 @@ class RayMemory:
         return OpenShared(descriptor=descriptor, extent=extent, kept=array)
 
     def close(self) -> None:
-        """Ray counts the references."""
+        """Do nothing: Ray counts the references."""
 
 
 def _store_memory(array: np.ndarray[Any, Any]) -> tuple[int, Extent] | None:
     """Return the object store's memory behind an array; None if it can't be found.
 
-    The store is an unnamed file that this process maps. The raylet, which started this process,
-    has the file open, and a process of the same user can open it through `/proc`.
+    The store is an unnamed file that this process maps. The raylet, this process's parent, has it
+    open, and a process of the same user can open it through `/proc`.
     """
     address = array.ctypes.data
     with open("/proc/self/maps") as maps:
@@ -166,7 +166,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 class NodeWatch:
     """Reports each draining node once, from its own thread.
 
-    It asks every few seconds, because Ray doesn't send notices.
+    It polls every few seconds, because Ray doesn't send notices.
     """
 
     def __init__(self, tell: Callable[[frozenset[str]], None]) -> None:
@@ -182,7 +182,7 @@ class NodeWatch:
     def close(self) -> None:
         """Stop watching."""
         self._ended.set()
-        # Longer only if Ray doesn't answer. What the thread tells then is of no use to anybody.
+        # The thread takes longer only if Ray doesn't answer; its later notices are ignored.
         self._thread.join(_LOOK_S)
 
     def _watch(self) -> None:

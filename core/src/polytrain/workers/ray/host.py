@@ -1,4 +1,4 @@
-"""A host of agents in a Ray actor, which ends with its node."""
+"""Hosts agents in a Ray actor, which ends with its node."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from polytrain.workers.agents.placement import NodeAddress
 
 
 class RayHost:
-    """The actor."""
+    """The actor that hosts agents."""
 
     def __init__(self, spec: AgentSpec, job: bytes, numbers: Sequence[int]) -> None:
         """
         Args:
             spec: the settings of all agents of the run.
             job: the pickled job of their worker processes.
-            numbers: those of its first agents.
+            numbers: numbers of its first agents.
         """
         context = ray.get_runtime_context()
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -36,7 +36,7 @@ class RayHost:
             spec,
             job,
             self._place,
-            # A Ray call in the training function connects to the same cluster.
+            # Ray calls in the training function then connect to the same cluster.
             {"RAY_ADDRESS": context.gcs_address},
             tell=lambda number, mail: self._mail.put_nowait((number, mail)),
         )
@@ -62,11 +62,11 @@ class RayHost:
         await self._host.end(number)
 
     async def end_all(self) -> None:
-        """End all agents, and release what would outlive this process."""
+        """End all agents, and release resources that would outlive this process."""
         await self._host.end_all()
 
     async def events(self) -> AsyncIterator[list[tuple[int, Mail]]]:
-        """Yield what the agents send, with their numbers; several at once if they are ready."""
+        """Yield the agents' mail with their numbers; several at once if they are ready."""
         while True:
             batch = [await self._mail.get()]
             while not self._mail.empty():
@@ -74,7 +74,7 @@ class RayHost:
             yield batch
 
     def _end_with_raylet(self) -> None:
-        """End with the raylet: Ray itself notices seconds later, when others have the ranks."""
+        """End with the raylet: Ray ends it seconds later, when other agents have the ranks."""
         raylet = os.getppid()
         with contextlib.suppress(OSError):
             if Path(f"/proc/{raylet}/comm").read_text() == "raylet\n":

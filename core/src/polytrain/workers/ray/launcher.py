@@ -1,9 +1,9 @@
-"""Agents on Ray: one host actor for a node's agents, and one event loop in the driver for them all.
+"""Launches agents on Ray: a host actor for each node's agents, and one event loop in the driver.
 
-Ray reserves a bundle of resources per worker, as it would for actors. One actor without resources
-of its own then serves all bundles of a node, because starting a process takes Ray much longer than
-starting an agent. Where workers have accelerators, each agent has an actor in its bundle: only that
-actor learns from Ray which devices are the bundle's.
+Ray reserves a bundle of resources per worker, as it would for actors. One actor without own
+resources then serves all bundles of a node, because Ray takes much longer to start a process than
+an agent takes to start. With accelerators, each agent has an actor in its bundle: only that actor
+learns from Ray which devices belong to the bundle.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ logger = logging.getLogger(__name__)
 _HostActor = ray.remote(RayHost)
 
 _CONCURRENT_CALLS = 100_000
-"""Each agent has several at once: `leave`, for one, waits for the worker process."""
+"""Maximum concurrent calls of a host. An agent has several: `Leave` waits for its process."""
 
 _SHARED = {"CPU", "memory"}
-"""Resources of which a worker needs an amount, not a certain device."""
+"""Resources that a worker needs as an amount, not as certain devices."""
 
 _FIRST_PAUSE_S = 0.005
-"""Seconds after a request until the second look at where Ray has placed it; then twice as many."""
+"""Seconds between the first two checks whether Ray has placed a request; doubled each time."""
 
 _LONGEST_PAUSE_S = 1.0
 
@@ -82,20 +82,20 @@ class RayAgentLauncher:
     """Label selectors of the nodes: see `AgentBundles.labels`."""
 
     spread: bool
-    """Whether to prefer different nodes for agents outside of bundles."""
+    """Whether to spread agents outside the run's bundles over nodes."""
 
     shares_hosts: bool
-    """Whether agents outside of bundles share hosts. A standby is to survive the host of a rank."""
+    """Whether agents outside the run's bundles share hosts; standbys must survive ranks' hosts."""
 
     mailbox: queue.SimpleQueue[Delivery]
     _job: Any = field(init=False)
-    """Reference to the job, which Ray copies to each node once."""
+    """Reference to the job, which Ray copies once to each node."""
 
     _bundles: AgentBundles = field(init=False)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _hosts: dict[int, _Host] = field(default_factory=dict)
-    """Each agent's host, by the agent's number."""
+    """Number of an agent → its host."""
 
     _unplaced: dict[int, AgentHandle] = field(default_factory=dict)
     """Requested agents whose bundles aren't placed yet, by number."""
@@ -104,7 +104,7 @@ class RayAgentLauncher:
     _loop: LoopThread = field(default_factory=lambda: LoopThread("polytrain-hosts"))
     _listeners: list[Future[None]] = field(default_factory=list)
     _is_requested: threading.Event = field(default_factory=threading.Event)
-    """Set by a request, and by the end: the placer looks at once."""
+    """Set by a request and by the end, so that the placer checks at once."""
 
     _is_closed: bool = False
 
@@ -121,11 +121,11 @@ class RayAgentLauncher:
 
         Args:
             bundle: a reserved bundle; None for any node.
-            avoid: nodes to avoid, without a bundle.
+            avoid: nodes to avoid if `bundle` is None.
         """
         number = next(self._numbers)
         agent_handle = AgentHandle(number=number, bundle=bundle)
-        # The placer adds hosts, too.
+        # The placer also adds hosts.
         with self._lock:
             if self._is_served_by_host(bundle):
                 self._bundles.request(number, bundle=bundle, avoid=avoid)
@@ -136,14 +136,14 @@ class RayAgentLauncher:
         return agent_handle
 
     def outlook(self) -> Outlook:
-        """Return what the cluster's autoscaler says of the requested agents.
+        """Return the outlook by the cluster's autoscaler for the requested agents.
 
-        They are announced to it already, by their groups or actors that wait for room.
+        It knows them already, by their groups or actors that wait for room.
         """
         return outlook(autoscaler_report(), self._bundles.sizes())
 
     def setup(self) -> str | None:
-        """Return what Ray sets up for agents that have their resources; None if nothing."""
+        """Return a description of Ray's setup for placed agents; None if there is none."""
         if not self.spec.runtime_env:
             return None
         with self._lock:
@@ -153,14 +153,14 @@ class RayAgentLauncher:
         return named(self.spec.runtime_env) if missing and is_placed else None
 
     def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
-        """Send a call to each of these agents, without waiting for anything: once per host."""
+        """Send a call to each of these agents, with one message per host, without waiting."""
         by_host: dict[_Host, dict[AgentHandle, Call | LaunchProcess]] = defaultdict(dict)
         for agent_handle, call in calls.items():
             host = self._hosts.get(agent_handle.number)
             if host is not None:
                 by_host[host][agent_handle] = call
         for host, own in by_host.items():
-            # What several of them have in common is pickled once.
+            # Ray pickles objects that several calls share only once.
             answer = host.actor.call.remote({each.number: call for each, call in own.items()})
             self._loop.submit(self._await_answer(answer, host, own))
 
@@ -186,14 +186,14 @@ class RayAgentLauncher:
                 self._loop.submit(self._release_after(ended, number))
 
     def _is_served_by_host(self, bundle: int | None) -> bool:
-        """Whether an agent shares its node's host, with a bundle that Ray has placed.
+        """Return whether an agent gets a bundle, and shares its node's host.
 
-        These have actors of their own:
+        These agents have their own actors:
 
         - Agents with devices: only an actor in the bundle learns which.
-        - Agents outside of bundles, of a run with standbys. Which of its agents becomes the standby
-          isn't known before they have arrived, and it must survive the host of the others.
-        - Agents outside of bundles that are to be spread. Ray spreads actors over nodes, and the
+        - Agents outside the run's bundles, in a run with standbys. The standby is chosen when the
+          agents have arrived, and must survive the host of the others.
+        - Agents outside the run's bundles that are spread. Ray spreads actors over nodes, and the
           bundles of one group, which are placed all or none, but not groups of one bundle.
         """
         if not self.resources.keys() <= _SHARED:
@@ -202,7 +202,7 @@ class RayAgentLauncher:
 
     async def _release_after(self, ended: Any, number: int) -> None:
         """Free an agent's bundle once it has ended."""
-        # What ends with its host holds nothing any more.
+        # If its host ends first, the agent has released everything.
         with contextlib.suppress(RayError):
             await ended
         await asyncio.to_thread(self._bundles.release, number)
@@ -216,7 +216,7 @@ class RayAgentLauncher:
         self._is_closed = True
         self._is_requested.set()
         deadline = time.monotonic() + timeout_s
-        # It may be ending by itself.
+        # Keep a reference: the placer may be ending by itself.
         placer = self._placer
         if placer is not None:
             placer.join(timeout_s)
@@ -236,7 +236,7 @@ class RayAgentLauncher:
     def _limit_s(self, call: Call | LaunchProcess) -> float | None:
         """Return the seconds within which a host answers a call that ends a worker process.
 
-        The end itself isn't meant, and may take longer: what was reported is stored before.
+        The worker process's end may be reported later: its staged parts are stored first.
         """
         match call:
             case Kill():
@@ -250,7 +250,7 @@ class RayAgentLauncher:
         self, answer: Any, host: _Host, calls: Mapping[AgentHandle, Call | LaunchProcess]
     ) -> None:
         """Note the loss of a host that doesn't answer, and of agents that can't be called."""
-        # All calls of a host are of one kind.
+        # All calls to a host in one message are of one kind.
         limit_s = self._limit_s(next(iter(calls.values())))
         try:
             await asyncio.wait_for(answer, limit_s)
@@ -259,15 +259,15 @@ class RayAgentLauncher:
             reason = f"its agent hasn't answered for {limit_s:g} s, as if its process were stopped"
             self._lose(host, FailureKind.AGENT_LOST, reason)
         except RayTaskError as error:
-            # The call can't be received: the host itself lives on.
+            # The host can't receive the call, but lives on.
             kind, reason = why_gone(error, None, self.spec.runtime_env)
             self._report_lost(list(calls), kind, reason)
         except RayError:
-            # It is about the actor itself, whose end `_listen` reports.
+            # The actor has died: `_listen` reports that.
             pass
 
     def _lose(self, host: _Host, kind: FailureKind, reason: str) -> None:
-        """All agents of a host are lost."""
+        """Report the loss of all agents of a host."""
         with self._lock:
             host.is_gone = True
             lost = list(host.agents.values())
@@ -277,7 +277,7 @@ class RayAgentLauncher:
         self.mailbox.put([Gone(agent_handle=each, kind=kind, reason=reason) for each in agents])
 
     def _own_options(self, bundle: int | None, avoid: frozenset[str]) -> dict[str, Any]:
-        """Options of an actor that holds the resources of its only agent."""
+        """Return the options of an actor that holds the resources of its only agent."""
         resources = dict(self.resources)
         options: dict[str, Any] = {
             "num_cpus": resources.pop("CPU"),
@@ -295,7 +295,7 @@ class RayAgentLauncher:
         return options
 
     def _have_placer(self) -> None:
-        """Have a thread that places requested agents, unless there is one. The lock is held."""
+        """Start the thread that places requested agents unless it runs. Call it under the lock."""
         self._is_requested.set()
         if self._placer is None or not self._placer.is_alive():
             self._placer = threading.Thread(
@@ -304,7 +304,7 @@ class RayAgentLauncher:
             self._placer.start()
 
     def _place_agents(self) -> None:
-        """Give each requested agent to its node's host, once Ray has placed its bundle."""
+        """Assign each requested agent to its node's host, once Ray has placed its bundle."""
         pause_s = _FIRST_PAUSE_S
         while not self._is_closed:
             with self._lock:
@@ -318,10 +318,10 @@ class RayAgentLauncher:
                 for node, agents in by_node.items():
                     self._start_agents(node, agents)
                 if not self._unplaced:
-                    # Under the lock: the next request starts another thread.
+                    # Under the lock, so that the next request starts another thread.
                     self._placer = None
                     return
-            # The agents of an elastic run may be requested for as long as it trains.
+            # An elastic run may request agents for as long as it trains.
             if self._is_requested.wait(pause_s):
                 self._is_requested.clear()
                 pause_s = _FIRST_PAUSE_S
@@ -356,7 +356,7 @@ class RayAgentLauncher:
         self._listeners.append(self._loop.submit(self._listen(host)))
 
     async def _listen(self, host: _Host) -> None:
-        """Pass on what a host's agents send until it is gone."""
+        """Pass on the mail of a host's agents until the host is gone."""
         try:
             host.place = await host.actor.place.remote()
             async for reference in host.actor.events.options(num_returns="streaming").remote():
@@ -369,7 +369,7 @@ class RayAgentLauncher:
                 why_gone, error, host.place, self.spec.runtime_env
             )
             if isinstance(error, ActorUnavailableError):
-                # Kill it in case it lives: nothing listens to it any more.
+                # Kill it in case it lives: nothing listens to it now.
                 ray.kill(host.actor)
         else:
             kind, reason = FailureKind.AGENT_LOST, "its agent has ended"

@@ -1,4 +1,4 @@
-"""Why an actor of Ray's is gone: what is known of its node, and what Ray says."""
+"""Explains why a Ray actor is gone, from its node's state and Ray's error."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def why_gone(
     """Return the kind of the loss, and the reason in words.
 
     Args:
-        error: raised by a call of the actor.
+        error: the error of a call of the actor.
         place: its node; None if it hasn't arrived.
-        runtime_env: the runtime environment that it was requested with; empty if it has the job's.
+        runtime_env: the runtime environment in its request; empty if it has the job's.
     """
     if isinstance(error, RayTaskError):
         return FailureKind.AGENT_LOST, f"{type(error.cause).__name__}: {error.cause}"
@@ -42,7 +42,7 @@ def why_gone(
             return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
         return FailureKind.AGENT_LOST, "its agent can't be reached any more"
     if isinstance(error, RuntimeEnvSetupError):
-        # It is the same on every node.
+        # The runtime environment fails alike on every node.
         cause = cause_of(error.error_message)
         which = named(runtime_env) if runtime_env else "the runtime_env of the Ray job"
         return FailureKind.STARTUP, f"{which} can't be set up: {cause}"

@@ -1,7 +1,7 @@
-"""The placement groups of a run, which are freed whatever becomes of the run's driver.
+"""Reserves a run's placement groups, and frees them even if the run's driver is killed.
 
 Ray frees placement groups when their job ends. If `fit()` was called in an actor or a task, that
-may be killed while the job continues: a guard, an actor that outlives it for a moment, frees them.
+may be killed while the job continues: a guard, an actor that outlives it briefly, frees them.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class _Owner:
         return cls(node_id=node_id, pid=os.getpid(), started=started_at(os.getpid()))
 
     def wait_for_end(self) -> bool:
-        """Return whether it has ended; False if only this process isn't on its node."""
+        """Wait for its end, and return True; return False if it is on another, living node."""
         if ray.get_runtime_context().get_node_id() != self.node_id:
             return death_of_node(self.node_id) is not None
         try:
             process = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return True
-        # Another process may have its number.
+        # The process id may have been reused.
         if started_at(self.pid) == self.started:
             is_readable(process, None)
         return True
 
 
 class Reservation:
-    """Room for a number of agents, all or nothing."""
+    """A placement group for a number of agents, all or nothing."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Reservation:
         """
         Args:
             name: unique in the cluster. A guard frees it if it begins with the guard's name.
-            resources: those of one agent.
+            resources: resources of one agent.
             count: number of agents.
             strategy: Ray's placement strategy.
             labels: the label selector of each agent's node; empty for any node.
@@ -98,12 +98,12 @@ class Guard:
     def __init__(self, name: str) -> None:
         """
         Args:
-            name: the names of the groups begin with it, and no others do.
+            name: prefix of the names of the run's groups, and of no others.
         """
         self._actor = _started_guard(name) if is_worker_process() else None
 
     def close(self) -> None:
-        """End it: the groups are freed."""
+        """End the guard: the groups are freed."""
         if self._actor is not None:
             ray.kill(self._actor)
 
@@ -111,11 +111,11 @@ class Guard:
 class ReservationGuard:
     """The actor that frees groups when the process that has reserved them is gone.
 
-    If its node is lost, and with it the process, Ray starts it on another one.
+    If its node is lost, and the process with it, Ray restarts it on another node.
     """
 
     def __init__(self, name: str, owner: _Owner) -> None:
-        # Calls would be lost if the owner died before this actor has started.
+        # Guard without a call, which would be lost if the owner died before this actor starts.
         this = ray.get_runtime_context().current_actor
         guarding = threading.Thread(target=_guard, args=(name, owner, this), daemon=True)
         guarding.start()
@@ -137,7 +137,7 @@ def _guard(name: str, owner: _Owner, this: Any) -> None:
         if owner.wait_for_end():
             for group in placement_group_table().values():
                 if group["name"].startswith(name) and group["state"] != "REMOVED":
-                    # It may have been freed in the meantime.
+                    # The group may have been freed meanwhile.
                     with contextlib.suppress(ValueError):
                         remove_placement_group(get_placement_group(group["name"]))
     finally:

@@ -1,4 +1,4 @@
-"""The Ray that a run uses: the user's, or one that is started for the run."""
+"""Connects a run to Ray: the user's, or one that is started for the run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def is_running() -> bool:
 
 @dataclass(slots=True)
 class _Use:
-    """Of this process's Ray, by runs in any of its threads."""
+    """The use of this process's Ray by runs in any of its threads."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     runs: int = 0
     is_ours: bool = False
-    """Whether it was started for a run."""
+    """Whether Ray was started for a run."""
 
 
 _use = _Use()
@@ -35,7 +35,7 @@ _use = _Use()
 
 @contextmanager
 def running_ray() -> Iterator[None]:
-    """Have Ray initialised; the last to leave shuts it down again if it wasn't before.
+    """Keep Ray initialised; if a run has started it, the last run to leave shuts it down.
 
     Raises:
         InvalidJobError: `RAY_ADDRESS` names a cluster that doesn't answer.
@@ -70,6 +70,6 @@ def _start() -> None:
         problem = mismatch_problem(str(error))
         if problem is None:
             raise
-        # It is half connected.
+        # Ray is only half connected.
         ray.shutdown()
         raise InvalidJobError((problem,)) from error

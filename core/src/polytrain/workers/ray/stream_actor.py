@@ -1,12 +1,12 @@
 """The actor that runs the pipeline of a `ray.data.Dataset` while the ranks consume its rows.
 
-It divides the blocks among the ranks; only references pass through it. A rank's agent fetches its
-rows from the object store with `read_part`. That sets the pipeline's speed: blocks that nobody has
-requested fill the object store up to Ray Data's own limit, and then the pipeline waits.
+It divides the blocks among the ranks, and only passes references. A rank's agent fetches its rows
+from the object store with `read_part`. This sets the pipeline's speed: unrequested blocks fill the
+object store up to Ray Data's own limit, and then the pipeline waits.
 
-Blocks come in the pipeline's order. If the pipeline is deterministic, so are the rows of every
+Blocks arrive in the pipeline's order. If the pipeline is deterministic, so are the rows of every
 rank. If it isn't (a shuffle without a seed, a join, a repartition by keys, or a sort, whose blocks
-differ each time), an epoch that is resumed in its middle may repeat rows and leave others out.
+differ each time), an epoch that is resumed in its middle may repeat rows and skip others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from polytrain.ray_api.private import use_in_process
 
 
 class StreamError(Exception):
-    """The pipeline of a data set failed. The message has that of the function that raised."""
+    """The pipeline of a data set failed. The message contains the original error's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class End:
     """The answer after the last part of an epoch."""
 
     rows: int
-    """Number of rows of all ranks together, since the last segment."""
+    """Number of rows of all ranks since the last segment."""
 
 
 class RayStream:
     """The actor of one data set and attempt.
 
     Every rank requests the indices 0, 1, 2, … of an epoch, each once and at its own pace. A rank
-    that requests a part of a later epoch is done with the former ones. An epoch may begin early, so
-    that its pipeline has started when it is wanted.
+    that requests a part of a later epoch is done with earlier ones. An epoch may begin early, so
+    that its pipeline has started when it is needed.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class RayStream:
         """Start an epoch, unless another rank has.
 
         Args:
-            epoch: its number, for pipelines that shuffle differently each time.
-            segments: the parts of the epoch that were consumed before.
+            epoch: number of the epoch, for pipelines that shuffle differently each time.
+            segments: the parts of the epoch that are already consumed.
             world_size: number of ranks.
         """
         if epoch not in self._epochs:
@@ -93,7 +93,7 @@ class RayStream:
             )
 
     async def next_part(self, epoch: int, rank: int, index: int) -> RankRows[Any] | End:
-        """Return the rows of one rank in one round. Wait until the pipeline has yielded it.
+        """Return the rows of one rank in one round. Wait until the pipeline has yielded them.
 
         Raises:
             StreamError: the pipeline failed.
@@ -104,7 +104,7 @@ class RayStream:
         return await self._epochs[epoch].part(rank, index)
 
     async def notices(self) -> AsyncIterator[str]:
-        """Messages for the user, as they arise: that the pipeline waits for resources."""
+        """Yield messages for the user when the pipeline waits for resources."""
         while True:
             yield await self._notices.get()
 
@@ -112,7 +112,7 @@ class RayStream:
 def start_stream(
     name: str, dataset: Any, held: Mapping[str, float], *, notice_after_s: float = 20.0
 ) -> Any:
-    """Start the actor on this node. It owns the blocks, which are freed when it ends.
+    """Start the actor on this node. It owns the blocks; its end frees them.
 
     Args:
         name: the data set's name.
@@ -134,7 +134,7 @@ def read_part(part: RankRows[Any], schema: pa.Schema) -> pa.Table:
     """Fetch the rows of a part. Blocks on this node aren't copied.
 
     Args:
-        part: from `RayStream.next_part`.
+        part: a part from `RayStream.next_part`.
         schema: the columns to read, and their types.
 
     Raises:
@@ -160,7 +160,7 @@ def read_part(part: RankRows[Any], schema: pa.Schema) -> pa.Table:
 
 
 class _Epoch:
-    """One epoch: the rounds that a rank has yet to take, and the blocks to come."""
+    """One epoch: the rounds that some rank hasn't taken, and the remaining blocks."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Epoch:
     async def part(self, rank: int, index: int) -> RankRows[Any] | End:
         while index >= self._num_rounds and self._end is None:
             async with self._pulling:
-                # Another rank may have pulled as far, or failed, meanwhile.
+                # Check again: another rank may have pulled this round, or failed, meanwhile.
                 if index >= self._num_rounds and self._end is None:
                     await self._pull()
         if index >= self._num_rounds:
@@ -199,12 +199,12 @@ class _Epoch:
             raise ValueError(f"rank {rank} has part {index} of {self._name!r} already, or never")
         part = parts.pop(rank)
         if not parts:
-            # The actor's references to the blocks end with it.
+            # This drops the actor's references to the blocks.
             del self._rounds[index]
         return part
 
     def leave(self, rank: int) -> bool:
-        """Count a rank as done with the epoch. Return whether all are: it has ended then."""
+        """Count a rank as done with the epoch; return whether all ranks are, which ends it."""
         self._ranks.discard(rank)
         if self._ranks:
             return False
@@ -249,7 +249,7 @@ class _Epoch:
             self._pipeline.stop()
 
     async def _notify_of_no_cpu(self) -> None:
-        """Report once that no CPU is free. A slow pipeline with free CPUs needs no advice."""
+        """Notify once that no CPU is free. A slow pipeline with free CPUs needs no advice."""
         loop = asyncio.get_running_loop()
         free = await loop.run_in_executor(None, ray.available_resources)
         if free.get("CPU", 0) >= 1 or self._reported:

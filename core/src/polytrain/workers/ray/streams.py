@@ -1,4 +1,4 @@
-"""The streaming data sets of a run on Ray: one actor for each, per attempt."""
+"""Streams data sets of a run on Ray, with one actor per data set and attempt."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class RayStreamOrder:
 
 
 class Streams:
-    """The actors that run the pipelines, owned by the driver.
+    """Owns the actors that run the pipelines, in the driver.
 
-    At the end of an attempt its actors are killed: nothing else ends a pipeline that shuffles.
+    The end of an attempt kills its actors: nothing else ends a pipeline that shuffles.
     """
 
     def __init__(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> None:
         """
         Args:
-            datasets: the run's data sets; those that stream are started.
+            datasets: the run's data sets; only streaming ones are started.
             held: the resources of all workers together.
         """
         self._datasets = [dataset for dataset in datasets if dataset.source.stream is not None]
@@ -100,8 +100,8 @@ def _serve(connection: socket.socket, order: RayStreamOrder, world_size: int, ra
 
 def _answer(reference: Any) -> Any:
     try:
-        # Without a limit: a pipeline takes as long as it takes. The end of its actor is an error.
+        # No time limit: a pipeline may take any time. If its actor ends, this raises.
         return ray.get(reference)
     except RayTaskError as error:
-        # The pipeline's own error, without Ray's traceback.
+        # Raise the pipeline's own error, without Ray's traceback.
         raise error.cause from None

@@ -1,1 +1,1 @@
-"""What runs in a worker process: the session of a training function, and its messages."""
+"""Runs in a worker process: the session of a training function, and its messages."""

@@ -1,4 +1,4 @@
-"""Counts the calls of a function: after a restart, the call that saved the checkpoint resumes."""
+"""Counts calls of a function, so that after a restart the call that saved a checkpoint resumes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Calls:
         return self._count
 
     def upcoming(self) -> int:
-        """The number that the next call will have."""
+        """The number of the next call."""
         # In an inline run, several attempts share a process.
         return self._count + 1 if self._context is get_context() else 1
 
     def resumes(self, call: int, *, made_by: int) -> bool:
-        """Whether a call resumes from a checkpoint. A later call starts fresh.
+        """Return whether a call resumes from a checkpoint. A later call starts fresh.
 
         Args:
             call: number of the call.

@@ -1,4 +1,4 @@
-"""Where the files of a reported checkpoint are, and how they are staged."""
+"""Finds and stages the files of a reported checkpoint."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Write = Callable[[Path], Stamps]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFiles:
-    """The files of a reported checkpoint. Those that are in the storage already have no fields."""
+    """The files of a reported checkpoint; all fields are None if the storage already has them."""
 
     write: Write | None = None
-    """Stages them."""
+    """Stages the files."""
 
     directory: Path | None = None
-    """The directory that they are in, if it is on this node."""
+    """Their directory, if it is on this node."""
 
 
 def files_of(checkpoint: Checkpoint, storage: RunStorage, snapshots: Snapshots) -> CheckpointFiles:
     """Find the files of a reported checkpoint.
 
     Raises:
-        CheckpointError: there is no such directory, or the run is in it.
+        CheckpointError: there is no such directory, or it contains the run's directory.
     """
     if storage.is_next(checkpoint):
         return CheckpointFiles()
@@ -58,10 +58,10 @@ def files_of(checkpoint: Checkpoint, storage: RunStorage, snapshots: Snapshots) 
 
 
 def directory_to_delete(checkpoint: Checkpoint, storage: RunStorage) -> Path:
-    """Return the reported directory, which is deleted once its files are staged.
+    """Return the reported directory, to be deleted once its files are staged.
 
     Raises:
-        ValueError: it is in the storage, or the storage in it.
+        ValueError: it is in the run's storage, or contains it.
     """
     place = Location.of(checkpoint.path, checkpoint.filesystem)
     if not place.is_local or storage.shares(Path(place.address)):
@@ -75,7 +75,7 @@ def directory_to_delete(checkpoint: Checkpoint, storage: RunStorage) -> Path:
 def expect_checkpoint(checkpoint: Any) -> None:
     """
     Raises:
-        TypeError: what was reported is something else.
+        TypeError: the reported value is something else.
     """
     if not isinstance(checkpoint, Checkpoint):
         kind = type(checkpoint)
@@ -86,10 +86,10 @@ def expect_checkpoint(checkpoint: Any) -> None:
 
 
 def expect_stored(stored: Any) -> Checkpoint:
-    """Return what a `checkpoint_upload_fn` has returned.
+    """Return the checkpoint that a `checkpoint_upload_fn` has returned.
 
     Raises:
-        TypeError: it is no checkpoint.
+        TypeError: the value isn't a checkpoint.
     """
     if not isinstance(stored, Checkpoint):
         raise TypeError(
@@ -100,7 +100,7 @@ def expect_stored(stored: Any) -> Checkpoint:
 
 
 def _fetch(place: Location, target: Path) -> Stamps:
-    """Copy a reported checkpoint from wherever it is into its staging directory."""
+    """Copy a reported checkpoint from any location into its staging directory."""
     storage = place.open()
     names = [name for name in storage.list("") if name != MANIFEST_NAME]
     if not names:

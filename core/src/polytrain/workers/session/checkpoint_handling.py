@@ -1,4 +1,4 @@
-"""What a report does with its checkpoint's files, by Ray Train's arguments or polytrain's own."""
+"""Derives a report's handling of checkpoint files from Ray Train's arguments or polytrain's."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any, Literal
 from polytrain.checkpoint.checkpoint import Checkpoint
 
 UploadFunction = Callable[[Checkpoint, str], Checkpoint]
-"""Stores a checkpoint under a name, and returns where it is."""
+"""Stores a checkpoint under a name, and returns the stored checkpoint."""
 
 
 class CheckpointUploadMode(Enum):
-    """How the files of a reported checkpoint get into the storage."""
+    """The way in which the files of a reported checkpoint get into the storage."""
 
     ASYNC = "ASYNC"
-    """While training continues. The reported directory is deleted, unless
+    """Upload while training continues. The reported directory is deleted, unless
     `delete_local_checkpoint_after_upload=False`."""
 
     SYNC = "SYNC"
-    """Before `report` returns."""
+    """Upload before `report` returns."""
 
     NO_UPLOAD = "NO_UPLOAD"
-    """They are there already. Written to the path of
-    `get_context().get_storage().build_checkpoint_path_from_name(name)`, they are hashed and
-    committed where they are; from any other place they are copied."""
+    """The training function has stored the files. At the path of
+    `get_context().get_storage().build_checkpoint_path_from_name(name)` they are hashed and
+    committed in place; from any other place they are copied."""
 
     def default_delete_local_checkpoint_after_upload(self) -> bool:
         """Whether the reported directory is deleted by default."""
@@ -35,13 +35,13 @@ class CheckpointUploadMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointHandling:
-    """What a report does with its checkpoint's files."""
+    """A report's handling of its checkpoint's files."""
 
     upload: Literal["async", "sync"] | None = None
-    """Whether it waits for the commit; None as the run is configured."""
+    """Whether it waits for the commit; None for the run's configuration."""
 
     deletes: bool = False
-    """Whether the reported directory is deleted once its files are taken."""
+    """Whether the reported directory is deleted once its files are staged."""
 
     upload_function: UploadFunction | None = None
     """Called to store the files."""
@@ -61,7 +61,7 @@ def handling_of(
     upload_function: Any,
     name: Any,
 ) -> CheckpointHandling:
-    """Return what a report does, by its arguments.
+    """Return the handling that a report's arguments request.
 
     Raises:
         TypeError: an argument has another type.
@@ -98,7 +98,7 @@ def _mode(given: Any) -> CheckpointUploadMode | None:
     if given is None:
         return None
     try:
-        # Also Ray Train's own.
+        # Accept Ray Train's own enum, too.
         return CheckpointUploadMode(getattr(given, "value", given))
     except ValueError:
         known = ", ".join(each.value for each in CheckpointUploadMode)

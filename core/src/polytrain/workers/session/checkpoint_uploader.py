@@ -1,4 +1,4 @@
-"""Passes a worker process's checkpoints to its agent: a local snapshot, and a message.
+"""Passes a worker process's checkpoints to its agent, as a local snapshot and a message.
 
 It also receives the agent's messages: a checkpoint is committed, or the next one is the last.
 """
@@ -29,7 +29,7 @@ from polytrain.workers.session.messages import (
 )
 
 _NAP_S = 0.005
-"""Seconds between two looks for a message that is waited for until a deadline."""
+"""Seconds between two polls for a message, in a wait with a deadline."""
 
 
 class CheckpointUploader:
@@ -76,17 +76,17 @@ class CheckpointUploader:
         with_it: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
-        """WorkerStage a checkpoint, and pass it to the agent.
+        """Stage a checkpoint, and pass it to the agent.
 
         Args:
             files: the checkpoint's files.
             step: the last reported step.
             metrics: the metrics of that step.
             positions: data set → this rank's position in it.
-            validation: how the checkpoint is to be validated; None if it isn't.
+            validation: the requested validation, as plain values; None if none is requested.
             with_it: returns messages to send before it, once the files are written.
-            waits: return only when the checkpoint is committed or dropped. Otherwise wait only
-                while too many uploads are in flight.
+            waits: whether to wait until the checkpoint is committed or dropped. Otherwise wait
+                only while too many uploads are in flight.
 
         Raises:
             CheckpointError: the disk has no room for the files.
@@ -109,8 +109,8 @@ class CheckpointUploader:
                 validation=validation,
                 waits=waits or self._max_in_flight == 1,
             )
-            # In one call, and last: on a busy machine the agent may run before this returns. From
-            # here on the agent owns the checkpoint, even if this process dies.
+            # Send all in one call, last: on a busy machine the agent may run before this returns.
+            # From here on the agent owns the checkpoint, even if this process dies.
             self._channel.send(*with_it(), staged)
             if waits:
                 self._wait(at_most=0)
@@ -128,8 +128,8 @@ class CheckpointUploader:
         root, path = beneath(staging)
         try:
             with root.directory(path) as descriptor:
-                # Engines take a path. By this one they come to this directory, whatever somebody
-                # who may write to the run's has put in its place.
+                # Engines take a path. This one leads to the opened directory, even if somebody who
+                # can write to the run's directory has replaced it.
                 opened = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
                 return str(staging), files.write(opened)
         except OSError as error:
@@ -161,7 +161,7 @@ class CheckpointUploader:
             timeout_s: maximum seconds to wait; None for no limit.
 
         Returns:
-            Path, metrics and status of validation of each.
+            Path, metrics and validation status of each.
 
         Raises:
             TimeoutError: it took longer.
@@ -201,7 +201,7 @@ class CheckpointUploader:
         return self._asked_to_stop
 
     def stop(self) -> NoReturn:
-        """Report that the last checkpoint is made, and wait to be ended.
+        """Report that the last checkpoint is made, and wait to be killed.
 
         Raises:
             ConnectionClosedError: the agent has closed the connection.
@@ -231,7 +231,7 @@ class CheckpointUploader:
             self._asked_to_stop = True
         elif message[0] == "settled":
             self._in_flight.discard(message[1])
-        # Otherwise it is an answer that came too late.
+        # Ignore other messages: they are answers that arrived too late.
 
 
 def _no_room(error: OSError, staging: Path) -> CheckpointError:

@@ -1,6 +1,6 @@
 """`polytrain.collective`: calls over all ranks, by the engine's own transport.
 
-Each rank sends what it calls and from where, so that ranks that make different calls are named.
+Each rank also sends its call and the calling line, so that an error can name ranks that differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def broadcast_from_rank_zero(data: Data) -> Data:
     """Return rank 0's data on every rank. All ranks call this.
 
     Args:
-        data: rank 0's: anything that can be pickled. What other ranks pass is ignored.
+        data: rank 0's data: anything that can be pickled. Data of other ranks are ignored.
 
     Raises:
         RuntimeError: another rank makes another call of `polytrain.collective`.
@@ -50,7 +50,7 @@ def broadcast_from_rank_zero(data: Data) -> Data:
 
 
 def _called(call: str, data: bytes) -> bytes:
-    """Make a call on every rank, and return what rank 0 has sent with it."""
+    """Make a call on every rank, and return rank 0's data."""
     name = f"polytrain.collective.{call}"
     piece = msgpack.packb([name, _place(sys._getframe()), data])
     calls = [msgpack.unpackb(each) for each in gather_over_ranks(piece, call=name)]
@@ -71,7 +71,7 @@ def _expect_same(calls: Sequence[tuple[str, str]]) -> None:
 
 
 def _place(frame: FrameType) -> str:
-    """The line of the user's code that is being run."""
+    """Return the line of the user's code that made the call."""
     outer: FrameType | None = frame
     while outer is not None:
         if outer.f_globals.get("__name__", "").partition(".")[0] != "polytrain":

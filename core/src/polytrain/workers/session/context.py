@@ -1,4 +1,4 @@
-"""The context of a training function: its rank, its node, and its run's storage."""
+"""The context of a training function: its rank, node and run's storage."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from polytrain_plugins import CheckpointKind, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStorage:
-    """The run's directory in the storage. The names are those of Ray Train's storage context."""
+    """The run's directory in the storage, with the names of Ray Train's storage context."""
 
     location: Location
     """The run's directory or address."""
 
     next_directory: Callable[[], Location]
-    """Where this rank's next checkpoint is stored."""
+    """Returns the location of this rank's next checkpoint."""
 
     @property
     def storage_filesystem(self) -> Any:
@@ -44,13 +44,13 @@ class RunStorage:
         return self.location.name
 
     def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
-        """Path on the file system to write this rank's next checkpoint to.
+        """Return the path on the file system to write this rank's next checkpoint to.
 
-        Each attempt of a run has paths of its own, so no process that was taken for dead can write
-        into a checkpoint. Until it is reported, with `CheckpointUploadMode.NO_UPLOAD`, it is always
-        the same path. All ranks that report each checkpoint have the same one; a rank that writes
-        to it and reports none gets it from rank 0, by `polytrain.collective`. Report it when all
-        ranks have written their files.
+        Each attempt of a run has its own paths, so no process that was mistaken for dead can write
+        into a checkpoint. The path stays the same until its checkpoint is reported with
+        `CheckpointUploadMode.NO_UPLOAD`. Ranks that report every checkpoint get the same path; a
+        rank that writes but reports none must get it from rank 0, by `polytrain.collective`. Report
+        it when all ranks have written their files.
 
         Args:
             checkpoint_name: any name; polytrain numbers checkpoints.
@@ -58,20 +58,20 @@ class RunStorage:
         return _path(self.next_directory())
 
     def is_next(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint is where this rank's next one is stored."""
+        """Return whether a checkpoint is at the location of this rank's next one."""
         place = self.next_directory()
         given = str(checkpoint.path).rstrip("/")
-        # A name of its own is in it: only then is the file system asked for.
+        # Compare the unique name first: the rest may open the file system.
         return given.endswith(place.name) and given in (place.address, _path(place))
 
     def is_in(self, directory: Path) -> bool:
-        """Whether the run's directory is, or is below, a directory of this machine."""
+        """Return whether the run's directory is, or is below, a directory of this machine."""
         if not self.location.is_local:
             return False
         return Path(self.location.address).resolve().is_relative_to(directory.resolve())
 
     def shares(self, directory: Path) -> bool:
-        """Whether a directory of this machine is in the run's directory, or has it in it."""
+        """Return whether a local directory is in the run's directory, or contains it."""
         if not self.location.is_local:
             return False
         run = Path(self.location.address).resolve()
@@ -85,7 +85,7 @@ def _path(location: Location) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(metaclass=RayTrainClass):
-    """This process's place in the run. The getters have the names of Ray Train's context."""
+    """This process's place in the run, with the getters of Ray Train's context."""
 
     _theirs: ClassVar[str] = "TrainContext"
 
@@ -98,41 +98,41 @@ class Context(metaclass=RayTrainClass):
         raise missing("polytrain.TrainContext", name)
 
     def get_world_rank(self) -> int:
-        """Rank of this process among all workers, from 0."""
+        """Return this process's rank among all workers, from 0."""
         return self.world.me.rank
 
     def get_world_size(self) -> int:
-        """Number of workers."""
+        """Return the number of workers."""
         return self.world.size
 
     def get_local_rank(self) -> int:
-        """Rank of this process among the workers of its node, from 0."""
+        """Return this process's rank among the workers of its node, from 0."""
         return self.world.me.local_rank
 
     def get_local_world_size(self) -> int:
-        """Number of workers on this node."""
+        """Return the number of workers on this node."""
         return self.world.me.local_world_size
 
     def get_node_rank(self) -> int:
-        """Rank of this node among the run's nodes, from 0."""
+        """Return this node's rank among the run's nodes, from 0."""
         return self.world.me.node_rank
 
     def get_experiment_name(self) -> str:
-        """The run's name."""
+        """Return the run's name."""
         return self.run_name
 
     def get_attempt(self) -> int:
-        """Number of earlier attempts, from 0."""
+        """Return the number of earlier attempts, from 0."""
         return self.world.attempt
 
     def get_storage(self) -> RunStorage:
-        """The run's directory in the storage, for a function that writes to it directly."""
+        """Return the run's directory in the storage, for functions that write to it directly."""
         return self.storage
 
     def every_rank_writes(self) -> bool:
-        """Whether a checkpoint has a part of every rank, not only of rank 0."""
+        """Whether a checkpoint contains a part of every rank, not only of rank 0."""
         return self.checkpoint_kind is CheckpointKind.EVERY_RANK
 
 
 TrainContext = Context
-"""Ray Train's name of it."""
+"""Ray Train's name of `Context`."""

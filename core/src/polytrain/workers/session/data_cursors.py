@@ -1,4 +1,4 @@
-"""Positions in the data of a worker process, which its checkpoints keep."""
+"""Tracks a worker process's positions in its data, which its checkpoints keep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DataCursors:
-    """The cursors of a rank: of its shards, and of data that the training function brings."""
+    """The cursors of a rank, in its shards and in data that the training function brings."""
 
     def __init__(
         self, shards: Mapping[str, BatchedShard], *, saved: Mapping[str, Mapping[str, Any]]
@@ -22,7 +22,7 @@ class DataCursors:
         """
         Args:
             shards: this rank's shards, by name.
-            saved: positions of the checkpoint that the attempt started from, by name.
+            saved: positions in the attempt's starting checkpoint, by name.
         """
         self._cursors: dict[str, Cursor[Any]] = {
             name: shard.cursor for name, shard in shards.items()
@@ -36,27 +36,27 @@ class DataCursors:
         from polytrain.data.plan.position import DataPosition
 
         if name is None:
-            # The number identifies it: a training function makes the same calls in every attempt.
+            # Number it: a training function makes the same calls in every attempt.
             name = f"data loader {self._unnamed}"
-            # Loaders with the same seed get different orders.
+            # Give loaders with the same seed different orders.
             plan = replace(plan, seed=plan.seed + self._unnamed)
             self._unnamed += 1
         position = self._saved.get(name)
         earlier = self._cursors.get(name)
         if earlier is not None:
-            # A second loader of that name begins with the epoch after the first one's.
+            # A second loader of this name begins with the epoch after the first one's.
             next_epoch = earlier.next_epoch()
             position = earlier.position.moved(next_epoch.number, next_epoch.start).to_plain()
         if position is not None:
-            # The seed is drawn from the process's random numbers, and the data is cut for the
-            # number of workers: those of the run's first attempt count.
+            # Keep the seed, which was drawn at random, and the number of shards, which was that of
+            # the workers, from the run's first attempt.
             first = position["plan"]
             plan = replace(plan, seed=first["seed"], shards=first["shards"])
         self._cursors[name] = cursor = Cursor(DataPosition.resume(name, position, plan, {}))
         return cursor
 
     def positions(self) -> dict[str, Any]:
-        """Return the positions as plain values, by name; none of data that wasn't read yet."""
+        """Return the positions as plain values, by name, for data that was read."""
         return {
             name: cursor.position.to_plain()
             for name, cursor in self._cursors.items()

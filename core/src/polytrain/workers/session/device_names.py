@@ -1,4 +1,4 @@
-"""What a rank computes on, by name, without asking CUDA: that would create a context."""
+"""Names the device that a rank computes on, without CUDA, which would create a context."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 CPU = "CPU"
 _GPU = "GPU"
-"""A GPU whose name isn't known."""
+"""Name of an unknown GPU."""
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
-"""NVIDIA's driver has a directory for each GPU there, by its place on the bus."""
+"""Directory of NVIDIA's driver, with a subdirectory for each GPU, named by its PCI bus address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ def device_name(
     driver: Path = _DRIVER,
     devices: Path = Path("/dev"),
 ) -> str:
-    """Return what a rank computes on: "CPU", "NVIDIA H100 80GB HBM3", or "2 x NVIDIA L4".
+    """Return the rank's device: "CPU", "NVIDIA H100 80GB HBM3", or "2 x NVIDIA L4".
 
-    A GPU that NVIDIA's driver doesn't name, or not for certain, is "GPU".
+    A GPU that can't be named with certainty is "GPU".
 
     Args:
-        gpus: how many the rank has.
-        environment: its process's variables.
+        gpus: number of GPUs of the rank.
+        environment: the process's environment variables.
         driver: the directory of the driver's GPUs.
-        devices: the directory of the device files.
+        devices: the directory of device files.
     """
     if not gpus:
         return CPU
-    # With what it imports it is for the few that have GPUs.
+    # Import it late: only processes with GPUs need it.
     from polytrain.linux.machine_resources import visible_gpus
 
     there = tuple(_gpus_of(driver))
@@ -63,7 +63,7 @@ def _gpus_of(driver: Path) -> Iterator[_Gpu]:
 
 def _name(visible: str, there: Sequence[_Gpu], environment: Mapping[str, str]) -> str:
     for each in there:
-        # CUDA takes the beginning of an identifier, too.
+        # CUDA also accepts a prefix of an identifier.
         if visible.startswith("GPU-") and each.uuid.startswith(visible):
             return each.name
     kinds = {each.name for each in there}

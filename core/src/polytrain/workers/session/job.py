@@ -1,4 +1,4 @@
-"""What a worker process gets: the job of the run, and the order of one attempt."""
+"""The input of a worker process: the job of the run, and the order of one attempt."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class WorkerJob:
     """The job, the same for every rank and attempt of a run."""
 
     spec: RunSpec
-    """The request, with what worker processes read of it."""
+    """The request, with the fields that worker processes read."""
 
     checkpoints: Location
-    """Location of committed checkpoints, in the run's."""
+    """Location of committed checkpoints, in the run's directory."""
 
     near_staging: Path | None
     """Staging directory on the storage's own file system."""
@@ -53,7 +53,7 @@ class WorkerJob:
         )
 
     def pickled(self) -> bytes:
-        """Return the job for worker processes, with the user's code that they can't import."""
+        """Return the pickled job, including the user's code that worker processes can't import."""
         spec = self.spec
         code = code_of_job(spec.train_loop_per_worker, spec.backend, spec.run_config.stop)
         return pickled_with(*code, value=self)
@@ -80,8 +80,8 @@ class WorkerJob:
 class JobMemory:
     """The pickled job in memory that all worker processes of a node map.
 
-    A training function may hold a lot: a closure over an array, say. Through each worker process's
-    socket it would be copied several times per rank, and again by each restart.
+    A training function may hold much data, for example a closure over an array. Sent through each
+    worker process's socket it would be copied several times per rank, and again at each restart.
     """
 
     def __init__(self, pickled: bytes) -> None:
@@ -90,15 +90,15 @@ class JobMemory:
             file.write(pickled)
 
     def close(self) -> None:
-        """Free the memory that no worker process maps."""
+        """Free the memory, except where worker processes still map it."""
         os.close(self.descriptor)
 
 
 def unpickled_job(descriptor: int) -> WorkerJob:
-    """Return the job in the memory behind a descriptor, which is closed.
+    """Return the job in the memory of a descriptor, and close that.
 
     Raises:
-        Exception: any error of what the job holds.
+        Exception: any error of unpickling the user's objects.
     """
     try:
         with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as memory:
@@ -110,7 +110,7 @@ def unpickled_job(descriptor: int) -> WorkerJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """The order of one attempt, the same for all its ranks."""
+    """The order to launch one attempt, the same for all its ranks."""
 
     attempt_id: AttemptId
     members: tuple[Member, ...]
@@ -120,5 +120,5 @@ class LaunchOrder:
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt among its driver's."""
+        """Number of the attempt among this driver's."""
         return self.attempt_id.attempt

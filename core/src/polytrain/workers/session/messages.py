@@ -40,7 +40,7 @@ def offer_message(offer: Offer) -> Message:
 
 
 def joined_message(rows: Mapping[str, int], *, device: str, node: str) -> Message:
-    """The rank trains from now on; see `Joined`."""
+    """Return the message that the rank starts to train; see `Joined`."""
     return ["joined", dict(rows), device, node]
 
 
@@ -59,7 +59,7 @@ def report_message(
         metrics: its metrics.
         stalled_s: seconds that training has waited for checkpoints.
         has_checkpoint: whether the rank's part of a checkpoint follows.
-        at: the time, in seconds since the epoch.
+        at: time of the report, in seconds since the epoch.
     """
     return ["report", step, dict(metrics), stalled_s, has_checkpoint, at]
 
@@ -75,39 +75,39 @@ def staged_message(
     validation: Mapping[str, Any] | None = None,
     waits: bool,
 ) -> Message:
-    """The rank's complete part of this checkpoint is in this directory; "" if it is stored."""
+    """Return the message that a part is complete in this directory; "" if it is already stored."""
     plain = [dict(stamps), step, dict(metrics), dict(positions)]
     return ["staged", checkpoint, staged, *plain, validation, waits]
 
 
 def done_message(stalled_s: float = 0.0, returned: Returned | None = None) -> Message:
-    """Training has returned, and what it has returned."""
+    """Return the message that training has returned, with its return value."""
     value = None if returned is None else [returned.kind, returned.data, returned.why]
     return ["done", stalled_s, value]
 
 
 def saves_on_request_message() -> Message:
-    """The training function makes a checkpoint when one is requested."""
+    """Return the message that the training function makes checkpoints on request."""
     return ["saves on request"]
 
 
 def condition_met_message(stopped: Stopped) -> Message:
-    """The last report meets a condition that ends the run; rank 0 stops by itself."""
+    """Return the message that the last report meets a condition; rank 0 then stops by itself."""
     return ["condition met", asdict(stopped)]
 
 
 def checkpoints_asked_message(number: int, *, validated: bool) -> Message:
-    """The training function asks for the run's checkpoints; see `CheckpointsAsked`."""
+    """Return the request for the run's checkpoints; see `CheckpointsAsked`."""
     return ["checkpoints asked", number, validated]
 
 
 def drained_message(stalled_s: float = 0.0) -> Message:
-    """The worker process has stopped after a checkpoint, as requested."""
+    """Return the message that the process has stopped after a checkpoint, as requested."""
     return ["drained", stalled_s]
 
 
 def raised_message(error: BaseException, pickled: bytes | None) -> Message:
-    # A traceback doesn't help with problems of the data.
+    # Omit the traceback for problems of the data: it doesn't help.
     refused = isinstance(error, BadDataError)
     text = (
         ""
@@ -116,7 +116,7 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
             traceback.format_exception(type(error), error, _of_training(error.__traceback__))
         )
     )
-    # The message of these starts with the error of the user's code.
+    # Use only the message: it starts with the error of the user's code.
     summary = (
         str(error)
         if isinstance(error, DataError)
@@ -126,7 +126,7 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
 
 
 def _of_training(frames: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames of the worker process that called what has raised, if it did."""
+    """Return the traceback without the frames of the worker process itself."""
     inner = frames
     while inner is not None and inner.tb_frame.f_globals.get("__name__") == _WORKER_PROCESS:
         inner = inner.tb_next
@@ -134,7 +134,7 @@ def _of_training(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # Frameworks have their own classes for a device's memory.
+    # Frameworks have their own error classes for a device's memory.
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
@@ -211,17 +211,17 @@ def leave_message() -> Message:
 
 
 def drain_message() -> Message:
-    """Make a checkpoint, and stop."""
+    """Return the request to make a checkpoint and stop."""
     return ["drain"]
 
 
 def settled_message(checkpoint: int) -> Message:
-    """This checkpoint is committed or dropped."""
+    """Return the message that this checkpoint is committed or dropped."""
     return ["settled", checkpoint]
 
 
 def checkpoints_message(number: int, checkpoints: Sequence[Any]) -> Message:
-    """The answer to a question for the run's checkpoints: path, metrics and status of each."""
+    """Return the run's checkpoints as an answer: path, metrics and status of each."""
     return ["checkpoints", number, [list(each) for each in checkpoints]]
 
 

@@ -13,12 +13,12 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: a metric isn't a number, a string, or a list or dict of them.
-        ValueError: they are nested so deeply that the run's journal couldn't be read.
+        ValueError: they are nested too deeply for the run's journal.
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(f"report takes a dict of metrics, not {type(metrics).__name__}.")
     plain = {str(name): _plain(str(name), value) for name, value in metrics.items()}
-    # The journal's own fields are around them.
+    # Leave two levels for the journal's own fields around them.
     if any(isinstance(value, dict | list) for value in plain.values()):
         strict_json.expect_bounded(plain, strict_json.DEEPEST - 2)
     return plain
@@ -32,7 +32,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(name, inner) for inner in value]
     try:
-        # Most frameworks' tensors have `item`, and TensorFlow's convert to an array that has it.
+        # Most frameworks' tensors have `item`; TensorFlow's convert to an array, which has it.
         # `item` refuses more than one element. Other objects are returned unchanged.
         number = value.item() if hasattr(value, "item") else _as_array(value).item()
     except (ValueError, RuntimeError, TypeError):
@@ -51,7 +51,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    # A run that reports plain numbers doesn't need numpy.
+    # Import it late: a run that reports plain numbers doesn't need numpy.
     import numpy as np
 
     return np.asarray(value)
@@ -62,6 +62,6 @@ def _is_plain(value: Any) -> bool:
     if type(value) is int:
         return -(2**63) <= value < 2**63
     if type(value) is str:
-        # File names may hold bytes that aren't UTF-8.
+        # File names that aren't valid UTF-8 contain lone surrogates.
         return not any("\ud800" <= character <= "\udfff" for character in value)
     return value is None or type(value) in (bool, float)

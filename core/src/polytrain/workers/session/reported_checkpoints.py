@@ -1,4 +1,4 @@
-"""The checkpoints of a run, as a training function gets them while the run lasts."""
+"""The checkpoints of a run, in the form for its training function."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 
 
 class CheckpointConsistencyMode(Enum):
-    """What `get_all_reported_checkpoints` waits for."""
+    """The condition that `get_all_reported_checkpoints` waits for."""
 
     COMMITTED = "COMMITTED"
-    """The commit of what this rank has reported."""
+    """Wait for the commit of all checkpoints that this rank has reported."""
 
     VALIDATED = "VALIDATED"
-    """The same, and the end of all validations that are requested."""
+    """Wait also for the end of all requested validations."""
 
 
 class ReportedCheckpointStatus(Enum):
-    """What has become of a reported checkpoint."""
+    """The status of a reported checkpoint."""
 
     COMMITTED = "COMMITTED"
-    """It is stored; no validation was requested."""
+    """The checkpoint is committed; no validation was requested."""
 
     PENDING_VALIDATION = "PENDING_VALIDATION"
     VALIDATED = "VALIDATED"
@@ -38,6 +38,6 @@ class ReportedCheckpoint:
 
     checkpoint: Checkpoint
     metrics: Mapping[str, Any]
-    """Those of its report, and those of its validation."""
+    """The metrics of its report and of its validation."""
 
     status: ReportedCheckpointStatus

@@ -62,7 +62,7 @@ _STATUSES = {
 
 
 class WorkerSession:
-    """Reports and requests of a worker process, from joining the collective to the end of training.
+    """Handles a worker process's reports and requests, from the join to the end of training.
 
     `Engine.train` gets it as its `Session`, and the functions of `worker_api` use it.
     """
@@ -115,13 +115,13 @@ class WorkerSession:
         self._last_metrics: Mapping[str, Any] = {}
         stop_rule = job.stop_rule
         self._stop_rule = stop_rule if world.me.rank == 0 and stop_rule.reads_reports else None
-        """The conditions that this rank looks at; None once one of them is met."""
+        """The conditions that this rank checks; None once one is met."""
 
         self._is_ending = False
         """Whether a report has met a condition."""
 
         self._saves = job.spec.saves_by_itself or order.start.own
-        """Whether checkpoints are known to be made: an end waits for the next one."""
+        """Whether the training is known to make checkpoints: a stop waits for the next one."""
 
         self._reported_ignored = False
         self._saves_on_request = False
@@ -181,7 +181,7 @@ class WorkerSession:
         else:
             self._report_checkpoint(plain, checkpoint, handling, wanted)
         if to_delete is not None:
-            # What is staged of its files has other names.
+            # Its files are staged under other names.
             shutil.rmtree(to_delete, ignore_errors=True)
 
     def _report_checkpoint(
@@ -283,7 +283,7 @@ class WorkerSession:
         every = self._job.spec.run_config.checkpoint_config.checkpoint_frequency
         if every > 0 and step % every == 0:
             return True
-        # If every rank writes a part, only the configured steps are the same on all ranks.
+        # If every rank writes a part, only the configured steps are equal on all ranks.
         agreed = self._job.spec.checkpoint_kind is CheckpointKind.EVERY_RANK
         return not agreed and self._is_last()
 
@@ -295,7 +295,7 @@ class WorkerSession:
         """Return the message that the last report meets a condition; empty if it doesn't.
 
         Raises:
-            Exception: whatever the user's function raises.
+            Exception: any error of the user's function.
         """
         if self._stop_rule is None:
             return ()

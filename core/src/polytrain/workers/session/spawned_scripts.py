@@ -1,4 +1,4 @@
-"""Scripts in which `multiprocessing` starts processes: what these import, and what they get."""
+"""Detects and explains problems of scripts in which `multiprocessing` spawns processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from polytrain_plugins import Problem
 
 
 def guard_problems() -> Iterator[Problem]:
-    """Yield a problem if this call is made by a script that a spawned process imports.
+    """Yield a problem if a script makes this call while a spawned process imports it.
 
-    Such a process runs the whole script before it does its own work, so each would start a run.
+    Such a process runs the whole script before its own work, so each would start a run.
     """
     imported = sys.modules.get("__mp_main__")
-    # While the script runs it has this name alone; afterwards it has both. In any other process the
-    # name is an alias of the main module, which runpy, profilers and debuggers replace.
+    # While the script runs, the module has only this name; afterwards it is also `__main__`. In
+    # other processes it is an alias of the main module, which runpy, profilers, debuggers replace.
     is_spawned = imported is not None and imported.__name__ == "__mp_main__"
     if is_spawned and imported is not sys.modules["__main__"]:
         yield Problem(
@@ -29,7 +29,7 @@ def guard_problems() -> Iterator[Problem]:
 
 
 def explain_pickling(error: BaseException) -> None:
-    """Add a note to an error of pickling what only the script has, for a process of its own."""
+    """Add a note to an error of pickling objects that only the script's `__main__` defines."""
     text = str(error)
     is_pickling = isinstance(error, pickle.PicklingError | AttributeError) and "pickle" in text
     if is_pickling and any(part in text for part in ("__main__", "<locals>", "import of module")):

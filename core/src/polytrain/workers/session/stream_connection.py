@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamConnection(PartSource):
-    """The worker process's end."""
+    """The worker process's end of the connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -41,7 +41,7 @@ class StreamConnection(PartSource):
 
         with self._lock:
             self._channel.send(["next", epoch, index])
-            # One byte comes before the answer, with the descriptor if there is one.
+            # One byte precedes the answer, and carries the descriptor if there is one.
             _, ancillary, _, _ = self._connection.recvmsg(1, socket.CMSG_SPACE(4))
             try:
                 answer = self._channel.receive()
@@ -70,7 +70,7 @@ def serve_stream(
     Args:
         connection: the connection to the worker process; closed at the end.
         begin: starts an epoch.
-        next_part: returns a part as a table, or the number of rows that all ranks got.
+        next_part: returns a part as a table, or at the end the number of rows of all ranks.
     """
     from polytrain.data.shards.shared_memory import to_shared_memory
 

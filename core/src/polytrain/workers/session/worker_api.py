@@ -57,31 +57,34 @@ def report(
 
     Returns once there is a local snapshot of the checkpoint's files: links if possible, otherwise
     copies. The files are hashed, stored and committed in the background; the caller may delete its
-    own at once. If a file is rewritten in place before it is stored, the checkpoint is void and a
-    warning is logged; later reports copy that file.
+    own at once. If a file is rewritten in place before it is stored, the checkpoint is void, with a
+    warning; later reports copy that file.
 
     Args:
         metrics: names to numbers, strings, or lists and dicts of them. Arrays and tensors of one
-            element count as numbers. `Result.metrics` and `Result.history` hold rank 0's.
+            element count as numbers. `Result.metrics` and `Result.history` hold those of rank 0.
         checkpoint: `Checkpoint.from_directory(path)`, or files at any address. The files of all
-            ranks that pass one make one directory, unless `CheckpointConfig.written_by` says
-            otherwise. If the state is the same on every rank, pass it on rank 0 only.
-        checkpoint_dir_name: a name for `checkpoint_upload_fn`; the directory has a number.
-        checkpoint_upload_mode: ASYNC and SYNC are those of `upload`; with NO_UPLOAD the training
-            function has written the files to the storage itself, see `CheckpointUploadMode`.
+            ranks that pass one are merged into one directory, unless `CheckpointConfig.written_by`
+            says otherwise. If the state is the same on every rank, pass it on rank 0 only.
+        checkpoint_dir_name: a name that only `checkpoint_upload_fn` gets; polytrain numbers
+            directories.
+        checkpoint_upload_mode: ASYNC and SYNC mean the same as for `upload`; with NO_UPLOAD the
+            training function has stored the files itself, see `CheckpointUploadMode`.
         delete_local_checkpoint_after_upload: whether to delete the reported directory once its
-            files are taken. By default only if the mode is given as ASYNC, as in Ray Train.
-        checkpoint_upload_fn: called with the checkpoint and a name before this returns; stores the
-            files, at best in `get_context().get_storage().build_checkpoint_path_from_name(name)`,
-            and returns the stored `Checkpoint`.
-        validation: whether the trainer's `validation_config` validates the checkpoint, or how.
-        upload: "sync" waits until the checkpoint is committed; `CheckpointConfig.upload` by
-            default.
+            files are staged. By default only if the mode is given as ASYNC, as in Ray Train.
+        checkpoint_upload_fn: called with the checkpoint and a name before this returns. It stores
+            the files, preferably at the path that
+            `get_context().get_storage().build_checkpoint_path_from_name(name)` returns, and returns
+            the stored `Checkpoint`.
+        validation: whether to validate the checkpoint with the trainer's `validation_config`, or
+            a `ValidationTaskConfig`.
+        upload: "sync" waits until the checkpoint is committed; by default
+            `CheckpointConfig.upload`.
 
     Raises:
         TypeError: a metric has another type, or another argument isn't accepted.
-        ValueError: an option is unknown or contradicts another; or a validation is wanted without a
-            checkpoint, without a `validation_config`, or with arguments that JSON can't hold.
+        ValueError: an option is unknown or contradicts another; or a validation is requested
+            without a checkpoint or `validation_config`, or with arguments that JSON can't hold.
         CheckpointError: the checkpoint's directory doesn't exist, or the disk has no room.
         NotInWorkerError: outside a training function, or in a child process of it.
     """
@@ -106,8 +109,8 @@ def report(
 def heartbeat() -> None:
     """Show that training makes progress, for example in a long evaluation.
 
-    Batches, reports and boosting rounds count as progress by themselves. See
-    `FailureConfig.hang_timeout_s` for workers that make none. Costs less than a microsecond.
+    Batches, reports and boosting rounds also count as progress. `FailureConfig.hang_timeout_s`
+    limits the time without progress. A call takes less than a microsecond.
 
     Raises:
         NotInWorkerError: outside a training function.
@@ -119,7 +122,7 @@ def heartbeat() -> None:
 def get_checkpoint() -> Checkpoint | None:
     """Return the checkpoint to resume from, or the last one that this rank reported.
 
-    After a report with a checkpoint it waits for the commit.
+    After a report with a checkpoint, this waits for the commit.
 
     Returns:
         None if there is none: training starts from the beginning.
@@ -135,10 +138,10 @@ def get_all_reported_checkpoints(
     consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
     timeout_s: float | None = None,
 ) -> list[ReportedCheckpoint]:
-    """Return the run's committed checkpoints, oldest first, also those of earlier attempts.
+    """Return the run's committed checkpoints, oldest first, including earlier attempts'.
 
-    It waits until what this rank has reported is committed. What `CheckpointConfig` doesn't keep
-    isn't there any more.
+    This waits until all checkpoints that this rank has reported are committed. Checkpoints that
+    `CheckpointConfig` doesn't keep are left out.
 
     Args:
         consistency_mode: VALIDATED also waits until all requested validations have ended.
@@ -177,9 +180,9 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
 def checkpoint_requested() -> bool:
     """Return whether the run waits for a checkpoint, to stop or to resume with other workers.
 
-    If so, the next `report` with a checkpoint is the last of this process. A function that makes
-    checkpoints rarely can call this after each step, and make one at once. If every rank writes a
-    part, ranks may get the answer at different steps: they must agree first.
+    If so, the next `report` with a checkpoint is this process's last. A function that rarely makes
+    checkpoints can call this after each step, and make one at once. If every rank writes a part,
+    the ranks must first agree on a step: they may get different answers.
 
     Raises:
         NotInWorkerError: outside a training function.
@@ -188,11 +191,11 @@ def checkpoint_requested() -> bool:
 
 
 def gather_over_ranks(piece: bytes, *, call: str) -> list[bytes]:
-    """For `polytrain.collective`: return every rank's bytes, by rank. All ranks call this.
+    """Return every rank's bytes, by rank, for `polytrain.collective`. All ranks call this.
 
     Args:
         piece: this rank's bytes.
-        call: what the user calls, for errors.
+        call: name of the user's call, for errors.
 
     Raises:
         NotInWorkerError: outside a training function, or in a child process of it.
@@ -201,7 +204,7 @@ def gather_over_ranks(piece: bytes, *, call: str) -> list[bytes]:
 
 
 def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
-    """For plugins: open a position in data that a training function brings, kept in checkpoints.
+    """Open a position in data that a training function brings, kept in checkpoints; for plugins.
 
     Args:
         plan: the order of the data.
@@ -214,9 +217,9 @@ def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
 
 
 def starting_checkpoint() -> Path | None:
-    """For plugins: return the directory of the checkpoint from which the attempt started.
+    """Return the directory of the attempt's starting checkpoint, for plugins.
 
-    It is the same after a report, unlike `get_checkpoint`; None if the attempt started fresh.
+    It doesn't change after a report, unlike `get_checkpoint`; None if the attempt started fresh.
 
     Raises:
         NotInWorkerError: outside a training function.
@@ -225,7 +228,7 @@ def starting_checkpoint() -> Path | None:
 
 
 def scratch_directory() -> Path:
-    """For plugins: return a directory on the node's disk for this rank's attempt only.
+    """Return a directory on the node's disk for this rank's attempt only, for plugins.
 
     It is removed when the next attempt requests its own, or when the run ends.
 

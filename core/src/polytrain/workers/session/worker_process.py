@@ -1,4 +1,4 @@
-"""The worker process: offer, join, train, leave. It owns nothing, and is replaced, not repaired."""
+"""The worker process: offer, join, train, leave. It owns nothing; a failed one is replaced."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_worker(
     channel: Channel,
     scratch: Path,
 ) -> None:
-    """Run one worker process of one attempt to its end, in this process.
+    """Run one attempt's worker process to its end, in this process.
 
     Sends every outcome over the channel, including exceptions of the training.
 
@@ -101,13 +101,13 @@ def run_worker(
                     raise
                 except BaseException as error:
                     _send_error(error, channel)
-                    # Send the error before leaving the collective: peers that miss this rank fail
+                    # Stay in the collective after sending the error: without this rank, peers fail
                     # too, and their errors could arrive first. The driver kills all of them.
                     while True:
                         channel.receive()
             enter(WorkerStage.DONE)
             channel.send(done_message(session.stalled_s, returned))
-            # No rank closes the collective while a slower one may need it.
+            # Don't close the collective while a slower rank may need it.
             while channel.receive() != leave_message():
                 pass
     except (ConnectionClosedError, KeyboardInterrupt):
@@ -117,7 +117,7 @@ def run_worker(
 
 
 def _send_error(error: BaseException, channel: Channel) -> None:
-    # Output without a newline is still buffered, and may hold the reason.
+    # Flush output without a newline, which may hold the reason.
     flush_output()
     explain_pickling(error)
     channel.send(raised_message(error, pickled_error(error)))
@@ -125,9 +125,9 @@ def _send_error(error: BaseException, channel: Channel) -> None:
 
 @contextlib.contextmanager
 def _children_end_here(rank: int) -> Iterator[None]:
-    """End a process that the training function forked, when it leaves the function.
+    """End a child that the training function has forked when it leaves this block.
 
-    Otherwise it would send its parent's messages, and close its parent's connections.
+    Otherwise it would send its parent's messages and close its parent's connections.
     """
     launched = os.getpid()
     code = 0
@@ -157,7 +157,7 @@ def _train(
     shards: Mapping[str, BatchedShard],
     session: WorkerSession,
 ) -> Returned | None:
-    """Train; return what the training function has returned, unless that is None."""
+    """Train; return the training function's return value, unless that is None."""
     function, config = job.spec.train_loop_per_worker, job.spec.train_loop_config
     if function is None:
         session.finish(engine.train(shards, session))
@@ -207,8 +207,8 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
 
     Args:
         connection: the connection to the agent.
-        descriptors: memory with the job, with the data sets' specs, and with the rows that the
-            agent holds; last, connections to the agent for streaming data sets.
+        descriptors: memory of the job, of the data sets' specs, and of the rows that the agent
+            holds; last, connections to the agent for streaming data sets.
 
     Returns:
         The exit code: 0, or 1 if the agent is gone.
@@ -252,7 +252,7 @@ def _shards(
 ) -> dict[str, BatchedShard]:
     if not descriptors:
         return {}
-    # Arrow is preloaded if there is data, and otherwise not imported.
+    # Import it late: Arrow is preloaded if there is data, and otherwise not imported.
     from polytrain.data.shards.opening import open_shards
     from polytrain.data.shards.shared_memory import from_shared_memory, mapped
     from polytrain.workers.session.stream_connection import StreamConnection
@@ -272,9 +272,9 @@ def _shards(
 
 
 def explain_breakpoints() -> None:
-    """Let `breakpoint()` say how to debug, unless the user's PYTHONBREAKPOINT says what it does."""
+    """Make `breakpoint()` explain how to debug, unless the user has set PYTHONBREAKPOINT."""
     chosen = os.environ.get("PYTHONBREAKPOINT", "")
-    # Ray sets the variable to a debugger of its own, which works in Ray's processes only.
+    # Ray sets the variable to its own debugger, which works only in Ray's processes.
     if not chosen or chosen.startswith("ray."):
         sys.breakpointhook = _explain
 
