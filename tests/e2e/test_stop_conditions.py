@@ -335,6 +335,7 @@ def test_a_driver_that_dies_before_it_concludes_trains_no_step_more(tmp_path: Pa
     script = """
     import pathlib, tempfile
     from polytrain import Checkpoint
+    from polytrain.record.entries import RunConcluded
     from polytrain.record.journal import Journal
 
     def train():
@@ -345,13 +346,17 @@ def test_a_driver_that_dies_before_it_concludes_trains_no_step_more(tmp_path: Pa
                 pathlib.Path(directory, "step").write_text(str(step))
                 polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
 
-    def dies(journal, conclusion):
+    write = Journal.write
+
+    def dies(journal, entry):
+        if not isinstance(entry, RunConcluded):
+            return write(journal, entry)
         journal.sync()
         pathlib.Path("died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
     if not pathlib.Path("died").exists():
-        Journal.concluded = dies
+        Journal.write = dies
     result = make_trainer(
         "reference", train, scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path="runs", name="run", progress=False,
