@@ -75,9 +75,10 @@ def train(config):
         with restored.as_directory() as files:
             first = int(Path(files, "step").read_text()) + 1
     for step in range(first, 4):
-        Path(config["files"], "step").write_text(str(step))
-        is_first = polytrain.get_context().get_world_rank() == 0
-        checkpoint = Checkpoint.from_directory(config["files"]) if is_first else None
+        is_first, checkpoint = polytrain.get_context().get_world_rank() == 0, None
+        if is_first:
+            Path(config["files"], "step").write_text(str(step))
+            checkpoint = Checkpoint.from_directory(config["files"])
         polytrain.report({"step": step}, checkpoint=checkpoint, upload="sync")
         if config["killed"] and step == 1 and is_first and first == 0:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -38,10 +38,13 @@ def test_blocks_of_other_types(blocks: list[pa.Schema], expected: pa.Schema | No
     [
         ([schema(x=pa.int64(), y=pa.int64()), schema(x=pa.int64())], "no column 'y'"),
         ([schema(x=pa.int64()), schema(x=pa.int64(), y=pa.int64())], "no column 'y'"),
-        ([schema(x=pa.int64()), schema(x=pa.string())], "'x' is int64 in one .* string in another"),
+        (
+            [schema(x=pa.int64()), schema(x=pa.string())],
+            "'x' is int64 in block 0 and string in block 1",
+        ),
         (
             [schema(x=pa.decimal128(5, 2)), schema(x=pa.float64())],
-            "'x' is decimal.* double in another",
+            "'x' is decimal.* in block 0 and double in block 1",
         ),
     ],
 )
