@@ -142,10 +142,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 _CPUS = 4
 
 
@@ -232,3 +228,7 @@ def print_table(results: Iterable[CaseResult]) -> None:
                 notes = "; ".join(sorted(figures.notes))
                 print(f"{name:<{width}}{figures.figures}  {notes}".rstrip())
         print(f"{'in all':<{width}}{row.figures}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
