@@ -252,3 +252,12 @@ def test_both_doors_tell_the_same(problems: Any) -> None:
     message = problems(label="target")
     backend = Reference(label="target")
     assert message == problems.of(lambda: Trainer(backend, datasets={"train": DATA}))
+
+
+@pytest.mark.parametrize("backend", ["torch", "xgboost"])
+def test_gpus_of_workers_that_do_not_use_them(problems: Any, backend: str) -> None:
+    scaling = ScalingConfig(resources_per_worker={"GPU": 2})
+    problem = problems(backend, lambda: None, scaling_config=scaling).only("ScalingConfig.use_gpu")
+    assert "gives a worker 2 GPU" in problem.what
+    # A training function may use OpenCL, which this backend doesn't.
+    make_trainer("lightgbm", lambda: None, scaling_config=scaling)

@@ -167,15 +167,6 @@ def test_a_run_that_makes_no_sense(problems: Any, config: Any, field: str) -> No
     problems(run_config=config).only(field)
 
 
-@pytest.mark.parametrize("backend", ["torch", "xgboost"])
-def test_gpus_of_workers_that_do_not_use_them(problems: Any, backend: str) -> None:
-    scaling = ScalingConfig(resources_per_worker={"GPU": 2})
-    problem = problems(backend, lambda: None, scaling_config=scaling).only("ScalingConfig.use_gpu")
-    assert "gives a worker 2 GPU" in problem.what
-    # A training function may use OpenCL, which this backend doesn't.
-    make_trainer("lightgbm", lambda: None, scaling_config=scaling)
-
-
 def test_a_training_function_makes_its_checkpoints_itself(problems: Any) -> None:
     run = RunConfig(checkpoint_config=CheckpointConfig(checkpoint_frequency=5))
     problem = problems(function=lambda: None, run_config=run).only(

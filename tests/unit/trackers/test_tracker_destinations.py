@@ -98,6 +98,7 @@ def test_a_server_that_only_the_storage_names_is_not_asked(
         raise OSError("no network here")
 
     monkeypatch.setattr(MLflow, "open", opening)
+    monkeypatch.setattr(MLflow, "requires", ())
     plant(run, "mlflow", {"uri": SERVER, "experiment": "Default", "log_checkpoint": False})
     done = sync(run)
     assert (done.exit_code, opened) == (2, [])
