@@ -15,7 +15,9 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Joined, Offered, Reported
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import (
+    Entry,
     Launched,
+    MetricsReported,
     Opened,
     ProcessesRequested,
     RunConcluded,
@@ -205,3 +207,19 @@ def test_what_is_in_memory_alone_is_bounded_by_syncs() -> None:
         assert 4_000 < step < 9_000
         journal.sync()
         assert not journal.wants_sync
+
+
+def test_a_report_that_is_not_kept_is_passed_on_and_leaves_nothing(tmp_path: Path) -> None:
+    followed: list[Entry] = []
+    with journal_in(tmp_path) as journal:
+        journal.news.subscribe(followed.append)
+        before = lines(tmp_path)
+        for rank in range(1, 1000):
+            report = Reported(attempt=0, rank=rank, step=1, metrics={"loss": 0.5})
+            journal.report(report, is_kept=False)
+        assert lines(tmp_path) == before
+        assert not journal.history.of_other_ranks
+        assert not journal._drafts, "each later line would cost time for each of these ranks"
+    assert [(each.rank, each.step) for each in followed if isinstance(each, MetricsReported)] == [
+        (rank, 1) for rank in range(1, 1000)
+    ]

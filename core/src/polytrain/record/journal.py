@@ -136,28 +136,21 @@ class Journal:
         """
         if report.rank == 0:
             self._note_clock()
+        if not is_kept:
+            self.news.publish(self._entry_of(report, n=0))
+            return
         with self._lock, storage_errors():
-            drafts = self._drafts.setdefault(report.rank, DraftReports(rank=report.rank))
-            entry = MetricsReported(
-                time=self.clock.now(),
-                token=self._token,
-                rank=report.rank,
-                n=drafts.written,
-                step=report.step,
-                metrics=report.metrics,
-                stalled_s=0.0 if report.rank else round(report.stalled_s, 6),
-                attempt=report.attempt,
-                at=report.at,
-                has_checkpoint=report.has_checkpoint,
-            )
-            if is_kept:
-                self.history.take(entry)
-                line = strict_json.dumps(encoded(entry)) + "\n"
-                drafts.add(entry, line)
-                if len(drafts) < _FULL:
-                    self._log.draft(line)
-                else:
-                    self._append("")
+            drafts = self._drafts.get(report.rank)
+            if drafts is None:
+                drafts = self._drafts[report.rank] = DraftReports(rank=report.rank)
+            entry = self._entry_of(report, n=drafts.written)
+            self.history.take(entry)
+            line = strict_json.dumps(encoded(entry)) + "\n"
+            drafts.add(entry, line)
+            if len(drafts) < _FULL:
+                self._log.draft(line)
+            else:
+                self._append("")
         self.news.publish(entry)
 
     def returned(self, values: Sequence[Returned | None]) -> None:
@@ -212,6 +205,20 @@ class Journal:
         with self._lock, storage_errors():
             self._append(line)
         self.news.publish(entry)
+
+    def _entry_of(self, report: Reported, *, n: int) -> MetricsReported:
+        return MetricsReported(
+            time=self.clock.now(),
+            token=self._token,
+            rank=report.rank,
+            n=n,
+            step=report.step,
+            metrics=report.metrics,
+            stalled_s=0.0 if report.rank else round(report.stalled_s, 6),
+            attempt=report.attempt,
+            at=report.at,
+            has_checkpoint=report.has_checkpoint,
+        )
 
     def _write_load(self, load: LoadMeasured) -> None:
         window = self._stamped(replace(load, busy=[round(share, 2) for share in load.busy]))
