@@ -51,9 +51,9 @@ class Unreadable:
 def next_of(mailbox: queue.SimpleQueue[Delivery], kind: type[Arrived | Gone]) -> Arrived | Gone:
     """The first of this kind that comes."""
     while True:
-        for happening in mailbox.get(timeout=60):
-            if isinstance(happening, kind):
-                return happening
+        for event in mailbox.get(timeout=60):
+            if isinstance(event, kind):
+                return event
 
 
 def hosts() -> list[psutil.Process]:

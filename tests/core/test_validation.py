@@ -174,7 +174,7 @@ def test_training_without_data_is_refused(problems: Any, backend: str) -> None:
     assert '{"train": …}' in problems(backend, datasets={}).only("datasets").remedy
     problem = problems(backend, datasets={"valid": DATA}).only("datasets")
     assert "'train'" in problem.what
-    assert "'valid'" in problem.what, "what there is instead isn't told"
+    assert "'valid'" in problem.what, "what there is instead isn't named"
 
 
 def test_data_without_rows_is_refused_by_its_name(problems: Any, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def refusal(quiet: RunConfig, table: Any, num_workers: int = 0, **options: Any) 
     assert error.result is not None
     assert error.result.restarts == 0
     message = str(error)
-    assert message.count(str(error.__cause__)) == 1, "told more than once"
+    assert message.count(str(error.__cause__)) == 1, "reported more than once"
     assert "Traceback" not in message
     return str(error.__cause__)
 

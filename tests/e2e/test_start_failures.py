@@ -196,7 +196,7 @@ try:
         run_config=RunConfig(storage_path="runs", progress=False),
     ).fit()
 except polytrain.TrainingFailedError as error:
-    print("TOLD", str(error).replace("\\n", " "))
+    print("REPORTED", str(error).replace("\\n", " "))
 ray.shutdown()
 """
 
@@ -207,7 +207,7 @@ def test_why_a_jobs_runtime_environment_can_not_be_set_up_is_reported(tmp_path: 
     run = subprocess.run(
         [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
     )
-    [printed] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
+    [printed] = [line for line in run.stdout.splitlines() if line.startswith("REPORTED")]
     assert "the runtime_env of the Ray job can't be set up" in printed
     # In the words of whoever tried, beyond Ray's own first line.
     assert "conda" in printed.partition("can't be set up")[2]

@@ -179,7 +179,7 @@ print("VALIDATED", result.metrics)
 try:
     fit({"working_dir": sys.argv[1] + "x.zip"})
 except train.TrainingFailedError as error:
-    print("TOLD", error.failures[0].kind, str(error).replace("\\n", " "))
+    print("REPORTED", error.failures[0].kind, str(error).replace("\\n", " "))
 ray.shutdown()
 """
 
@@ -202,9 +202,9 @@ def test_ray_sets_up_the_files_of_workers(tmp_path: Path) -> None:
     validated = {"validation": list(value), "own": "of the validation"}
     assert f"VALIDATED {validated}" in run.stdout, run.stdout + run.stderr
     # The failure of the setup ends the run at once, in Ray's own words.
-    [printed] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
+    [printed] = [line for line in run.stdout.splitlines() if line.startswith("REPORTED")]
     which = "RunConfig.worker_runtime_env ('working_dir')"
-    assert printed.startswith(f"TOLD startup {which} can't be set up: "), printed
+    assert printed.startswith(f"REPORTED startup {which} can't be set up: "), printed
     assert "x.zip" in printed
 
 
@@ -223,7 +223,7 @@ try:
         ),
     ).fit()
 except train.TrainingFailedError as error:
-    print("TOLD", error)
+    print("REPORTED", error)
     print("ATTEMPTS", len(error.failures))
 ray.shutdown()
 """
@@ -245,7 +245,7 @@ def test_a_package_that_pip_does_not_find_is_reported_with_the_argument(tmp_path
         text=True,
         timeout=200,
     )
-    printed = run.stdout.partition("TOLD ")[2]
+    printed = run.stdout.partition("REPORTED ")[2]
     assert printed.startswith("RunConfig.worker_runtime_env ('pip') can't be set up: "), run.stderr
     assert "ERROR: No matching distribution found for no-such-package==9" in printed
     # Once: neither a restart nor another worker repeats it.

@@ -79,7 +79,7 @@ def assert_true(watched: Watched, overdue: tuple[int, str]) -> None:
         assert watched.now - watched.latest[rank] >= TIMEOUT_S
 
 
-happenings = st.lists(
+events = st.lists(
     st.tuples(
         st.sampled_from(["hand in", "hand in", "hand in", "hand in and wait", "end"]),
         st.integers(0, 3),
@@ -90,12 +90,12 @@ happenings = st.lists(
 
 
 @settings(max_examples=500)
-@given(world_size=st.integers(1, 4), happenings=happenings)
+@given(world_size=st.integers(1, 4), events=events)
 def test_whatever_is_said_is_true_and_it_is_said_in_the_end(
-    world_size: int, happenings: list[tuple[str, int, float]]
+    world_size: int, events: list[tuple[str, int, float]]
 ) -> None:
     watched = Watched(world_size)
-    for what, number, seconds in happenings:
+    for what, number, seconds in events:
         watched.now += seconds
         rank = number % world_size
         if rank in watched.done:

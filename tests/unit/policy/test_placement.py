@@ -1,4 +1,4 @@
-"""How a run gets its agents: whom it requests, how long it waits, when it gives up."""
+"""How a run gets its agents: whom it requests, how long it waits, when it stops waiting."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_objects_of_a_framework_are_known_by_their_type() -> None:
     found = changes(before, other)["params"].what
     assert "builtins.object" in found
     assert "Fraction" in found
-    assert "eta" not in found, "what is the same isn't told"
+    assert "eta" not in found, "what is the same isn't reported"
 
 
 class Fraction:

@@ -97,14 +97,14 @@ def driver(
         setattr(made, name, value)
 
     def life(order: LaunchOrder) -> Sequence[AgentEvent]:
-        happenings: list[AgentEvent] = []
+        events: list[AgentEvent] = []
         for number in range(4):
-            happenings += [
+            events += [
                 made.reported(0, number + 1),
                 made.staged(0, number),
                 made.stored(0, number, validation={}, model=str(number)),
             ]
-        return [*happenings, *made.all_done()]
+        return [*events, *made.all_done()]
 
     return made
 

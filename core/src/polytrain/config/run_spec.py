@@ -56,7 +56,7 @@ class RunSpec:
         """The request with what the backend's options name in place of a training function.
 
         A program is restarted after every failure. One that reports nothing has no steps, by which
-        an error that comes again can be told from one that passes.
+        an error that comes again can be distinguished from one that passes.
         """
         failures = self.run_config.failure_config
         program = self.backend.program(max_failures=failures.max_failures)

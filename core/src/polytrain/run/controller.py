@@ -192,48 +192,48 @@ class Controller:
         with self.interrupts.allowed():
             self.background_tasks.finish()
 
-    def _take(self, happening: AgentEvent) -> None:
+    def _take(self, event: AgentEvent) -> None:
         with self.interrupts.deferred():
-            self._handle(happening)
+            self._handle(event)
 
-    def _handle(self, happening: AgentEvent) -> None:
-        if isinstance(happening, Output):
-            self.output.write(happening)
+    def _handle(self, event: AgentEvent) -> None:
+        if isinstance(event, Output):
+            self.output.write(event)
             return
-        if isinstance(happening, HealthEvent):
-            if isinstance(happening, Stacks):
-                self._stacks_requests.take(happening)
-            wanted = self.health_monitor.take(happening)
+        if isinstance(event, HealthEvent):
+            if isinstance(event, Stacks):
+                self._stacks_requests.take(event)
+            wanted = self.health_monitor.take(event)
             if wanted is not None:
                 self._happen(wanted)
             return
-        if isinstance(happening, CheckpointEvent | Reported):
-            if isinstance(happening, Reported):
-                self._take_report(happening)
+        if isinstance(event, CheckpointEvent | Reported):
+            if isinstance(event, Reported):
+                self._take_report(event)
             else:
-                self._take_checkpoint_event(happening)
+                self._take_checkpoint_event(event)
             # In an inline run, the resulting tasks have already finished.
             self._take_results()
             return
-        if isinstance(happening, CheckpointsAsked):
-            self._take_question(happening)
+        if isinstance(event, CheckpointsAsked):
+            self._take_question(event)
             return
-        if self.health_monitor.may_have_caused(happening):
-            self._held_back.append(happening)
+        if self.health_monitor.may_have_caused(event):
+            self._held_back.append(event)
             return
-        if isinstance(happening, Joined):
-            self.health_monitor.take(happening)
-        if isinstance(happening, Exited) and isinstance(self.state.phase, Leaving | Ending):
+        if isinstance(event, Joined):
+            self.health_monitor.take(event)
+        if isinstance(event, Exited) and isinstance(self.state.phase, Leaving | Ending):
             # Finish pending commits before handling the exit: one may be the next starting point,
             # and a commit that fails now fails the run.
             self._finish_tasks()
             self._take_results()
-        if isinstance(happening, Exited | AgentLost):
-            self._fail_if(self.checkpoints.gone(happening.rank))
-        if isinstance(happening, Done):
-            self._take_returned(happening)
-            self._fail_if(self.checkpoints.done(happening.rank))
-        self._happen(happening)
+        if isinstance(event, Exited | AgentLost):
+            self._fail_if(self.checkpoints.gone(event.rank))
+        if isinstance(event, Done):
+            self._take_returned(event)
+            self._fail_if(self.checkpoints.done(event.rank))
+        self._happen(event)
         # In an inline run, the results are already there.
         self._take_results()
 

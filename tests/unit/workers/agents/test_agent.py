@@ -82,9 +82,9 @@ def launch_call(attempt: int = 0, *, data: Any = None) -> LaunchProcess:
 async def received(agent: Agent, kind: type[AgentEvent]) -> Any:
     """The next thing of this kind that the agent tells."""
     async for batch in agent.events():
-        for happening in batch:
-            if isinstance(happening, kind):
-                return happening
+        for event in batch:
+            if isinstance(event, kind):
+                return event
     raise AssertionError("the agent has ended")
 
 

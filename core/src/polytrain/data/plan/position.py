@@ -25,7 +25,7 @@ class DataChangedError(Exception):
     """A data set, or the order in which it is read, is not what a checkpoint was made with."""
 
     remedy = (
-        "Pass the same data with the same options, or go on from a checkpoint that was made "
+        "Pass the same data with the same options, or resume from a checkpoint that was made "
         "between two epochs"
     )
 

@@ -26,7 +26,7 @@ Shuffle: TypeAlias = bool | Literal["window"]
 Remainder: TypeAlias = Literal["keep", "pad", "drop"]
 Cut: TypeAlias = Remainder | Literal["share"]
 """How an epoch is cut into global batches. "keep": all are full except the last, which has the rows
-that are left. "pad": the last batch goes on with the epoch's first rows. "drop": there are full
+that are left. "pad": the last batch is filled with the epoch's first rows. "drop": there are full
 batches only. "share": like "keep", but if the last batch would be too small, the one before it
 leaves it some rows, so that hardly ever a worker has no row."""
 

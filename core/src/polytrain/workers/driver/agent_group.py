@@ -221,8 +221,8 @@ class AgentGroup:
         try:
             mail = self._mailbox.get(timeout=self._wait_limit(timeout))
             while True:
-                for happening in mail:
-                    self._take(happening, handle)
+                for event in mail:
+                    self._take(event, handle)
                     self._update_pool(handle)
                 mail = self._mailbox.get_nowait()
         except queue.Empty:
@@ -288,17 +288,17 @@ class AgentGroup:
             return None
         return kept_or_new_zygote(replace(spec, name=""), self._node_id)
 
-    def _take(self, happening: AgentEvent | Arrived | Gone, handle: Handler) -> None:
-        match happening:
+    def _take(self, event: AgentEvent | Arrived | Gone, handle: Handler) -> None:
+        match event:
             case Arrived(agent_handle=agent_handle, place=place):
                 self._pool.arrived(agent_handle, place)
             case Gone():
-                self._launcher.dismiss(happening.agent_handle)
-                lost = self._pool.lost(happening)
+                self._launcher.dismiss(event.agent_handle)
+                lost = self._pool.lost(event)
                 if lost is not None:
                     handle(lost)
             case _:
-                handle(happening)
+                handle(event)
 
     def _update_pool(self, handle: Handler) -> bool:
         """Pass on the pool's events before all others; return whether there were any."""
