@@ -83,7 +83,11 @@ while sender.is_alive():
     with contextlib.suppress(KeyboardInterrupt):
         sender.join()
 let_go()
-print("left:", [each.name for each in threading.enumerate() if each not in before], flush=True)
+started = [each for each in threading.enumerate() if each not in before]
+for each in started:
+    # A thread that was told to end may need a moment.
+    each.join(10)
+print("left:", [each.name for each in started if each.is_alive()], flush=True)
 """
 
 

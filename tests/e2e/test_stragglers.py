@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.e2e.journals import journal
-from tests.e2e.test_elastic import At, agents
+from tests.e2e.test_elastic import At, agents, progress_pages
 
 import polytrain
 from polytrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
@@ -76,7 +76,7 @@ def moves(config: dict[str, Any]) -> None:
 
     directory, context = Path(config["directory"]), polytrain.get_context()
     rank, attempt = context.get_world_rank(), context.get_attempt()
-    (directory / f"page-{attempt}-{rank}").write_text(str(pulse_inodes("self").pop()))
+    (directory / f"page-{attempt}-{rank}").write_text(str(progress_pages("self").pop()))
     checkpoint, step, total = polytrain.get_checkpoint(), 0, 0
     if checkpoint is not None:
         step, total = json.loads((Path(checkpoint.path) / "state.json").read_text())
@@ -96,12 +96,6 @@ def moves(config: dict[str, Any]) -> None:
             (Path(place) / "state.json").write_text(json.dumps([step, total]))
             made = Checkpoint.from_directory(place) if rank == 0 else None
             polytrain.report({"step": step, "total": total}, checkpoint=made)
-
-
-def pulse_inodes(pid: int | str) -> set[int]:
-    """What tells which agent is a trainer's: they map the same memory."""
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {int(line.split()[4]) for line in maps if "polytrain-progress" in line}
 
 
 def fit(
@@ -256,5 +250,5 @@ def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
 def agent_of(page: Path) -> int:
     """The host of the agent whose worker process has written down its page's memory."""
     inode = int(page.read_text())
-    [agent] = [agent.pid for agent in agents() if inode in pulse_inodes(agent.pid)]
+    [agent] = [agent.pid for agent in agents() if inode in progress_pages(agent.pid)]
     return agent

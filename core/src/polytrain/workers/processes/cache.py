@@ -89,7 +89,7 @@ def keep(zygote: KeptZygote) -> None:
         # The next run must not get this run's preloaded modules.
         zygote.connection.request(["reset"])
     timer = threading.Timer(_KEPT_S, let_go)
-    timer.daemon = True
+    timer.name, timer.daemon = "polytrain-kept-zygote", True
     with _lock:
         _kept = _Kept(zygote=zygote, timer=timer)
     timer.start()
