@@ -303,7 +303,7 @@ def test_a_trainer_without_a_framework(tmp_path: Path) -> None:
         ({"metadata": {"a": 1}}, "metadata: a run stores none"),
         ({"validation_config": print}, "validation_config: it is a builtin_function_or_method"),
         ({"torch_config": {"backend": "gloo"}}, "backend_config: it is a dict"),
-        ({"resume_from_checkpoint": 3}, "restore_from: it is a int"),
+        ({"resume_from_checkpoint": 3}, "restore_from: it is an int"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], what: str) -> None:

@@ -16,6 +16,7 @@ from polytrain_plugins import (
     is_number,
     unknown_name,
 )
+from polytrain_plugins.type_names import a_type
 
 _COMPILE = (
     *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly"),
@@ -157,7 +158,7 @@ def callback_problems(callbacks: Any, job: Job) -> Iterator[Problem]:
     if is_instance_of(callbacks, "keras", "Callback"):
         yield Problem(
             field="callbacks",
-            what=f"a {type(callbacks).__name__} isn't a list of callbacks",
+            what=f"{a_type(callbacks)} isn't a list of callbacks",
             remedy="Pass [callback]",
         )
     elif isinstance(callbacks, list | tuple | type):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from polytrain_plugins import Shard
+from polytrain_plugins.type_names import a_type
 from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import load_callbacks
 from polytrain_tf.data import TensorFlowShard, matrix_like
@@ -108,7 +109,7 @@ def _compiled(options: TensorFlow) -> Any:
     model = options.model()
     if not isinstance(model, keras.Model):
         raise TypeError(
-            f"model: the function returned a {type(model).__name__}, not a keras.Model. Use a "
+            f"model: the function returned {a_type(model)}, not a keras.Model. Use a "
             "training function for tf_keras models."
         )
     arguments = options.compile() if callable(options.compile) else options.compile

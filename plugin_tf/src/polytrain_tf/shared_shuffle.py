@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from polytrain_plugins.type_names import a_type
 from polytrain_tf.numpy_batches import steps
 from polytrain_tf.private import NEXT_ITERATOR, SHUFFLE_ARRAYS, shuffles_without_seed
 from polytrain_tf.summing import summing
@@ -71,7 +72,7 @@ def check_order(name: str, data: Any) -> None:
     if isinstance(data, GeneratorType | keras.utils.PyDataset):
         # A generator's first batches would also be lost: Keras reads them to build the model.
         raise ValueError(
-            f"{name}: several workers can't share a {type(data).__name__}. TensorFlow gives each "
+            f"{name}: several workers can't share {a_type(data)}. TensorFlow gives each "
             "worker a part of every batch, so all must make the same batches; but each process "
             "runs it with random numbers of its own, with which Keras also shuffles a PyDataset, "
             "so rows would come twice or never. Pass arrays, a tf.data.Dataset that gives the same "

@@ -194,7 +194,7 @@ def test_masked_numbers_are_missing(masked: Any) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"x": 1}, 5], "item 1 is a int, not a dict"),
+        ([{"x": 1}, 5], "item 1 is an int, not a dict"),
         ([{"x": 1}, {"x": "a"}], "'x'"),
         ([{"x": True}, {"x": 1}], "'x'"),
         ([{"x": 2**53 + 1}, {"x": 0.5}], "'x'.*9007199254740993"),
@@ -215,5 +215,5 @@ def test_dicts_that_are_no_rows(
 def test_an_iterator_without_rows() -> None:
     with pytest.raises(SourceError, match="no rows"):
         describe("train", some())
-    with pytest.raises(SourceError, match="item 0 is a int"):
+    with pytest.raises(SourceError, match="item 0 is an int"):
         describe("train", some(1))

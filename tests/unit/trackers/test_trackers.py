@@ -351,7 +351,7 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
     ("arguments", "wrong"),
     [
         ({"track": "mlflw"}, "'mlflw' is not a tracker. Did you mean 'mlflow'?"),
-        ({"track": 3}, "RunConfig.track: it is a int"),
+        ({"track": 3}, "RunConfig.track: it is an int"),
         ({"track": ("csv", None)}, "None is not a tracker"),
         ({"track": ("csv", "csv")}, "CSV(path=None) is given twice"),
         ({"observers": (CSV(""),)}, "CSV.path: '' is not a path"),

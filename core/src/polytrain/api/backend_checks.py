@@ -123,8 +123,8 @@ def _absence_problems(backend: Backend, config: Any) -> Iterator[Problem]:
     if not backend.capabilities.declarative and backend.program(max_failures=0) is None:
         yield Problem(
             field="train_loop_per_worker",
-            what=f"the {backend.name} backend doesn't declare 'declarative': it can't train "
-            "without a training function",
+            what=f"there is none, and the {backend.name} backend trains only what a training "
+            "function says",
             remedy=f"Pass one: make_trainer({backend.name!r}, train_func)",
         )
     if config is not None:
@@ -176,7 +176,7 @@ def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
     ):
         yield Problem(
             field=field,
-            what=f"the {backend.name} backend doesn't declare the device 'gpu'",
+            what=f"the {backend.name} backend can't train on a GPU",
             remedy="Use use_gpu=False",
         )
     yield from problems

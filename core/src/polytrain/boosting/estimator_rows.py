@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
 
+from polytrain_plugins.type_names import a_type
+
 Values = np.ndarray[Any, Any]
 EvalSet = tuple[Any, ...]
 
@@ -95,9 +97,9 @@ def table_of(frame: Any) -> pa.Table:
         # For example, a polars DataFrame.
         return pa.table(frame)
     raise TypeError(
-        f"X is a {type(frame).__module__}.{type(frame).__qualname__}, which isn't a table in "
-        "memory. Pass a DataFrame of pandas or polars, an Arrow table or an array (of a "
-        "LazyFrame, frame.collect())."
+        f"X is {a_type(frame)} of {type(frame).__module__}, which isn't a table in memory. Pass a "
+        "DataFrame of pandas or polars, an Arrow table or an array (of a LazyFrame, "
+        "frame.collect())."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from polytrain.config.constraints import Checked, Wrong
 from polytrain_plugins import Job, Problem, is_instance_of, missing_columns
+from polytrain_plugins.type_names import a_type
 
 
 def _one_column(given: Any) -> Iterator[Wrong]:
@@ -20,7 +21,7 @@ def _one_column(given: Any) -> Iterator[Wrong]:
         )
     elif not isinstance(given, str):
         yield (
-            f"{given!r} is a {type(given).__name__}, not the name of a column",
+            f"{given!r} is {a_type(given)}, not the name of a column",
             "Give the name of a column",
         )
 
@@ -88,6 +89,6 @@ def model_problems(of: str, **options: Any) -> Iterator[Problem]:
         elif model is not None and not is_instance_of(model, of, "Booster"):
             yield Problem(
                 field=option,
-                what=f"a {type(model).__name__} isn't a model to continue",
+                what=f"{a_type(model)} isn't a model to continue",
                 remedy=f"Pass the {of}.Booster, or the path of its file",
             )

@@ -16,6 +16,7 @@ from polytrain.checkpoint.starting_point import StartingPoint, fetch, starting_p
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location, without_credentials
+from polytrain_plugins.type_names import a_type
 
 _METADATA = ".metadata.json"
 """File with the values of `set_metadata`."""
@@ -106,7 +107,7 @@ class Checkpoint:
         except (OSError, ValueError, RecursionError) as error:
             raise self._unreadable(error) from error
         if not isinstance(found, dict):
-            raise self._unreadable(ValueError(f"{_METADATA} holds a {type(found).__name__}"))
+            raise self._unreadable(ValueError(f"{_METADATA} holds {a_type(found)}"))
         return found
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:

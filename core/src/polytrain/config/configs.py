@@ -35,7 +35,7 @@ class ScalingConfig(Config):
     least and the most: the run starts with as many as there are resources for, shrinks after a
     loss and grows when there are more resources."""
 
-    standby: Annotated[int, Whole(of="agents", least=0, remedy="Give 0 or more")] = 0
+    standby: Annotated[int, Whole(of="standbys", least=0, remedy="Give 0 or more")] = 0
     """Agents that are kept ready to replace a lost one, on other nodes if there are any. Each
     reserves the resources of a worker."""
 

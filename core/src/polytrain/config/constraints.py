@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origi
 from polytrain.text.plain_values import is_whole, plain
 from polytrain_plugins import Problem
 from polytrain_plugins.problems import MOST_SECONDS
+from polytrain_plugins.type_names import a_type, with_article
 
 Wrong = tuple[str, str]
 """What is wrong with a value, and the remedy."""
@@ -101,7 +102,7 @@ class Entries:
         if isinstance(value, Mapping):
             yield from self.check(value)
         else:
-            yield f"it is a {type(value).__name__}", "Pass a dict"
+            yield f"it is {a_type(value)}", "Pass a dict"
 
 
 class Config:
@@ -210,7 +211,18 @@ def wrong_type(field: str, value: Any, wanted: type) -> Problem:
             what=f"it is ray.train's {name}",
             remedy=f"Import polytrain's: from {home} import {name}",
         )
-    return Problem(field=field, what=f"it is a {name}", remedy=f"Pass a {wanted.__name__}")
+    return Problem(field=field, what=f"it is {a_type(value)}", remedy=_instead(value, wanted))
+
+
+def _instead(value: Any, wanted: type) -> str:
+    """Return what to pass; of a dict's entries the names alone, as values may be secret."""
+    name = wanted.__name__
+    if value is wanted:
+        return f"Pass {name}(…)"
+    is_of_fields = isinstance(value, Mapping) and issubclass(wanted, Config)
+    known = [field for field in value if field in _hints(wanted)] if is_of_fields else []
+    example = f": {name}({', '.join(f'{field}=…' for field in known)})" if known else ""
+    return f"Pass {with_article(name)}{example}"
 
 
 def _choices(hint: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from polytrain.config.constraints import Wrong
 from polytrain.text.plain_values import is_whole
+from polytrain_plugins.type_names import a_type
 
 _NAME_BYTES = 255
 """Length of a file's name that every usual file system takes."""
@@ -58,7 +59,7 @@ def node_labels(given: Any) -> Iterator[Wrong]:
     """Yield what is wrong with a label selector, or with a list of them."""
     selectors = [given] if isinstance(given, Mapping) else given
     if not isinstance(selectors, list | tuple):
-        yield f"it is a {type(given).__name__}", "Pass a dict"
+        yield f"it is {a_type(given)}", "Pass a dict"
         return
     for selector in selectors:
         if not isinstance(selector, Mapping) or not all(
@@ -101,7 +102,7 @@ def column_names(names: Any) -> Iterator[Wrong]:
     if isinstance(names, str):
         yield f"{names!r} is one name", f"Give a list: [{names!r}]"
     elif not isinstance(names, Iterable):
-        yield f"it is a {type(names).__name__}", "Pass a list"
+        yield f"it is {a_type(names)}", "Pass a list"
 
 
 def json_arguments(arguments: Mapping[Any, Any]) -> Iterator[Wrong]:

@@ -12,6 +12,7 @@ from typing import Any
 from polytrain.functions.pickler import dumps
 from polytrain.functions.pickling import code_in, pickled_for_ray
 from polytrain_plugins import Problem
+from polytrain_plugins.type_names import a_type
 
 _MOST_BYTES = 256 * 2**20
 """Maximum bytes of a function, which each worker process gets anew with each attempt."""
@@ -88,7 +89,7 @@ def _culprits(path: str, value: Any, *, depth: int = 8) -> Iterator[str]:
         error = _size_or_error(content)
         if isinstance(error, Exception):
             found = list(_culprits(inner, content, depth=depth - 1)) if depth > 1 else []
-            yield from found or [f"`{inner}` is a {type(content).__name__} ({error})"]
+            yield from found or [f"`{inner}` is {a_type(content)} ({error})"]
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ import msgpack
 
 from polytrain.errors import ReturnValueError
 from polytrain.functions.pickler import Pickler
+from polytrain_plugins.type_names import a_type
 
 Kind = Literal["plain", "pickled", "lost"]
 
@@ -93,7 +94,7 @@ def encoded(value: Any, *, rank: int, world_size: int) -> Returned:
         return Returned(kind="lost", why=why)
     except Exception as error:  # an object may raise anything when it is pickled
         why = (
-            f"a {type(value).__name__} can't be pickled ({type(error).__name__}: {error}). Return "
+            f"{a_type(value)} can't be pickled ({type(error).__name__}: {error}). Return "
             "plain values or arrays, or report a checkpoint."
         )
         return Returned(kind="lost", why=why)
@@ -162,7 +163,7 @@ def _packed(value: Any, limit: int, levels: int = _TUPLES) -> bytes:
                 file = _LimitedFile(limit)
                 np.save(file, inner, allow_pickle=False)
                 return msgpack.ExtType(_ARRAY, bytes([is_scalar]) + file.getvalue())
-        raise TypeError(f"a {type(inner).__name__} isn't plain")
+        raise TypeError(f"{a_type(inner)} isn't plain")
 
     # Strict types: otherwise a subclass would be read back as its base class.
     packed: bytes = msgpack.packb(value, default=extension, strict_types=True)

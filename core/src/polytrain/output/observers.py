@@ -19,6 +19,7 @@ from polytrain.output.call_queues import CallQueues
 from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Problem, Report, RunInfo, Stopped
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
+from polytrain_plugins.type_names import a_type
 
 GROUP = "polytrain.observers"
 
@@ -212,7 +213,7 @@ def observers_problems(observers: Any) -> Iterator[Problem]:
     if not isinstance(observers, tuple | list):
         yield Problem(
             field=_FIELD,
-            what=f"it is a {type(observers).__name__}",
+            what=f"it is {a_type(observers)}",
             remedy="Give a list of observers, also for one: observers=[…]",
         )
         return
@@ -248,7 +249,7 @@ def observer_problems(observer: Any, field: str) -> Iterator[Problem]:
     if not marked and not methods.keys() & _hooks().keys():
         yield Problem(
             field=field,
-            what=f"a {type(observer).__name__} has no hook",
+            what=f"{a_type(observer)} has no hook",
             remedy=f"Give it a method with @hookimpl above it: {', '.join(_hooks())}",
         )
 

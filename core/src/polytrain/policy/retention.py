@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from polytrain.config.configs import CheckpointConfig
 from polytrain.policy.named_metrics import named_metric
 from polytrain.text.close_names import close_to
+from polytrain_plugins.type_names import a_type
 
 
 class Scored(Protocol):
@@ -52,7 +53,7 @@ def missing_score(metrics: Mapping[str, Any], config: CheckpointConfig) -> str |
         return f"the reported metrics are {known}{meant}"
     if value is None or isinstance(value, int | float):
         return None
-    return f"the metric {name!r} is a {type(value).__name__}, not a number"
+    return f"the metric {name!r} is {a_type(value)}, not a number"
 
 
 def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:

@@ -26,6 +26,7 @@ from polytrain.record.entries import (
 )
 from polytrain.run.run import Run
 from polytrain_plugins import Problem, RunInfo
+from polytrain_plugins.type_names import a_type
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
     if not isinstance(callbacks, tuple | list):
         yield Problem(
             field=field_name,
-            what=f"it is a {type(callbacks).__name__}",
+            what=f"it is {a_type(callbacks)}",
             remedy="Give a list of callbacks, also for one: callbacks=[…]",
         )
         return
@@ -112,7 +113,7 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
         elif not any(callable(getattr(callback, name, None)) for name in _METHODS):
             yield Problem(
                 field=f"{field_name}[{place}]",
-                what=f"a {type(callback).__name__} has neither {' nor '.join(_METHODS)}",
+                what=f"{a_type(callback)} has neither {' nor '.join(_METHODS)}",
                 remedy="Give an object of a subclass of polytrain.UserCallback",
             )
 

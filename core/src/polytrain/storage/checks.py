@@ -17,6 +17,7 @@ from polytrain.storage.location import (
     without_credentials,
 )
 from polytrain_plugins import Problem
+from polytrain_plugins.type_names import a_type
 
 _FIELD = "RunConfig.storage_path"
 
@@ -90,7 +91,7 @@ def _address_problems(location: Location, field: str) -> Iterator[Problem]:
         if arrow_filesystem(location.filesystem) is None or not is_plain(location.address):
             yield Problem(
                 field="RunConfig.storage_filesystem",
-                what=f"{location.address!r} isn't a path on a {type(location.filesystem).__name__}",
+                what=f"{location.address!r} isn't a path on {a_type(location.filesystem)}",
                 remedy="Give a pyarrow.fs.FileSystem or one of fsspec's, with a path on it as "
                 "storage_path; or an address without storage_filesystem",
             )

@@ -318,7 +318,7 @@ class ContractTier:
 
     def _assert_needs_function(self) -> None:
         problems = list(function_problems(RunSpec(backend=self.backend)))
-        assert any("declarative" in problem.what for problem in problems)
+        assert [problem.field for problem in problems] == ["train_loop_per_worker"]
 
 
 def _job(backend: Backend) -> Job:

@@ -10,6 +10,7 @@ from polytrain.text.close_names import did_you_mean
 from polytrain.trackers import NAMES
 from polytrain.trackers.tracker import Tracker
 from polytrain_plugins import Problem
+from polytrain_plugins.type_names import a_type
 
 
 def tracker_class(name: str) -> type[Tracker]:
@@ -44,7 +45,7 @@ def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
     if not isinstance(names, tuple | list | None):
         yield Problem(
             field="RunConfig.track",
-            what=f"it is a {type(track).__name__}",
+            what=f"it is {a_type(track)}",
             remedy=f"Give one of {', '.join(map(repr, NAMES))}, or several in a tuple",
         )
         return

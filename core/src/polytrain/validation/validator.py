@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.functions.pickling import unpickled
 from polytrain.workers.session.metrics import plain_metrics
+from polytrain_plugins.type_names import a_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def call(pickled: bytes, task: ValidationTask, references: Sequence[Any] = ()) -
     returned: Any = function(task.checkpoint, **task.fn_kwargs)
     if not isinstance(returned, Mapping):
         raise TypeError(
-            f"The validation function must return a dict of metrics, and has returned "
-            f"{'None' if returned is None else f'a {type(returned).__name__}'}."
+            "The validation function must return a dict of metrics, and has returned "
+            f"{a_type(returned)}."
         )
     return plain_metrics(returned)

@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 
 from polytrain import Checkpoint, get_checkpoint, get_context, report
 from polytrain.extension import scratch_directory
+from polytrain_plugins.type_names import a_type
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
     comparable,
@@ -96,7 +97,7 @@ class TrainingState:
             keep_metric(part)
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(
-                    f"{name}: a {type(part).__name__} has no state_dict and load_state_dict. Pass "
+                    f"{name}: {a_type(part)} has no state_dict and load_state_dict. Pass "
                     f"plain data to report instead: state.report(…, {name}=…)."
                 )
         self._parts = parts

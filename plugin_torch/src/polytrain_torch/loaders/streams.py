@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
+from polytrain_plugins.type_names import a_type
+
 logger = logging.getLogger(__name__)
 
 _warned: set[str] = set()
@@ -173,7 +175,7 @@ def warn_of_lost_place(loader: DataLoader[Any]) -> None:
             "loader that has them (torchdata's StatefulDataLoader)"
         )
     _warn_once(
-        f"A data loader of a {type(loader.dataset).__name__} loses its place: a restart in the "
+        f"A data loader of {a_type(loader.dataset)} loses its place: a restart in the "
         f"middle of an epoch begins the epoch again, because {why}."
     )
 

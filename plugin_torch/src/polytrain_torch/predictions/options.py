@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from polytrain_plugins import DatasetInfo, Problem, column_remedy, is_instance_of, unknown_name
+from polytrain_plugins.type_names import a_type
 
 _TEXTS = ("string", "large_string", "binary", "large_binary")
 
@@ -78,7 +79,7 @@ def _model_problems(model_fn: Any) -> Iterator[Problem]:
     elif is_instance_of(model_fn, "torch", "Module"):
         yield Problem(
             field="model_fn",
-            what=f"a {type(model_fn).__name__} is a module, not a function",
+            what=f"{a_type(model_fn)} is a module, not a function",
             remedy=f"{remedy}; or load the weights and call it yourself, with result.load_model()",
         )
     elif not callable(model_fn):

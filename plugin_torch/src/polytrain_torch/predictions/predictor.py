@@ -13,6 +13,7 @@ import torch
 
 from polytrain.extension import TensorShapes, to_format
 from polytrain_plugins import Predictions
+from polytrain_plugins.type_names import a_type
 from polytrain_torch.moving import moved
 
 _SHAPES = TensorShapes(
@@ -83,7 +84,7 @@ def _built(
     loads_itself = takes_directory(model_fn)
     model = model_fn(str(directory)) if loads_itself else model_fn()
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model_fn returned a {type(model).__name__}, not a torch.nn.Module.")
+        raise TypeError(f"model_fn returned {a_type(model)}, not a torch.nn.Module.")
     if not loads_itself:
         try:
             model.load_state_dict(load(directory))
@@ -112,7 +113,7 @@ def _array(output: Any) -> np.ndarray[Any, Any]:
         return output
     if not isinstance(output, torch.Tensor):
         raise TypeError(
-            f"The model returned a {type(output).__name__}. Pass forward=…, a function of the "
+            f"The model returned {a_type(output)}. Pass forward=…, a function of the "
             "module and a batch that returns a tensor, or a dict of tensors by name."
         )
     output = output.detach().cpu()

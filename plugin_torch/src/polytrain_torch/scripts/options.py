@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polytrain_plugins import Job, Problem
+from polytrain_plugins.type_names import a_type
 
 if TYPE_CHECKING:
     from polytrain_torch.backend import Torch
@@ -167,7 +168,7 @@ def _argument_problems(args: Any) -> Iterator[Problem]:
         # Don't show the arguments: one of them may be a secret key.
         yield Problem(
             field="args",
-            what=f"it is a {type(args).__name__}, not a list of strings",
+            what=f"it is {a_type(args)}, not a list of strings",
             remedy=f"Give a list with one string for each argument, such as {['--epochs', '3']!r}",
         )
         return

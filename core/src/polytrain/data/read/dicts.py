@@ -14,6 +14,7 @@ from polytrain.data.types.python_values import check_unchanged
 from polytrain.data.types.schemas import conformed, merged_schema
 from polytrain.data.types.times import in_unit_of_arrow, is_time
 from polytrain.data_errors import ReadError, SourceError, one_line
+from polytrain_plugins.type_names import a_type
 
 _AT_ONCE = 10_000
 """Rows that are Python's objects at once: they take many times the memory of a table."""
@@ -67,9 +68,7 @@ def table_of_dicts(rows: Iterable[Any]) -> pa.Table:
 def _table(rows: Sequence[tuple[int, Any]]) -> pa.Table:
     for number, row in rows:
         if not isinstance(row, Mapping):
-            raise SourceError(
-                f"its item {number} is a {type(row).__qualname__}, not a dict", _REMEDY
-            )
+            raise SourceError(f"its item {number} is {a_type(row)}, not a dict", _REMEDY)
     dicts = [{str(name): value for name, value in row.items()} for _, row in rows]
     names = dict.fromkeys(name for row in dicts for name in row)
     columns = {name: _column(name, [row.get(name) for row in dicts]) for name in names}

@@ -15,6 +15,7 @@ from polytrain.data.read.selection import columns_to_read, subschema
 from polytrain.data.types.arrays import check_exact, column_of
 from polytrain.data.types.nested import tensors_of
 from polytrain.data_errors import ReadError, SourceError, one_line, raised_at
+from polytrain_plugins.type_names import a_type
 
 _NOT_ITEMS = {
     "builtins",
@@ -184,7 +185,7 @@ def _type_of(name: str, value: Any) -> pa.DataType:
         return column_of(name, array[np.newaxis]).type
     except (SourceError, TypeError, ValueError, RuntimeError) as error:
         raise SourceError(
-            f"item 0 has a {type(value).__qualname__} as {name!r}, which can't become a column: "
+            f"item 0 has {a_type(value)} as {name!r}, which can't become a column: "
             f"{error.what if isinstance(error, SourceError) else one_line(error)}",
             "Give numbers, strings, bytes, arrays or tensors of numbers; "
             "as a tuple or dict if there are several",

@@ -19,6 +19,7 @@ from polytrain.data.types.plain import plain_columns, refuse_unreadable
 from polytrain.data.types.python_values import check_unchanged
 from polytrain.data.types.wide_types import widened
 from polytrain.data_errors import SourceError, one_line
+from polytrain_plugins.type_names import with_article
 
 
 def from_memory(data: Any, columns: Sequence[str] | None) -> Pieces | None:
@@ -135,7 +136,8 @@ def _from_hugging_face(dataset: Any) -> pa.Table:
     kind = type(dataset).__name__
     if isinstance(dataset, Mapping):
         raise SourceError(
-            f"it is a {kind}, which holds the data sets {', '.join(map(repr, dataset))}",
+            f"it is {with_article(kind)}, which holds the data sets "
+            f"{', '.join(map(repr, dataset))}",
             f"Pass one of them, such as dataset[{next(iter(dataset), 'train')!r}]",
         )
     if kind != "Dataset":

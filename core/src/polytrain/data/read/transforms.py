@@ -18,6 +18,7 @@ from polytrain.data.types.nested import is_list_of_numbers
 from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data.types.schemas import exactly
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
+from polytrain_plugins.type_names import a_type
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
 Transform: TypeAlias = Callable[[Batch], Mapping[str, Any]]
@@ -114,7 +115,7 @@ def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
     """
     remedy = "Correct the function; it takes and returns a dict of column names to arrays"
     if not callable(transform):
-        raise SourceError(f"transform is a {type(transform).__qualname__}", "Pass a function")
+        raise SourceError(f"transform is {a_type(transform)}", "Pass a function")
     trial = next(piece for piece in found.pieces if piece.rows)
     rows = min(trial.rows, _TRIAL_ROWS)
     where = f"rows 0 to {rows - 1} of {name!r} ({trial.where})"
@@ -143,9 +144,7 @@ def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
     except Exception as error:
         raise TransformError(f"{raised_at(error)}: the transform failed on {where}") from error
     if not isinstance(result, Mapping):
-        raise TransformError(
-            f"the transform returned a {type(result).__qualname__} for {where}, not a dict"
-        )
+        raise TransformError(f"the transform returned {a_type(result)} for {where}, not a dict")
     try:
         table = table_of(result)
     except SourceError as error:

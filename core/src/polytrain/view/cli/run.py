@@ -11,6 +11,7 @@ import click
 
 from polytrain.output.echo import echo, echo_lines
 from polytrain.view.cli.found import CAN_RESUME
+from polytrain_plugins.type_names import a_type
 
 if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
@@ -167,7 +168,7 @@ def _of_module(what: str) -> Trainer:
     trainer = found() if inspect.isfunction(found) and _takes_nothing(found) else found
     if not isinstance(trainer, Trainer):
         raise click.UsageError(
-            f"{what} is a {type(trainer).__name__}. Name a Trainer, as make_trainer returns it, or "
+            f"{what} is {a_type(trainer)}. Name a Trainer, as make_trainer returns it, or "
             "a function without parameters that returns one"
         )
     return trainer

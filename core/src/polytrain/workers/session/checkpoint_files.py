@@ -15,6 +15,7 @@ from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.names import expect_inside
 from polytrain.workers.session.context import RunStorage
+from polytrain_plugins.type_names import a_type
 
 Write = Callable[[Path], Stamps]
 """Writes a checkpoint's files into an empty directory, and returns the stamps of linked ones."""
@@ -94,7 +95,7 @@ def expect_stored(stored: Any) -> Checkpoint:
     if not isinstance(stored, Checkpoint):
         raise TypeError(
             "checkpoint_upload_fn must return the polytrain.Checkpoint that it has stored; it "
-            f"returned a {type(stored).__name__}."
+            f"returned {a_type(stored)}."
         )
     return stored
 
