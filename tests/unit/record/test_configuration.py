@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, ValidationConfig
+from polytrain.backends.reference import Reference
 from polytrain.record.configuration import (
     Configuration,
     chosen,
     configuration_in,
+    hyperparameters_of,
     options_of,
 )
 
@@ -72,11 +75,58 @@ def test_the_validation_is_kept() -> None:
     config = ValidationConfig(fn=is_good_enough, ray_remote_kwargs={"runtime_env": {"a": SECRET}})
     assert chosen(options_of(ScalingConfig(), RunConfig(), config)) == {
         "validation_config.fn": "is_good_enough",
-        "validation_config.task_config.fn_kwargs": {},
-        "validation_config.task_config.timeout_s": None,
         "validation_config.ray_remote_kwargs": {"runtime_env": {"a": "…"}},
-        "validation_config.on_failure": "warn",
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boosted(Reference):
+    params: Any = None
+
+
+def test_the_users_hyperparameters_come_first() -> None:
+    config = {
+        "lr": 0.1,
+        "optimizer": {"name": "adam", "betas": (0.9, 0.99), "schedule": is_good_enough},
+        "layers": [{"units": 8}, {"units": 4}],
+        "nothing": None,
+        "empty": {},
+    }
+    found = hyperparameters_of(config, Boosted(rounds=3, params={"eta": 0.3}))
+    assert list(found.items()) == [
+        ("lr", 0.1),
+        ("optimizer.name", "adam"),
+        ("optimizer.betas", [0.9, 0.99]),
+        ("optimizer.schedule", "is_good_enough"),
+        ("layers.0.units", 8),
+        ("layers.1.units", 4),
+        ("nothing", None),
+        ("empty", {}),
+        ("rounds", 3),
+        ("params.eta", 0.3),
+    ]
+
+
+def test_an_option_with_a_name_of_the_users_is_that_of_the_backend() -> None:
+    found = hyperparameters_of({"rounds": 100}, Boosted(rounds=3))
+    assert found == {"rounds": 100, "reference.rounds": 3}
+
+
+def test_a_hyperparameter_is_no_secret() -> None:
+    config = {
+        "hf_token": SECRET,
+        "nested": {"api_key": SECRET, "user": {"password": Path(SECRET)}},
+        "args": ["--api-key", SECRET, f"db_password={SECRET}"],
+        "database": f"postgresql://me:{SECRET}@db/x".replace(" ", "-"),
+        "auth": {"credentials": {"a": SECRET}},
+        "num_tokens": 3,
+        "pad_token": "<pad>",
+    }
+    found = hyperparameters_of(config, Boosted())
+    assert SECRET not in json.dumps(found)
+    assert SECRET.replace(" ", "-") not in json.dumps(found)
+    assert found["hf_token"] == found["nested.user.password"] == "…"
+    assert (found["num_tokens"], found["pad_token"]) == (3, "<pad>")
 
 
 def test_what_a_later_version_adds_is_ignored() -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.record.secrecy import shown
+from polytrain.text.described import described, given_fields
 from polytrain.text.secret_names import HIDDEN
+from polytrain_plugins import Backend
 
 if TYPE_CHECKING:
     from polytrain.config.validation_config import ValidationConfig
@@ -42,11 +44,22 @@ class Configuration:
     cluster: str = ""
     """Where the workers are, and why there; empty for an inline run."""
 
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """The training function's config, and the backend's options that aren't defaults, as one level:
+    `{"optimizer": {"lr": 1}}` is `optimizer.lr`."""
+
+    command: Sequence[str] = ()
+    """The driver's command line, as it was typed; empty in a notebook."""
+
+    script: str = ""
+    """The driver's Python file; empty if it is a console command, or if there is none."""
+
 
 def configuration_in(written: Mapping[str, Any]) -> Configuration:
     """Read a configuration from the journal; a later version may have written more."""
     known = {each.name for each in fields(Configuration)}
-    return Configuration(**{name: value for name, value in written.items() if name in known})
+    read = {name: value for name, value in written.items() if name in known}
+    return Configuration(**{**read, "command": tuple(read.get("command", ()))})
 
 
 def options_of(
@@ -68,12 +81,46 @@ def options_of(
 
 def chosen(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options that aren't this version's defaults."""
-    defaults = options_of(ScalingConfig(), RunConfig())
+    defaults = {**options_of(ScalingConfig(), RunConfig()), **_validation_defaults()}
     return {
         name: value
         for name, value in options.items()
         if name not in defaults or value != defaults[name]
     }
+
+
+def hyperparameters_of(config: Mapping[str, Any] | None, backend: Backend) -> Mapping[str, Any]:
+    """Return a run's hyperparameters, as one level, with `…` for what is secret by its name.
+
+    The user's own come first. An option of the backend with a name that they have, too, is named
+    after the backend: `torch.timeout_s`.
+
+    Args:
+        config: `train_loop_config`.
+        backend: the backend with its options.
+    """
+    own = flattened(shown(described(config or {})))
+    options = flattened(shown(described(given_fields(backend))))
+    return {
+        **own,
+        **{f"{backend.name}.{key}" if key in own else key: each for key, each in options.items()},
+    }
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values as one level, with dots: `{"a": {"b": 1}}` is `{"a.b": 1}`.
+
+    A list stays one value, unless it has dicts: their names have the item's number, from 0.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+            value = {str(number): each for number, each in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            found.update(flattened(value, f"{prefix}{name}."))
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def datasets_of(datasets: Sequence[RunDataset]) -> Mapping[str, Mapping[str, Any]]:
@@ -83,11 +130,18 @@ def datasets_of(datasets: Sequence[RunDataset]) -> Mapping[str, Mapping[str, Any
             "rows": each.source.info.num_rows,
             "columns": list(each.source.info.columns[:_MOST_COLUMNS]),
             "num_columns": len(each.source.info.columns),
-            "transform": _described(each.config.transform),
+            "transform": described(each.config.transform),
             "split": each.is_split,
         }
         for each in datasets
     }
+
+
+def _validation_defaults() -> Mapping[str, Any]:
+    from polytrain.config.validation_config import ValidationConfig
+
+    given = options_of(ScalingConfig(), RunConfig(), ValidationConfig(fn=_validation_defaults))
+    return {name: value for name, value in given.items() if name != "validation_config.fn"}
 
 
 def _options(path: str, config: Any) -> Iterator[tuple[str, Any]]:
@@ -98,17 +152,7 @@ def _options(path: str, config: Any) -> Iterator[tuple[str, Any]]:
         elif each.name in _SECRET:
             yield name, _names_alone(value)
         elif each.name not in _ELSEWHERE:
-            yield name, shown(_described(value), each.name)
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _described(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_described(each) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__qualname__", None) or type(value).__qualname__
+            yield name, shown(described(value), each.name)
 
 
 def _names_alone(value: Any) -> Any:

@@ -83,6 +83,9 @@ class _Configuration(TypedDict, total=False):
     datasets: dict[str, dict[str, Any]]
     versions: dict[str, str]
     cluster: str
+    hyperparameters: dict[str, Any]
+    command: list[str]
+    script: str
 
 
 def _known_configuration(read: Mapping[str, Any] | None) -> Configuration | None:
@@ -174,6 +177,18 @@ class Opened(Entry):
         Configuration | None, Stored(_Configuration | None, _known_configuration)
     ] = None
     """What people look up of it; nothing depends on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFound(Entry):
+    """The driver's code is in a git repository, at this commit."""
+
+    commit: Annotated[str, Like(r"[0-9a-f]{40,64}", "a commit")]
+    branch: str = ""
+    """Empty if none is checked out."""
+
+    is_dirty: bool | None = None
+    """Whether the code differs from the commit; None if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +435,7 @@ class UnknownEntry(Entry):
 
 KINDS: Mapping[str, type[Entry]] = {
     "Opened": Opened,
+    "GitCommit": CommitFound,
     "Launched": Launched,
     "Started": ProcessesRequested,
     "Joined": RankJoined,

@@ -27,6 +27,7 @@ from polytrain.record.ledger import Ledger
 from polytrain.record.ranks import RankRecords
 from polytrain.record.report_lines import new_reports
 from polytrain.record.reports import Reports
+from polytrain.record.run_facts import RunFacts
 from polytrain.text import strict_json
 from polytrain_plugins import Stopped
 
@@ -40,8 +41,8 @@ class RunHistory:
     identity: Mapping[str, Any] = field(default_factory=dict)
     """The run's identity."""
 
-    configuration: Configuration = field(default_factory=Configuration)
-    """What the last driver was configured with; empty if it is unknown."""
+    facts: RunFacts = field(default_factory=RunFacts)
+    """What the run was started with."""
 
     since_token: int = 0
     """The lease of the first driver."""
@@ -89,6 +90,11 @@ class RunHistory:
 
     _known: dict[int, int] = field(default_factory=dict, repr=False)
     """Rank → how many reports of the last driver are known."""
+
+    @property
+    def configuration(self) -> Configuration:
+        """What the last driver was configured with; empty if it is unknown."""
+        return self.facts.configuration
 
     @property
     def launches(self) -> int:
@@ -148,6 +154,7 @@ class RunHistory:
                 )
             case ValidationEnded():
                 self._take_validation(entry)
+        self.facts.take(entry)
         self.ledger.take(entry)
         self.attempts.take(entry, self.ledger.wall_s)
         self.ranks.take(entry)
@@ -156,7 +163,6 @@ class RunHistory:
         self._token = opened.token
         self._known.clear()
         self.identity = opened.identity
-        self.configuration = opened.configuration or Configuration()
         self.world_size = opened.world_size
         attribute, order = opened.ranking
         self.ranking = CheckpointConfig(

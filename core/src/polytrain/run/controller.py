@@ -37,6 +37,7 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
+from polytrain.run.program import CommitSearch
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StacksRequests, StopRequests
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
@@ -56,6 +57,9 @@ from polytrain_plugins import Attempt
 
 logger = logging.getLogger(__name__)
 
+_GIT_WITHIN_S = 1.0
+"""Seconds that the end of a run waits for git."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Controller:
@@ -73,6 +77,7 @@ class Controller:
     stop_requests: StopRequests
     remote_requests: RemoteRequests
     companion: Companion = field(default_factory=Companion)
+    commit_search: CommitSearch = field(default_factory=CommitSearch)
     stop_rule: StopRule = field(default_factory=StopRule)
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
@@ -96,6 +101,7 @@ class Controller:
         self.lease.notify(self._wake)
         self.stop_requests.notify(self._wake)
         self.remote_requests.notify(self._wake)
+        self.commit_search.start(self._wake)
         self._follow(None, begin(self.state))
         # A stop requested before the run began starts no worker.
         self._take_stop_requests()
@@ -110,6 +116,7 @@ class Controller:
         self._finish_tasks()
         if conclusion.succeeded and conclusion.stopped is None:
             self.journal.returned(self.returned)
+        self._note_commit(wait_s=_GIT_WITHIN_S)
         self.journal.write(
             RunConcluded(
                 succeeded=conclusion.succeeded,
@@ -258,6 +265,7 @@ class Controller:
             else:
                 self._happen(event)
         self._take_validations()
+        self._note_commit()
         if self.lease.lost is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(lease_lost(self.lease.lost, attempt=self.state.attempt))
         failure = self.companion.failure
@@ -265,6 +273,12 @@ class Controller:
             self._happen(Failed(attempt=self.state.attempt, failure=failure))
         self._take_stop_requests()
         self._look_at_budget()
+
+    def _note_commit(self, *, wait_s: float = 0.0) -> None:
+        """Note the commit of the driver's code, once git has answered."""
+        found = self.commit_search.take(wait_s=wait_s)
+        if found is not None:
+            self.journal.write(found)
 
     def _take_stop_requests(self) -> None:
         while (stopped := self.stop_requests.take()) is not None:

@@ -17,7 +17,12 @@ from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
-from polytrain.record.configuration import Configuration, datasets_of, options_of
+from polytrain.record.configuration import (
+    Configuration,
+    datasets_of,
+    hyperparameters_of,
+    options_of,
+)
 from polytrain.record.entries import Opened
 from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal
@@ -29,6 +34,7 @@ from polytrain.run.assembly import controller_of
 from polytrain.run.conditions import function_fingerprint, unreported
 from polytrain.run.controller import Controller
 from polytrain.run.interrupts import Interrupts
+from polytrain.run.program import command_line, script
 from polytrain.run.resume import versions_of
 from polytrain.run.run import Run
 from polytrain.storage.failure import StorageError
@@ -230,6 +236,9 @@ def _configuration(run: Run) -> Configuration:
         datasets=datasets_of(run.datasets),
         versions=versions_of(spec.backend, "numpy", "pyarrow", *(["ray"] if is_on_ray else [])),
         cluster=run.info.cluster,
+        hyperparameters=hyperparameters_of(spec.train_loop_config, spec.backend),
+        command=command_line(),
+        script=script(),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from polytrain.record.attempts import AttemptOverview
-from polytrain.record.configuration import chosen
 from polytrain.record.ranks import RankOverview
+from polytrain.record.run_facts import RunFacts
 from polytrain.record.secrecy import shown
 from polytrain.record.state import RunState
 from polytrain.run.lease import Holder
@@ -55,11 +57,13 @@ def facts(run: FoundRun) -> dict[str, Any]:
         ],
         "ranks": [asdict(each) for each in history.ranks.overviews()],
         "trackers": [asdict(each) for each in run.trackers()],
+        "hyperparameters": dict(history.facts.hyperparameters),
         "options": shown(history.identity["options"]),
         "settings": shown(history.configuration.options),
         "datasets": dict(history.configuration.datasets),
         "versions": dict(history.configuration.versions),
         "cluster": history.configuration.cluster,
+        "programs": [asdict(each) for each in history.facts.programs],
         "seconds": dict(history.ledger.seconds),
         "goodput": history.ledger.goodput,
         "lost_steps": history.ledger.lost_steps,
@@ -75,6 +79,7 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     yield f"  in         {run.location.address}"
     workers = _numbered(history.world_size, "worker")
     yield f"  backend    {history.identity['backend']}, {workers}{where}"
+    yield from _program(history.facts)
     for name, known in configuration.datasets.items():
         rows = "an unknown number of" if known.get("rows") is None else known["rows"]
         yield f"  data set   {name}: {rows} rows, {known.get('num_columns', '?')} columns"
@@ -87,8 +92,14 @@ def run_lines(run: FoundRun) -> Iterator[str]:
             behind = _numbered(tracker.lacks, "step")
             yield f"  tracker    {tracker.name} is {behind} behind: it has step {tracker.step}"
     yield ""
+    if history.facts.hyperparameters:
+        yield "hyperparameters"
+        yield from _assigned(history.facts.hyperparameters)
+        yield ""
     if configuration.options:
-        yield from _settings(shown(chosen(configuration.options)))
+        settings = history.facts.settings
+        yield "settings that aren't the defaults" if settings else "settings: the defaults"
+        yield from _assigned(settings)
         yield ""
     yield "attempts"
     for each in history.attempts:
@@ -124,11 +135,24 @@ def _next_command(run: FoundRun) -> Iterator[str]:
         yield f"      to see more: {command}"
 
 
-def _settings(options: Mapping[str, Any]) -> Iterator[str]:
-    yield "settings that aren't the defaults" if options else "settings: the defaults"
-    for name, value in options.items():
-        text = json.dumps(value, ensure_ascii=False, default=str)
-        yield f"  {name} = {text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'}"
+def _program(facts: RunFacts) -> Iterator[str]:
+    program = facts.program
+    if program.command:
+        yield f"  command    {_cut(shlex.join(program.command))}"
+    if program.code:
+        yield f"  code       {program.code}"
+    for before, after in pairwise(facts.programs):
+        if before.code and before.code != after.code:
+            yield f"             until driver {after.driver}: {before.code}"
+
+
+def _assigned(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        yield f"  {name} = {_cut(json.dumps(value, ensure_ascii=False, default=str))}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:

@@ -1,0 +1,126 @@
+"""Finds out what a driver runs: its command, its script, and the git commit of its code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import polytrain
+from polytrain.record.entries import CommitFound
+from polytrain.record.secrecy import shown
+from polytrain.text.described import shortened
+
+_MOST_ARGUMENTS = 200
+_LONGEST_ARGUMENT = 1000
+_ANSWERS_WITHIN_S = 10.0
+"""Seconds for each command of git, which reads every file's times."""
+
+
+def command_line() -> tuple[str, ...]:
+    """Return this process's command as it was typed, without secrets; empty in a notebook.
+
+    Code after `-c` is left out.
+    """
+    typed = list(sys.orig_argv)
+    if not typed or Path(sys.argv[0] if sys.argv else "").stem == "ipykernel_launcher":
+        return ()
+    if sys.argv and sys.argv[0] == "-c":
+        typed[len(typed) - len(sys.argv)] = "…"
+    more = ["…"] if len(typed) > _MOST_ARGUMENTS else []
+    return tuple(
+        shortened(each, _LONGEST_ARGUMENT) for each in [*shown(typed)[:_MOST_ARGUMENTS], *more]
+    )
+
+
+def script() -> str:
+    """Return this process's Python file; empty if it is a console command, or there is none."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not isinstance(file, str):
+        return ""
+    path = Path(file).absolute()
+    places = [sysconfig.get_path(each) for each in ("scripts", "purelib", "platlib", "stdlib")]
+    places.append(os.path.dirname(polytrain.__file__))
+    return "" if any(map(path.is_relative_to, places)) else str(path)
+
+
+class CommitSearch:
+    """Asks git for the commit of a driver's code, on a thread of its own.
+
+    The code is in the directory of the script, or in the working directory if there is none.
+    """
+
+    def __init__(self) -> None:
+        self._found: CommitFound | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Begin to ask.
+
+        Args:
+            wake: called from the thread when `take` has the answer.
+        """
+
+        def ask(file: str = script(), directory: str = os.getcwd()) -> None:
+            self._found = found_commit(os.path.dirname(file) or directory, file)
+            wake()
+
+        self._thread = threading.Thread(target=ask, name="polytrain-git", daemon=True)
+        self._thread.start()
+
+    def take(self, *, wait_s: float = 0.0) -> CommitFound | None:
+        """Return the commit, once; None if there is none, or git hasn't answered.
+
+        Args:
+            wait_s: seconds to wait for git.
+        """
+        if self._thread is None:
+            return None
+        if wait_s:
+            self._thread.join(wait_s)
+        if self._found is not None:
+            self._thread = None
+        return self._found
+
+
+def found_commit(directory: str, file: str) -> CommitFound | None:
+    """Return the commit of a directory's repository; None without git or a repository.
+
+    Args:
+        directory: a directory in the work tree.
+        file: the script. If the commit lacks it, the code differs from the commit.
+    """
+    # The name of no branch is HEAD.
+    answer = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    if answer is None:
+        return None
+    commit, _, branch = answer.strip().partition("\n")
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    is_dirty = None if changes is None else bool(changes)
+    if file and is_dirty is False:
+        is_dirty = _git(directory, "ls-files", "--", os.path.basename(file)) == ""
+    return CommitFound(
+        commit=commit, branch="" if branch == "HEAD" else shortened(branch), is_dirty=is_dirty
+    )
+
+
+def _git(directory: str, *arguments: str) -> str | None:
+    """Return what a command of git prints; None if it fails."""
+    # Without a lock of the index, which would disturb what the user does with git meanwhile.
+    command: Sequence[str] = ("git", "--no-optional-locks", "-C", directory, *arguments)
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWERS_WITHIN_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,124 @@
+"""What a driver notes of its program: command, script, and the commit of its code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polytrain.record.entries import CommitFound
+from polytrain.run.program import CommitSearch, found_commit
+
+SECRET = "correct-horse"
+Git = Callable[..., str]
+
+
+@pytest.fixture
+def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
+    """Make a repository in `tmp_path/code` with a file `train.py`; return a function for git."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    # A repository around the temporary directory isn't that of this code.
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    code = tmp_path / "code"
+    code.mkdir()
+
+    def run(*arguments: str) -> str:
+        command = ["git", "-C", str(code), "-c", "user.name=me", "-c", "user.email=me@here"]
+        return subprocess.check_output([*command, *arguments], text=True).strip()
+
+    run("init", "-q", "-b", "main")
+    (code / "train.py").write_text("print(1)\n")
+    run("add", "train.py")
+    run("commit", "-q", "-m", "Train")
+    return run
+
+
+def commit_of(directory: Path) -> CommitFound | None:
+    return found_commit(str(directory), str(directory / "train.py"))
+
+
+def test_a_commit_without_changes(git: Git, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    (code / "notes.txt").write_text("a file that git doesn't know")
+    commit = git("rev-parse", "HEAD")
+    assert commit_of(code) == CommitFound(commit=commit, branch="main", is_dirty=False)
+    git("checkout", "-q", "--detach")
+    assert commit_of(code) == CommitFound(commit=commit, is_dirty=False)
+
+
+def test_code_that_differs_from_its_commit(git: Git, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    (code / "train.py").write_text("print(2)\n")
+    changed = commit_of(code)
+    assert changed is not None
+    assert changed.is_dirty
+    git("checkout", "-q", "train.py")
+    # The commit lacks the script itself.
+    git("rm", "-q", "--cached", "train.py")
+    git("commit", "-q", "-m", "Forget", "--allow-empty")
+    unknown = commit_of(code)
+    assert unknown is not None
+    assert unknown.is_dirty
+
+
+def test_nothing_is_noted_without_git_or_a_repository(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert commit_of(tmp_path) is None
+    (tmp_path / "empty").mkdir()
+    subprocess.check_call(["git", "init", "-q", str(tmp_path / "empty")])
+    assert commit_of(tmp_path / "empty") is None
+    monkeypatch.setenv("PATH", "")
+    assert commit_of(tmp_path / "code") is None
+
+
+def test_the_commit_is_told_once(git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path / "code")
+    answered = threading.Event()
+    search = CommitSearch()
+    assert search.take(wait_s=1) is None
+    search.start(answered.set)
+    found = search.take(wait_s=60)
+    assert answered.is_set()
+    assert found is not None
+    assert found.commit == git("rev-parse", "HEAD")
+    assert search.take() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command", "has_script"),
+    [
+        (
+            ["program.py", "--lr", "0.1", "--api-key", SECRET, f"--token={SECRET}"],
+            ["program.py", "--lr", "0.1", "--api-key", "…", "--token=…"],
+            True,
+        ),
+        (["-m", "program", "x"], ["-m", "program", "x"], True),
+        (["-c", f"import program # {SECRET}", "x"], ["-c", "…", "x"], False),
+    ],
+)
+def test_a_command_is_noted_as_it_was_typed(
+    tmp_path: Path, arguments: list[str], command: list[str], has_script: bool
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import json\n"
+        "from polytrain.run.program import command_line, script\n"
+        "print(json.dumps([command_line(), script()]))\n"
+    )
+    # Modules of the working directory are found with -m and -c.
+    done = subprocess.check_output(
+        [sys.executable, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(tmp_path)])},
+    )
+    typed, script = json.loads(done)
+    assert typed == [sys.executable, *command]
+    assert script == (str(file) if has_script else "")
