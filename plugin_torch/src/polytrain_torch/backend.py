@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polytrain_plugins import (
@@ -18,6 +17,7 @@ from polytrain_plugins import (
     Problem,
     timeout_problems,
 )
+from polytrain_plugins.close_names import did_you_mean
 from polytrain_torch.installed_build import cpu_build_problem
 from polytrain_torch.predictions.options import prediction_problems
 from polytrain_torch.scripts.options import has_script, script_of, script_problems
@@ -36,6 +36,9 @@ _PRELOAD = (
     "polytrain_torch.engine",
     "polytrain_torch.models.prepare",
 )
+
+_CLOSE = 0.7
+"""Least similarity of a misspelt process group: a plugin of torch may have names of its own."""
 
 _GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake")
 """Process groups of torch and of well-known packages. Other packages may register more."""
@@ -133,10 +136,10 @@ def _misspelt_group(given: Any) -> Iterator[Problem]:
     # One backend for all devices, or one per device type: "cpu:gloo,cuda:nccl".
     for part in given.split(","):
         name = part.rpartition(":")[2].strip()
-        near = get_close_matches(name.lower(), _GROUPS, n=1, cutoff=0.7)
-        if near and name not in _GROUPS:
+        meant = did_you_mean(name, _GROUPS, cutoff=_CLOSE)
+        if meant and name not in _GROUPS:
             yield Problem(
                 field="process_group",
                 what=f"torch has no process group {name!r}",
-                remedy=f"Did you mean {near[0]!r}?",
+                remedy=meant.strip(),
             )

@@ -6,10 +6,10 @@ Arrow is imported where there is a schema to look at, whose owner has imported i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from polytrain_plugins.backend import Job
+from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.errors import Problem
 
 if TYPE_CHECKING:
@@ -26,12 +26,9 @@ def column_remedy(name: str, columns: Sequence[str]) -> str:
         name: what the user gave.
         columns: the columns that there are.
     """
-    by_folded = {str(column).casefold(): str(column) for column in columns}
-    near = get_close_matches(str(name).casefold(), list(by_folded), n=1, cutoff=0.5)
-    meant = f"Did you mean {by_folded[near[0]]!r}? " if near else ""
     shown = ", ".join(map(str, columns[:_MOST_LISTED])) or "none"
     more = f" and {len(columns) - _MOST_LISTED} more" if len(columns) > _MOST_LISTED else ""
-    return f"{meant}Its columns: {shown}{more}"
+    return f"{did_you_mean(name, columns)}Its columns: {shown}{more}"
 
 
 def missing_columns(job: Job, **options: str | None) -> Iterator[Problem]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
 from typing import Any
 
+from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.errors import Problem
 
 
@@ -72,12 +72,10 @@ def unknown_name(field: str, name: str, known: Iterable[str], whose: str) -> Ite
     """
     names = sorted(known)
     if name not in names:
-        near = get_close_matches(name, names, n=3)
-        meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
         yield Problem(
             field=field,
             what=f"{name!r} isn't one of {whose}",
-            remedy=f"{meant}There are: {', '.join(names)}",
+            remedy=f"{did_you_mean(name, names)}There are: {', '.join(names)}",
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from importlib.metadata import EntryPoint, entry_points
 
 import pluggy
 
 from polytrain_plugins.backend import CONTRACT_VERSION, Backend
+from polytrain_plugins.close_names import close_to
 from polytrain_plugins.errors import (
     AmbiguousBackendError,
     BackendImportError,
@@ -109,7 +109,7 @@ def _unknown(name: str, installed: tuple[str, ...]) -> str:
     if name == "jax" and name not in installed:
         return f"{sentence} docs/jax.md shows how to make one, with a complete example."
     meant = _OTHER_NAMES.get(str(name))
-    nearest = [meant] if meant else difflib.get_close_matches(str(name), known, n=1)
+    nearest = [meant] if meant else close_to(name, known)
     if name in _FIRST_PARTY_EXTRAS:
         sentence += f" Install it with: {install_line(name)}."
     elif nearest and nearest[0] in installed:

@@ -179,7 +179,7 @@ def test_a_directory_of_wandb_that_the_storage_alone_names_is_not_used() -> None
 
 @pytest.mark.parametrize(
     ("to", "error"),
-    [("csw", "There is no tracker 'csw'"), ("csv=", "names no place")],
+    [("csw", "there is no tracker 'csw'. Did you mean 'csv'?"), ("csv=", "names no place")],
 )
 def test_a_destination_that_cannot_be(run: Path, to: str, error: str) -> None:
     done = sync(run, "--to", to)

@@ -383,10 +383,10 @@ def test_sync_adds_a_tracker_to_a_run_that_had_none(tmp_path: Path) -> None:
     assert writer.journal is not None
     none = CliRunner().invoke(command, [str(tmp_path / "run")])
     assert none.exit_code == 2
-    assert "has no tracker. Name one: --to csv or --to mlflow" in none.output
+    assert "has no tracker. Name one of csv, mlflow, " in none.output
     unknown = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "mlflw"])
     assert unknown.exit_code == 2
-    assert "There is no tracker 'mlflw'" in unknown.output
+    assert "there is no tracker 'mlflw'. Did you mean 'mlflow'?" in unknown.output
     done = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "csv"])
     assert done.output == "CSV(path=None): 4 steps sent\n"
     assert of(read_back(tmp_path / "run")) == [

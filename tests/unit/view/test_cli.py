@@ -21,6 +21,7 @@ from polytrain import (
     Checkpoint,
     FailureConfig,
     RunConfig,
+    RunNotFoundError,
     ScalingConfig,
     Trainer,
     TrainingFailedError,
@@ -417,6 +418,102 @@ def test_a_rank_that_the_run_does_not_have_is_named(
     assert "--rank: the run has no rank 3. It has 1, counted from 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["show", "report", "logs", "stop", "stacks", "verify", "sync"])
+def test_a_misspelt_run_gets_the_nearest_one(
+    command: str, storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, f"{storage}/doen"]) == 3
+    assert f"Did you mean {storage}/done? `polytrain runs {storage}`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["diff", "done", "doen"], ["predict", "doen", "x.parquet", "-o", "out"]]
+)
+def test_a_misspelt_name_gets_the_nearest_of_the_usual_place(
+    arguments: list[str],
+    storage: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "polytrain_results").symlink_to(storage)
+    assert main(arguments) == 3
+    assert "Did you mean done? `polytrain runs` lists" in capsys.readouterr().err
+
+
+def test_a_storage_in_place_of_a_run_gets_the_names_of_its_runs(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(storage)]) == 3
+    said = capsys.readouterr().err
+    assert f"{storage} is a storage, not a run" in said
+    assert f"{storage}/done" in said
+
+
+def test_a_misspelt_run_or_storage_is_answered_in_python_too(storage: Path) -> None:
+    with pytest.raises(RunNotFoundError, match=f"Did you mean {storage}/done"):
+        polytrain.load(storage / "doen")
+    with pytest.raises(RunNotFoundError, match=f"Pass one of its runs: .*{storage}/done"):
+        polytrain.load(storage)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["show", "a-run", "--jsn"], "--json"),
+        (["run", "--wrokers", "2", "train.py"], "--workers"),
+        (["conformance", "xgbost"], "xgboost"),
+        (["doctor", "--backend", "torhc"], "torch"),
+        (["help", "show"], "polytrain show --help"),
+    ],
+)
+def test_a_misspelt_name_on_the_command_line_gets_the_nearest_one(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    said, output = capsys.readouterr().err, capsys.readouterr().out
+    assert meant in said
+    assert not output
+
+
+def test_a_wrong_command_line_gets_one_line_that_leads_to_the_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["show", "a-run", "--port", "80"]) == 2
+    assert capsys.readouterr().err == (
+        "Error: --port is only for --serve. Add that, or leave --port out.\n"
+        "See: polytrain show --help\n"
+    )
+
+
+def test_what_is_wrong_with_a_job_says_nothing_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text('backned = "reference"')
+    Path("binary.toml").write_bytes(b"\xff\xfe")
+    Path("directory.toml").mkdir()
+    for name in ("jbo.toml", "job.toml", "binary.toml", "directory.toml", "jbo.py"):
+        assert main(["run", name]) == 2
+        said = capsys.readouterr().err
+        assert name in said
+        assert "Usage" not in said
+        assert "--help" not in said
+    assert main(["run", "jbo.toml"]) == 2
+    assert capsys.readouterr().err == "Error: There is no file jbo.toml. Did you mean 'job.toml'?\n"
+
+
+def test_an_empty_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", ""]) == 2
+    assert "RUN is empty" in capsys.readouterr().err
+
+
+def test_an_unknown_scheme_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "s4://bucket/run"]) == 1
+    assert capsys.readouterr().err.count("s4://bucket/run") == 1
+
+
 def test_a_misspelt_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shw", "a-run"]) == 2
     assert "No such command 'shw'. Did you mean 'show'?" in capsys.readouterr().err
@@ -457,6 +554,10 @@ def test_help_and_a_wrong_option_import_nothing_that_reads_a_run() -> None:
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shwo"]) == 2
     assert "shwo" in capsys.readouterr().err
+
+
+def report_once() -> None:
+    polytrain.report({"loss": 1.0})
 
 
 def one_report() -> Trainer:
@@ -504,10 +605,12 @@ def test_a_trainer_of_a_module_is_run(
     [
         (["--wrokers", "2", "train.py"], "No such option"),
         (["missing.py"], "there is no file 'missing.py'"),
-        (["missing.toml"], "No such file or directory"),
+        (["missing.toml"], "There is no file missing.toml"),
         (["nowhere:trainer"], "No module named 'nowhere'"),
         (["json:dumps"], "json:dumps"),
         (["tests.unit.view.test_cli:JOB"], "is a str. Name a Trainer"),
+        (["tests.unit.view.test_cli:report_once"], "is a training function. Name a Trainer"),
+        (["-w", "two", "train.py"], "'two' is not a valid whole number"),
         (["--workers", "2", "json:dumps"], "--workers: only for scripts"),
         (["--set", "a=b", "train.py"], "--set: only for a job"),
         (["job.toml", "--lr=1"], "--lr: a job takes --set KEY=VALUE only"),

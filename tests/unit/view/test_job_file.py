@@ -79,12 +79,18 @@ def test_a_setting_is_a_value_of_toml_or_a_string(setting: str, value: object) -
         ("backend = ", [], "it isn't TOML"),
         ("", [], 'the key "backend" is missing'),
         ("a = 1", ["a.api_key=2"], "--set a.api_key: a is a value, not a table"),
-        ("", ["a"], "--set a: give key=value"),
-        ('backend = "x"', ["run_config.nme=1"], "run_config has no nme. There are: callbacks,"),
+        ('backned = "x"', [], "Is 'backned' meant for it?"),
+        ("", ["a"], "--set a has no value. Give --set a=VALUE"),
+        ("", ["=secret"], "--set has a value without a key. Give --set KEY=VALUE"),
+        ('backend = "x"', ["run_config.nme=1"], "has no nme. Did you mean 'name'? There are: "),
         ('backend = "x"', ["dataset_config.train.shufle=1"], "dataset_config.train has no shufle"),
         ('backend = "x"', ["train_loop_per_worker=train"], "'train' names no object"),
         ('backend = "x"', ["train_loop_per_worker=nowhere:f"], "No module named 'nowhere'"),
-        ('backend = "x"', ["train_loop_per_worker=json:lods"], "json has no lods"),
+        (
+            'backend = "x"',
+            ["train_loop_per_worker=json:lods"],
+            "has no lods. Did you mean 'loads'?",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(text: str, settings: list[str], message: str) -> None:

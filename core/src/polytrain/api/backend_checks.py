@@ -12,7 +12,6 @@ from polytrain.config.installation import installation_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.functions.pickle_checks import pickle_problems, reference_problems
-from polytrain.text.close_names import did_you_mean
 from polytrain.text.plain_values import is_whole
 from polytrain.text.signatures import accepts, name_of, written
 from polytrain_plugins import (
@@ -25,6 +24,7 @@ from polytrain_plugins import (
     backend_names,
     load_backend,
 )
+from polytrain_plugins.close_names import did_you_mean
 
 
 def raise_if_any(problems: Iterable[Problem]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from polytrain.config.configs import ScalingConfig
 from polytrain.policy.labels import Labels, allowed
 from polytrain.policy.scaling import Fit, largest_fit
-from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Problem
+from polytrain_plugins.close_names import did_you_mean
 
 _NOT_MEANT = ("node:", "accelerator_type:", "object_store_memory", "bundle_")
 """How names of resources begin that nobody writes by hand."""

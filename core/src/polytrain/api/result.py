@@ -19,11 +19,13 @@ from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.policy.retention import badness, ranked
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.ledger import Ledger
+from polytrain.record.near_runs import no_run_text
 from polytrain.run.fit import RunOutcome
 from polytrain.run.identity import options_of
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
+from polytrain_plugins.close_names import did_you_mean
 
 if TYPE_CHECKING:
     from polytrain.prediction.predict import PredictionOutput
@@ -121,10 +123,7 @@ class Result(metaclass=RayTrainClass):
         location = Location.of(path, storage_filesystem or filesystem, retry_s=0)
         run_history = read_history(location.open().read_log(JOURNAL))
         if run_history is None:
-            raise RunNotFoundError(
-                f"There is no run in {location.address}: it has no {JOURNAL}. Pass the run's own "
-                "directory, storage_path/name."
-            )
+            raise RunNotFoundError(no_run_text(location))
         return recorded(
             location,
             run_history,
@@ -182,7 +181,8 @@ class Result(metaclass=RayTrainClass):
         if has_none:
             known = sorted({name for _, metrics in self.best_checkpoints for name in metrics})
             raise ValueError(
-                f"metric: no kept checkpoint has a number {metric!r}. The reported metrics are: "
+                f"metric: no kept checkpoint has a number {metric!r}. "
+                f"{did_you_mean(metric, known)}The reported metrics are: "
                 f"{', '.join(known) or 'none'}."
             )
         return best

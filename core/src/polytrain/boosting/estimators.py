@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -51,6 +50,7 @@ from polytrain.boosting.numbers import with_columns
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain_plugins import Backend, InvalidJobError, Problem
+from polytrain_plugins.close_names import ALMOST_THE_SAME, did_you_mean
 
 PART_ROWS = 100_000
 """Up to this many rows are predicted in this process, as `Result.predict` does."""
@@ -277,8 +277,8 @@ class BackendEstimator(BaseEstimator, ABC):
         for name in self._params:
             remedy = self._refused_names.get(name)
             if remedy is None and name not in known:
-                near = get_close_matches(name, known, n=1, cutoff=0.8)
-                remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out"
+                meant = did_you_mean(name, known, cutoff=ALMOST_THE_SAME)
+                remedy = meant.strip() or "Leave it out"
             if remedy is not None:
                 what = f"{type(self).__name__} has no parameter of this name"
                 problems.append(Problem(field=name, what=what, remedy=remedy))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from polytrain.config.constraints import Checked, Wrong
 from polytrain_plugins import Job, Problem, is_instance_of, missing_columns
+from polytrain_plugins.close_names import did_you_mean_file
 from polytrain_plugins.type_names import a_type
 
 
@@ -84,7 +86,8 @@ def model_problems(of: str, **options: Any) -> Iterator[Problem]:
                 yield Problem(
                     field=option,
                     what=f"there is no file {os.fspath(model)!r}",
-                    remedy=f"Give the path of a model's file, or the {of}.Booster itself",
+                    remedy=f"{did_you_mean_file(Path(model))}Give the path of a model's file, or "
+                    f"the {of}.Booster itself",
                 )
         elif model is not None and not is_instance_of(model, of, "Booster"):
             yield Problem(

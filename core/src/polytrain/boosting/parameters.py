@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from polytrain_plugins import Job, Problem
+from polytrain_plugins.close_names import ALMOST_THE_SAME, did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class Parameters:
         """
         known = self.names
         for name in params:
-            near = () if name in known else get_close_matches(str(name), known, n=1, cutoff=0.8)
-            if near:
+            meant = did_you_mean(name, known, cutoff=ALMOST_THE_SAME)
+            if meant and name not in known:
                 yield parameter_problem(
                     name,
                     f"{self.framework} has no parameter of this name, and would ignore it",
-                    f"Did you mean {near[0]!r}?",
+                    meant.strip(),
                 )
 
     def _too_many_threads(self, params: Mapping[str, Any], job: Job) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import polytrain
+from polytrain_plugins.close_names import did_you_mean
 
 
 class RoundReporter:
@@ -97,7 +98,10 @@ class RayTrainReporter(RoundReporter):
         for name in names.values():
             if name not in measured:
                 known = ", ".join(map(repr, measured)) or "none"
-                raise KeyError(f"metrics: no metric is named {name!r}. There are: {known}.")
+                raise KeyError(
+                    f"metrics: no metric is named {name!r}. {did_you_mean(name, measured)}"
+                    f"There are: {known}."
+                )
         reported = {new: measured[name] for new, name in names.items()} or dict(measured)
         return reported if self._postprocess is None else self._postprocess(reported)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, TypeVar
 
-from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import InvalidJobError, Problem
+from polytrain_plugins.close_names import did_you_mean
 
 logger = logging.getLogger(__name__)
 

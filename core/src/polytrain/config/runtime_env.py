@@ -7,9 +7,9 @@ from itertools import dropwhile
 from typing import Any
 
 from polytrain.config.constraints import wrong_type
-from polytrain.text.close_names import did_you_mean
 from polytrain.text.secret_names import HIDDEN, is_secret
 from polytrain_plugins import Problem
+from polytrain_plugins.close_names import did_you_mean
 
 FIELD = "RunConfig.worker_runtime_env"
 

@@ -15,8 +15,8 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
 from polytrain.data_errors import SourceError, too_few
-from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Demand, Problem
+from polytrain_plugins.close_names import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -253,5 +253,6 @@ def _split_problems(field: str, split: Any, datasets: Mapping[Any, Any]) -> Iter
         yield Problem(
             field=f"{field}.datasets_to_split",
             what=f"there is no data set {name!r}",
-            remedy=f"There are: {', '.join(map(str, datasets)) or 'none'}",
+            remedy=f"{did_you_mean(name, datasets)}"
+            f"There are: {', '.join(map(str, datasets)) or 'none'}",
         )

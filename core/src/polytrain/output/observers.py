@@ -16,8 +16,8 @@ import pluggy
 from pluggy import HookImpl
 
 from polytrain.output.call_queues import CallQueues
-from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Problem, Report, RunInfo, Stopped
+from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 from polytrain_plugins.type_names import a_type
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from polytrain.config.configs import CheckpointConfig
 from polytrain.policy.named_metrics import named_metric
-from polytrain.text.close_names import close_to
+from polytrain_plugins.close_names import close_to
 from polytrain_plugins.type_names import a_type
 
 
@@ -47,7 +47,7 @@ def missing_score(metrics: Mapping[str, Any], config: CheckpointConfig) -> str |
     try:
         value = named_metric(metrics, name)
     except KeyError:
-        near = close_to(name, list(metrics))
+        near = close_to(name, metrics)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
         known = ", ".join(map(repr, metrics)) or "none"
         return f"the reported metrics are {known}{meant}"

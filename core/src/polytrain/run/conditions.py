@@ -11,8 +11,8 @@ from polytrain.policy.named_metrics import named_metric
 from polytrain.policy.stop_rule import STEP, StopRule
 from polytrain.record.history import RunHistory
 from polytrain.record.reports import Reports
-from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Report, Stopped
+from polytrain_plugins.close_names import did_you_mean
 
 
 def already_met(rule: StopRule, history: RunHistory, *, start_step: int) -> Stopped | None:

@@ -19,7 +19,7 @@ import pyarrow.fs as pafs
 
 from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.fsspec_files import FsspecHandler
-from polytrain.text.close_names import close_to
+from polytrain_plugins.close_names import close_to
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)(.*)", re.DOTALL)
 OPTIONS = re.compile(r"\?\w+=[^/&?*]*(?:&\w+=[^/&?*]*)*\Z")

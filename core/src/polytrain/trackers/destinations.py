@@ -15,6 +15,7 @@ from polytrain.storage.location import Location, holds_credentials
 from polytrain.trackers import NAMES
 from polytrain.trackers.names import tracker_class
 from polytrain.trackers.tracker import Tracker
+from polytrain_plugins.close_names import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,10 @@ class Destination:
         """
         name, sign, place = text.partition("=")
         if name not in NAMES:
-            raise ValueError(f"There is no tracker {name!r}. There are: {', '.join(NAMES)}")
+            raise ValueError(
+                f"--to: there is no tracker {name!r}. {did_you_mean(name, NAMES)}"
+                f"There are: {', '.join(NAMES)}"
+            )
         if sign and not place:
             raise ValueError(f"--to {text} names no place: give --to {name}, or --to {name}=PLACE")
         return cls(name=name, place=place or None)

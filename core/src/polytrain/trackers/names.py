@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import polytrain.trackers
-from polytrain.text.close_names import did_you_mean
 from polytrain.trackers import NAMES
 from polytrain.trackers.tracker import Tracker
 from polytrain_plugins import Problem
+from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.type_names import a_type
 
 

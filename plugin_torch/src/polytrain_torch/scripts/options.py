@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polytrain_plugins import Job, Problem
+from polytrain_plugins.close_names import did_you_mean_file
 from polytrain_plugins.type_names import a_type
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def _file_problems(script: Any) -> Iterator[Problem]:
             what=f"there is no file {str(script)!r} in {os.getcwd()}"
             if not os.path.isabs(script)
             else f"there is no file {str(script)!r}",
-            remedy="Give its path from the working directory, or an absolute one",
+            remedy=f"{did_you_mean_file(Path(script))}Give its path from the working directory, "
+            "or an absolute one",
         )
     elif not path.is_file():
         yield Problem(

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -25,6 +26,7 @@ from polytrain.data.read.formats import (
 )
 from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import OPTIONS, ResolvedPath, find
+from polytrain_plugins.close_names import did_you_mean_file
 
 _MAGIC = re.compile(r"[*?[]")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -188,7 +190,8 @@ def _nothing_found(place: str, others: list[FoundFile], kind: Any) -> tuple[str,
         return f"the directory {place!r} has no data files", "Check the path"
     if "://" in place:
         return f"no file matches {place!r}", "Check the address, and whether you may list its files"
-    return f"no file matches {place!r}", "Check the path; globs are allowed"
+    meant = did_you_mean_file(Path(place))
+    return f"no file matches {place!r}", f"{meant}Check the path; globs are allowed"
 
 
 def _below(where: ResolvedPath, directory: str) -> list[str]:

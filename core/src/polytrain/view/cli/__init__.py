@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Sequence
 
@@ -10,8 +9,8 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code.
 
-    0: done. 1: it failed. 2: the command line is wrong. 3: there is no such run. 75: the run was
-    stopped or interrupted, and can be resumed.
+    0: done. 1: it failed. 2: the command line or the job is wrong. 3: there is no such run. 75: the
+    run was stopped or interrupted, and can be resumed.
 
     Args:
         arguments: the command line without the program; by default this process's.
@@ -25,10 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(PrintableFormatter())
     try:
         code = polytrain.main(args=arguments, prog_name="polytrain", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        echo_lines(error.format_message(), err=True)
+        return error.exit_code
     except click.ClickException as error:
-        said = io.StringIO()
-        error.show(said)
-        echo_lines(said.getvalue().rstrip("\n"), err=True)
+        echo_lines(f"Error: {error.format_message()}", err=True)
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            echo_lines(f"See: {error.ctx.command_path} --help", err=True)
         return error.exit_code
     except click.Abort:
         return 130

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from polytrain.view.cli.found import Refused
+
 _TESTS = """\
 from polytrain.testing import BackendConformance
 from polytrain_plugins import load_backend
@@ -42,7 +44,7 @@ def command(name: str, settings: tuple[str, ...], arguments: tuple[str, ...]) ->
         load_backend(name)
         options = job_of("", settings)
     except (RegistryError, JobFileError) as error:
-        raise click.UsageError(str(error)) from error
+        raise Refused(str(error)) from error
     import pytest
 
     with tempfile.TemporaryDirectory() as directory:

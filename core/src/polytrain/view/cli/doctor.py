@@ -36,6 +36,7 @@ def command(storage: str, backends: tuple[str, ...], nodes: str, as_json: bool) 
 
     The exit code is 1 if something failed.
     """
+    _refuse_unknown(backends)
     findings = []
     for finding in _findings(storage, backends, all_nodes=nodes == "all"):
         findings.append(finding)
@@ -47,6 +48,16 @@ def command(storage: str, backends: tuple[str, ...], nodes: str, as_json: bool) 
     if not as_json:
         echo(f"{len(findings)} checks, {failed} failed.")
     return 1 if failed else 0
+
+
+def _refuse_unknown(backends: tuple[str, ...]) -> None:
+    from polytrain_plugins import UnknownBackendError, load_backend
+
+    for name in backends:
+        try:
+            load_backend(name)
+        except UnknownBackendError as error:
+            raise click.UsageError(f"--backend: {error}") from error
 
 
 def _findings(storage: str, backends: tuple[str, ...], *, all_nodes: bool) -> Iterator[Finding]:

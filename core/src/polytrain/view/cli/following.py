@@ -6,8 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-import click
-
 from polytrain.errors import Failure
 from polytrain.output.echo import echo, echo_lines
 from polytrain.record.entries import AttemptEnded, Closed, Entry, Launched, RunConcluded
@@ -15,7 +13,7 @@ from polytrain.record.history import JOURNAL
 from polytrain.record.tail import tail_of
 from polytrain.run.lease import holder
 from polytrain.text.next_command import next_command
-from polytrain.view.cli.found import FoundRun
+from polytrain.view.cli.found import FoundRun, Unreadable
 from polytrain.view.progress.display import shown_progress
 from polytrain_plugins import RunInfo, Stopped
 
@@ -96,7 +94,7 @@ def _readings(run: FoundRun, driver: _Driver) -> Iterator[Iterator[Entry]]:
             if written != before:
                 yield run.entries()
         except OSError as error:
-            raise click.ClickException(f"{run.location.address} can't be read: {error}") from error
+            raise Unreadable(run.location, error) from error
         if not is_held:
             return
         time.sleep(max(_LOOK_EVERY_S, (time.monotonic() - began) / _SHARE))

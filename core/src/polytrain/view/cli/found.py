@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_STORAGE = "~/polytrain_results"
 
 FAILED = 1
+WRONG = 2
 NOT_FOUND = 3
 CAN_RESUME = 75
 
@@ -39,28 +40,36 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 
 def _run_names(context: click.Context, argument: click.Argument, begun: str) -> list[str]:
     """The runs in the usual place, for a shell that completes."""
+    from polytrain.record.near_runs import runs_in
+
     found = runs_in(Path(DEFAULT_STORAGE).expanduser())
     # A shell prints them as they are.
     return [name for name in found if name.startswith(begun) and name.isprintable()]
 
 
-def runs_in(directory: Path) -> list[str]:
-    """Return the names of the directories that have a journal; each may be a link to a run.
-
-    Raises:
-        OSError: the directory can't be read.
-    """
-    from polytrain.record.history import JOURNAL
-
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if os.path.lexists(directory / name / JOURNAL))
-
-
 run_argument = click.argument("run", shell_complete=_run_names)
 """The run that a command is about."""
+
+
+class Refused(click.ClickException):
+    """What the command line asks for is wrong, such as a job; the command line itself isn't."""
+
+    exit_code = WRONG
+
+
+class Unreadable(click.ClickException):
+    """The storage of a run, or what is in it, can't be read."""
+
+    def __init__(self, location: Location, error: Exception) -> None:
+        text = str(error)
+        says_so = f"{location.address!r} can't be read" in text
+        super().__init__(text if says_so else f"{location.address} can't be read: {text}")
+
+
+class WholeNumber(click.IntRange):
+    """A whole number; click would call it an integer range in its messages."""
+
+    name = "whole number"
 
 
 class RunNotFound(click.ClickException):
@@ -107,7 +116,7 @@ class FoundRun:
         try:
             return lags(self.location.open(), self.entries(), since=since)
         except (OSError, ValueError) as error:
-            raise click.ClickException(f"{self.location.address} can't be read: {error}") from error
+            raise Unreadable(self.location, error) from error
 
 
 def named_run(name: str) -> FoundRun:
@@ -117,9 +126,10 @@ def named_run(name: str) -> FoundRun:
         RunNotFound: there is none.
         click.ClickException: it can't be read.
     """
-    from polytrain.record.history import JOURNAL
     from polytrain.storage.location import Location, is_address
 
+    if not name.strip():
+        raise click.UsageError("RUN is empty. Give a run's name, directory or address.")
     places = [name]
     if not is_address(name) and os.sep not in name:
         places.append(f"{DEFAULT_STORAGE}/{name}")
@@ -127,10 +137,29 @@ def named_run(name: str) -> FoundRun:
         found = read_run(Location.of(place, retry_s=0))
         if found is not None:
             return found
-    raise RunNotFound(
-        f"There is no run in {' or '.join(places)}: a run has a {JOURNAL}. `polytrain runs "
-        "STORAGE` lists those of a storage."
-    )
+    raise RunNotFound(_not_found(places))
+
+
+def _not_found(places: Sequence[str]) -> str:
+    """Return that no place has a run, and what may be meant."""
+    from polytrain.record.history import JOURNAL
+    from polytrain.record.near_runs import listed, names_inside, names_near
+    from polytrain.storage.location import Location
+
+    for place in places:
+        inside = [f"{place.rstrip('/')}/{name}" for name in names_inside(Location.of(place))]
+        if inside:
+            return f"{place} is a storage, not a run. Name one of its runs: {listed(inside)}."
+    text = f"There is no run in {' or '.join(places)}"
+    for place in places:
+        storage, slash, _ = place.rstrip("/").rpartition("/")
+        near = names_near(Location.of(place))
+        if near:
+            is_usual = storage == DEFAULT_STORAGE
+            meant = near[0] if is_usual else f"{storage}{slash}{near[0]}"
+            command = "polytrain runs" if is_usual else f"polytrain runs {storage or '.'}"
+            return f"{text}. Did you mean {meant}? `{command}` lists the runs that are there."
+    return f"{text}: a run has a {JOURNAL}. `polytrain runs STORAGE` lists those of a storage."
 
 
 def read_run(location: Location) -> FoundRun | None:
@@ -149,7 +178,7 @@ def read_run(location: Location) -> FoundRun | None:
         # A file, such as the journal itself.
         return None
     except (OSError, PolytrainError) as error:
-        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+        raise Unreadable(location, error) from error
     if present is None:
         return None
     history, owner = present

@@ -56,11 +56,13 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from polytrain.text.close_names import close_to
+            from polytrain_plugins.close_names import did_you_mean
 
-            near = close_to(args[0], self.list_commands(ctx))[:1]
-            hint = "".join(f" Did you mean {name!r}?" for name in near)
-            raise click.UsageError(f"{error.message}{hint}", ctx) from error
+            if args[0] == "help":
+                help_ = " ".join([ctx.command_path, *args[1:2], "--help"])
+                raise click.UsageError(f"{error.message} Type `{help_}`.", ctx) from error
+            meant = did_you_mean(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"{error.message} {meant}".strip(), ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -78,8 +80,8 @@ def _print_version(context: click.Context, option: click.Parameter, asked: bool)
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong command line, 3 there is no such run, 75 stopped "
-    "or interrupted: fit() resumes it.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong command line or job, 3 there is no such run, "
+    "75 stopped or interrupted: fit() resumes it.",
 )
 @click.option(
     "--version",

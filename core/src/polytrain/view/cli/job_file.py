@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from polytrain.config.configs import (
@@ -17,6 +18,7 @@ from polytrain.config.configs import (
     RunConfig,
     ScalingConfig,
 )
+from polytrain_plugins.close_names import close_to, did_you_mean
 
 IMPORT = "import"
 """Key of a table that stands for an object: `{import = "module:name"}`."""
@@ -63,7 +65,9 @@ def arguments_of(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     arguments = {name: _made(name, value) for name, value in job.items()}
     if "backend" not in arguments:
-        raise JobFileError('the key "backend" is missing, for example backend = "xgboost"')
+        near = close_to("backend", job)
+        meant = f". Is {near[0]!r} meant for it?" if near else ', for example backend = "xgboost"'
+        raise JobFileError(f'the key "backend" is missing{meant}')
     function = arguments.get("train_loop_per_worker")
     if isinstance(function, str):
         arguments["train_loop_per_worker"] = imported(function)
@@ -82,10 +86,13 @@ def imported(path: Any) -> Any:
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
-        raise JobFileError(f"{path!r}: {error}. Modules beside you are found, too") from error
+        beside = [file.stem for file in Path().glob("*.py")]
+        meant = did_you_mean(module, beside) or "Modules in the working directory are found, too"
+        raise JobFileError(f"{path!r}: {error}. {meant}".strip()) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            raise JobFileError(f"{path!r}: {module} has no {name}")
+            meant = did_you_mean(part, [each for each in dir(found) if each[0] != "_"])
+            raise JobFileError(f"{path!r}: {module} has no {name}. {meant}".strip())
         found = getattr(found, part)
     return found
 
@@ -104,8 +111,10 @@ def modules_beside_you() -> Iterator[None]:
 def _set(job: dict[str, Any], setting: str) -> None:
     # The value may be a secret.
     key, equals, text = setting.partition("=")
-    if not (key and equals):
-        raise JobFileError(f"--set {key}: give key=value")
+    if not key:
+        raise JobFileError("--set has a value without a key. Give --set KEY=VALUE")
+    if not equals:
+        raise JobFileError(f"--set {key} has no value. Give --set {key}=VALUE")
     *path, last = key.strip().split(".")
     table = job
     for part in path:
@@ -143,8 +152,10 @@ def _config(name: str, cls: type[Any], table: Mapping[str, Any]) -> Any:
     known = get_type_hints(cls)
     unknown = table.keys() - known.keys()
     if unknown:
+        meant = did_you_mean(min(unknown), known)
         raise JobFileError(
-            f"{name} has no {', '.join(sorted(unknown))}. There are: {', '.join(sorted(known))}"
+            f"{name} has no {', '.join(sorted(unknown))}. {meant}There are: "
+            f"{', '.join(sorted(known))}"
         )
     values = {key: _made(key, value) for key, value in table.items()}
     # TOML has no tuples: num_workers = [2, 8].

@@ -10,7 +10,7 @@ import click
 
 from polytrain.output.echo import echo, output_line, write_line
 from polytrain.record.state import RunState
-from polytrain.view.cli.found import FoundRun, named_run, run_argument
+from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
 
 LOGS = "logs"
 """Directory in the run's storage."""
@@ -20,9 +20,7 @@ _LOOK_EVERY_S = 0.5
 
 @click.command("logs")
 @run_argument
-@click.option(
-    "--rank", type=click.IntRange(min=0), help="Only this rank's; all of them by default."
-)
+@click.option("--rank", type=WholeNumber(min=0), help="Only this rank's; all of them by default.")
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
 def command(run: str, rank: int | None, follow: bool) -> None:
     """Print what the ranks of RUN have printed, one rank after another."""
@@ -56,7 +54,7 @@ def _paths(run: FoundRun, rank: int | None) -> list[str]:
     try:
         there = sorted(_logs(run))
     except OSError as error:
-        raise click.ClickException(f"{run.location.address} can't be read: {error}") from error
+        raise Unreadable(run.location, error) from error
     if rank is None:
         return there
     wanted = log_of(rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from polytrain.output.echo import echo
-from polytrain.view.cli.found import named_run, run_argument
+from polytrain.view.cli.found import Refused, WholeNumber, named_run, run_argument
 
 
 @click.command("predict")
@@ -14,7 +14,9 @@ from polytrain.view.cli.found import named_run, run_argument
 @click.option("-o", "--output", required=True, help="A directory or address for the predictions.")
 @click.option("--keep", multiple=True, metavar="COLUMN", help="A column to keep beside them.")
 @click.option("--best", is_flag=True, help="By the best checkpoint, not the newest.")
-@click.option("-w", "--workers", type=int, help="Number of workers; by default one for each CPU.")
+@click.option(
+    "-w", "--workers", type=WholeNumber(), help="Number of workers; by default one for each CPU."
+)
 @click.option("--transform", metavar="MODULE:NAME", help="The transform of the training.")
 @click.option("--transformed", is_flag=True, help="DATA is as that transform returns it.")
 def command(
@@ -47,7 +49,7 @@ def command(
                 transformed=transformed,
             )
     except (InvalidJobError, JobFileError) as error:
-        raise click.UsageError(str(error)) from error
+        raise Refused(str(error)) from error
     except (PolytrainError, OSError) as error:
         raise click.ClickException(str(error)) from error
     echo(f"The predictions are in {output}.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polytrain.output.echo import echo
-from polytrain.view.cli.found import as_json, named_run, print_json, run_argument
+from polytrain.view.cli.found import Unreadable, as_json, named_run, print_json, run_argument
 
 if TYPE_CHECKING:
     from polytrain.view.page.facts import Facts
@@ -48,7 +48,7 @@ def facts_of_named(run: str) -> Facts:
     try:
         return read_facts(location)
     except (OSError, PolytrainError) as error:
-        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+        raise Unreadable(location, error) from error
 
 
 def write_file(option: str, name: str, text: str, *, quiet: bool) -> None:
@@ -62,6 +62,8 @@ def write_file(option: str, name: str, text: str, *, quiet: bool) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         what = error.strerror or str(error)
-        raise click.ClickException(f"{option}: {path} can't be written: {what}") from error
+        raise click.ClickException(
+            f"{option}: {path} can't be written: {what}. Give a file in a directory that exists."
+        ) from error
     if not quiet:
         echo(f"Wrote {path} ({len(text.encode()) / 1000:.0f} kB).")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo, echo_lines
-from polytrain.view.cli.found import CAN_RESUME
+from polytrain.view.cli.found import CAN_RESUME, Refused, WholeNumber
 from polytrain_plugins.type_names import a_type
 
 if TYPE_CHECKING:
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     # What comes behind WHAT is a script's own.
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("-w", "--workers", type=int, default=1, help="Worker processes of a script (1).")
+@click.option(
+    "-w", "--workers", type=WholeNumber(), default=1, help="Worker processes of a script (1)."
+)
 @click.option("--gpu", is_flag=True, help="Give each worker of a script a GPU.")
-@click.option("--max-failures", type=int, default=0, help="Failures that a script survives (0).")
+@click.option(
+    "--max-failures", type=WholeNumber(), default=0, help="Failures that a script survives (0)."
+)
 @click.option("--name", help="The run's name; the same name resumes it.")
 @click.option("--storage", help="Where a script's run is stored (~/polytrain_results).")
 @click.option("-m", "--module", is_flag=True, help="WHAT is a module, as for python -m.")
@@ -75,7 +79,7 @@ def command(
                 trainer = _of_module(what)
             result: Any = trainer.fit()
     except (InvalidJobError, RegistryError) as error:
-        raise click.UsageError(str(error)) from error
+        raise Refused(str(error)) from error
     except TrainingFailedError as error:
         echo_lines(str(error), err=True)
         return 1
@@ -150,28 +154,40 @@ def _of_script(
 def _of_file(path: Path, settings: tuple[str, ...]) -> Trainer:
     from polytrain import make_trainer
     from polytrain.view.cli.job_file import JobFileError, arguments_of, job_of
+    from polytrain_plugins.close_names import did_you_mean_file
 
     try:
-        return make_trainer(**arguments_of(job_of(path.read_text(), settings)))
-    except (JobFileError, OSError) as error:
-        raise click.UsageError(f"{path}: {error}") from error
+        return make_trainer(**arguments_of(job_of(path.read_text("utf-8"), settings)))
+    except FileNotFoundError as error:
+        meant = did_you_mean_file(path)
+        raise Refused(f"There is no file {path}. {meant}".strip()) from error
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path} isn't a TOML file: it isn't text in UTF-8.") from error
+    except OSError as error:
+        raise Refused(f"{path} can't be read: {error.strerror or error}.") from error
+    except JobFileError as error:
+        raise Refused(f"{path}: {error}") from error
 
 
 def _of_module(what: str) -> Trainer:
-    from polytrain import Trainer
+    from polytrain import NotInWorkerError, Trainer
     from polytrain.view.cli.job_file import JobFileError, imported
 
     try:
         found = imported(what)
+        trainer = found() if inspect.isfunction(found) and _takes_nothing(found) else found
     except JobFileError as error:
-        raise click.UsageError(str(error)) from error
-    trainer = found() if inspect.isfunction(found) and _takes_nothing(found) else found
+        raise Refused(str(error)) from error
+    except NotInWorkerError as error:
+        raise Refused(f"{what} is a training function. {_NAME_A_TRAINER}") from error
     if not isinstance(trainer, Trainer):
-        raise click.UsageError(
-            f"{what} is {a_type(trainer)}. Name a Trainer, as make_trainer returns it, or "
-            "a function without parameters that returns one"
-        )
+        raise Refused(f"{what} is {a_type(trainer)}. {_NAME_A_TRAINER}")
     return trainer
+
+
+_NAME_A_TRAINER = (
+    "Name a Trainer, as make_trainer returns it, or a function without parameters that returns one."
+)
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:

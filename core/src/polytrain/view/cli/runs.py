@@ -15,10 +15,10 @@ from polytrain.view.cli.found import (
     DEFAULT_STORAGE,
     NOT_FOUND,
     FoundRun,
+    Unreadable,
     as_json,
     print_json,
     read_run,
-    runs_in,
 )
 
 if TYPE_CHECKING:
@@ -47,14 +47,16 @@ class StorageNotFound(click.ClickException):
 def command(storage: str, as_json: bool) -> None:
     """List the runs of STORAGE, a directory or an address (~/polytrain_results)."""
     from polytrain.storage.location import Location
+    from polytrain_plugins.close_names import did_you_mean_file
 
     location = Location.of(storage, retry_s=0)
     if location.is_local and storage != DEFAULT_STORAGE and not Path(location.address).is_dir():
-        raise StorageNotFound(f"There is no directory {location.address}.")
+        meant = did_you_mean_file(Path(location.address))
+        raise StorageNotFound(f"There is no directory {location.address}. {meant}".strip())
     try:
         names = list(_names(location))
     except OSError as error:
-        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+        raise Unreadable(location, error) from error
     rows = [row for name in names if (row := _row_of(name, location.below(name))) is not None]
     rows.sort(key=lambda row: row["launched"] or 0.0)
     if as_json:
@@ -68,6 +70,8 @@ def command(storage: str, as_json: bool) -> None:
 def _names(location: Location) -> Iterator[str]:
     if location.is_local:
         # Not by the storage, which lists the files of all checkpoints.
+        from polytrain.record.near_runs import runs_in
+
         yield from runs_in(Path(location.address))
         return
     from polytrain.record.history import JOURNAL

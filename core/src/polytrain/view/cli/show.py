@@ -8,14 +8,21 @@ import threading
 import click
 
 from polytrain.output.echo import echo
-from polytrain.view.cli.found import FoundRun, as_json, named_run, print_json, run_argument
+from polytrain.view.cli.found import (
+    FoundRun,
+    WholeNumber,
+    as_json,
+    named_run,
+    print_json,
+    run_argument,
+)
 
 
 @click.command("show")
 @run_argument
 @click.option("--serve", is_flag=True, help="Serve its page to your browsers here instead.")
 @click.option("-f", "--follow", is_flag=True, help="Show what it does until it ends instead.")
-@click.option("--port", type=click.IntRange(1, 65535), help="With --serve; a free one by default.")
+@click.option("--port", type=WholeNumber(1, 65535), help="With --serve; a free one by default.")
 @as_json
 def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool) -> int:
     """Show RUN: its state, its attempts, where its time went.
@@ -25,11 +32,11 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
     interrupted and fit() resumes it.
     """
     if port is not None and not serve:
-        raise click.UsageError("--port is for --serve")
+        raise click.UsageError("--port is only for --serve. Add that, or leave --port out.")
     if serve and as_json:
-        raise click.UsageError("--serve and --json exclude each other")
+        raise click.UsageError("--serve and --json exclude each other. Give one of them.")
     if serve and follow:
-        raise click.UsageError("--serve and --follow exclude each other")
+        raise click.UsageError("--serve and --follow exclude each other. Give one of them.")
     found = named_run(run)
     if follow:
         from polytrain.view.cli.following import followed

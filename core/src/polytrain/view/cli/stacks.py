@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from polytrain.output.echo import echo_lines
-from polytrain.view.cli.found import as_json, named_run, print_json, run_argument
+from polytrain.view.cli.found import WholeNumber, as_json, named_run, print_json, run_argument
 
 
 @click.command("stacks")
 @run_argument
-@click.option("--rank", type=int, help="Only this rank's.")
+@click.option("--rank", type=WholeNumber(min=0), help="Only this rank's.")
 @as_json
 def command(run: str, rank: int | None, as_json: bool) -> None:
     """Print the stacks of all threads of RUN's worker processes, which aren't paused for it."""

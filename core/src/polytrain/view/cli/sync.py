@@ -13,7 +13,15 @@ import click
 from polytrain.output.echo import echo, echo_lines
 from polytrain.record.state import RunState
 from polytrain.trackers import NAMES
-from polytrain.view.cli.found import FoundRun, as_json, named_run, print_json, run_argument
+from polytrain.view.cli.found import (
+    FoundRun,
+    Refused,
+    Unreadable,
+    as_json,
+    named_run,
+    print_json,
+    run_argument,
+)
 
 if TYPE_CHECKING:
     from polytrain.trackers.tracker import Tracker
@@ -90,14 +98,14 @@ def _trackers(found: FoundRun, to: Sequence[str]) -> list[Tracker]:
     try:
         kept = list(kept_trackers(location.open()))
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+        raise Unreadable(location, error) from error
     directory = Path(location.address) if location.is_local else None
     trackers, unconfirmed = chosen(kept, destinations, directory)
     if unconfirmed:
-        raise click.UsageError(_to_confirm(location.address, unconfirmed))
+        raise Refused(_to_confirm(location.address, unconfirmed))
     if not trackers:
-        raise click.UsageError(
-            f"{location.address} has no tracker. Name one: --to {' or --to '.join(NAMES)}"
+        raise Refused(
+            f"{location.address} has no tracker. Name one of {', '.join(NAMES)}, as in --to csv."
         )
     problems = [
         str(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from polytrain.output.echo import echo
-from polytrain.view.cli.found import as_json, named_run, print_json, run_argument
+from polytrain.view.cli.found import Unreadable, as_json, named_run, print_json, run_argument
 
 
 @click.command("verify")
@@ -27,7 +27,7 @@ def command(run: str, as_json: bool) -> int:
             if differences := store.damage(manifest):
                 wrong[manifest.directory] = "; ".join(differences)
     except OSError as error:
-        raise click.ClickException(f"{found.location.address} can't be read: {error}") from error
+        raise Unreadable(found.location, error) from error
     intact = [each.directory for each in there.manifests if each.directory not in wrong]
     if as_json:
         print_json("verify", {"intact": intact, "damaged": wrong})

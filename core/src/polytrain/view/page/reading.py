@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import RunNotFoundError
-from polytrain.record.history import JOURNAL
+from polytrain.record.near_runs import no_run_text
 from polytrain.record.state import state_of
 from polytrain.storage.location import Location
 from polytrain.view.page.facts import Facts, Source, facts_of
@@ -26,10 +26,7 @@ def read_facts(location: Location) -> Facts:
     storage = location.open()
     present = read_present(RunRecord, storage)
     if present is None:
-        raise RunNotFoundError(
-            f"There is no run in {location.address}: it has no {JOURNAL}. Pass the run's own "
-            "directory, storage_path/name."
-        )
+        raise RunNotFoundError(no_run_text(location))
     record, owner = present
     found = CheckpointStore(location=location).find(since_token=record.since_token)
     source = Source(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import threading
@@ -44,6 +43,7 @@ from polytrain.workers.session.reported_checkpoints import (
     ReportedCheckpointStatus,
 )
 from polytrain_plugins import CheckpointKind, Engine, Report, World
+from polytrain_plugins.close_names import did_you_mean
 
 if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
@@ -245,9 +245,8 @@ class WorkerSession:
         """Return this rank's shard, as the engine adapts it."""
         if name not in self._shards:
             known = ", ".join(map(repr, self._shards)) or "none were passed to make_trainer"
-            nearest = difflib.get_close_matches(name, self._shards, n=1)
-            meant = f" Did you mean {nearest[0]!r}?" if nearest else ""
-            raise KeyError(f"No data set is named {name!r}. There are: {known}.{meant}")
+            meant = did_you_mean(name, self._shards)
+            raise KeyError(f"No data set is named {name!r}. {meant}There are: {known}.")
         return self._engine.adapt(self._shards[name])
 
     def gather_over_ranks(self, piece: bytes, *, call: str) -> list[bytes]:
