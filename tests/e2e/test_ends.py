@@ -34,7 +34,7 @@ try:
         "reference", train, scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path="runs", progress=False, observers=(Tell(),)),
     ).fit()
-except KeyboardInterrupt:
+except (KeyboardInterrupt, SystemExit):
     let_go()
     left = [c for c in psutil.Process().children(recursive=True) if ours(c)]
     print("interrupted", left, flush=True)

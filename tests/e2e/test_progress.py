@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -187,10 +188,10 @@ def test_ctrl_c_leaves_the_terminal_clean(directory: Path) -> None:
     with terminal(PYTHON, "script.py", "live", directory=directory) as screen:
         screen.show_until(lambda: is_training(screen))
         screen.type(b"\x03")
-        assert screen.show_all() == 0
+        assert screen.show_all() == -signal.SIGINT
         assert "run: stopped: stopped by a signal: SIGINT" in screen.text
         assert screen.scrolls_whole
-        assert screen.rows[screen.cursor_row - 1] == "finished: False"
+        assert screen.rows[screen.cursor_row - 1] == "KeyboardInterrupt"
         assert not any("steps/s" in row for row in screen.rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -52,8 +53,15 @@ def fit():
 """
 
 FIT = """
-result = fit()
-Path("returned").write_text(str(result.finished))
+fit()
+Path("deployed").touch()
+"""
+
+SWEEP = """
+for rate in (0.1, 0.01, 0.001):
+    print("rate", rate, flush=True)
+    fit()
+Path("deployed").touch()
 """
 
 INTERRUPTED = """
@@ -139,9 +147,10 @@ def test_a_terminal_that_is_closed_stops_the_run_with_a_checkpoint(tmp_path: Pat
             os._exit(127)
     assert eventually(lambda: trains(tmp_path))
     os.close(terminal)
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
     assert is_stopped_by(tmp_path, "SIGHUP")
-    assert (tmp_path / "returned").read_text() == "False"
+    assert not (tmp_path / "deployed").exists()
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
 
 
 @pytest.mark.parametrize("cluster", ["local", "ray"])
@@ -157,8 +166,55 @@ def test_a_shell_that_sends_it_too_does_not_end_the_run_without_a_checkpoint(
     (tmp_path / "go").touch()
     driver.send_signal(signal.SIGHUP)
     _, errors = driver.communicate(timeout=120)
-    assert driver.returncode == 0
+    assert driver.returncode == 128 + signal.SIGHUP
     assert is_stopped_by(tmp_path, "SIGHUP"), errors
+
+
+CODES = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: 143}
+"""Python dies of SIGINT after a KeyboardInterrupt, which a shell shows as 130."""
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_ends_the_script_after_the_checkpoint(
+    tmp_path: Path, started: list[subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    """A sweep doesn't go on to its next run, and nothing is deployed."""
+    driver = start_driver(tmp_path, script(tmp_path, SWEEP))
+    started.append(driver)
+    assert eventually(lambda: trains(tmp_path))
+    (tmp_path / "go").touch()
+    driver.send_signal(number)
+    output, errors = driver.communicate(timeout=120)
+    assert (driver.returncode, output) == (CODES[number], "rate 0.1\n"), errors
+    assert not (tmp_path / "deployed").exists()
+    assert is_stopped_by(tmp_path, number.name), errors
+    assert f"stopped by {number.name}. To resume it from its newest checkpoint, run" in errors
+    assert ("Traceback" in errors) == (number is signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_the_second_signal_shows_only_the_lines_of_the_user(
+    tmp_path: Path, started: list[subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    driver = start_driver(tmp_path, script(tmp_path, SWEEP))
+    started.append(driver)
+    assert eventually(lambda: trains(tmp_path))
+    driver.send_signal(number)
+    assert driver.stderr is not None
+    first = next(line for line in driver.stderr if "ends after its next checkpoint" in line)
+    # Whichever comes second, the first decides.
+    driver.send_signal(signal.SIGTERM if number is signal.SIGINT else signal.SIGINT)
+    _, errors = driver.communicate(timeout=120)
+    assert number.name in first
+    assert not (tmp_path / "deployed").exists()
+    if number is signal.SIGTERM:
+        assert (driver.returncode, "Traceback" in errors) == (143, False), errors
+        return
+    assert driver.returncode == -signal.SIGINT
+    places = re.findall(r'File "(.*)", line', errors)
+    assert set(places) == {str(tmp_path / "script.py")}
+    assert errors.count("Traceback") == 1
+    assert errors.endswith("KeyboardInterrupt\n")
 
 
 def test_under_nohup_a_run_goes_on(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 
@@ -82,21 +83,81 @@ def test_what_takes_resources_while_others_wait_is_not_cut() -> None:
     assert asked == ["SIGINT", "taken"]
 
 
-def test_a_signal_that_nobody_has_followed_acts_after_the_end() -> None:
-    seen: list[str] = []
-    # Python's default, as the test runner sets it.
-    assert signal.getsignal(INT) is signal.default_int_handler
+ENDS = {INT: KeyboardInterrupt(), TERM: SystemExit(143), HUP: SystemExit(129)}
 
-    def end() -> None:
-        with stop_requests(lambda name: True) as interrupts:
-            interrupts.phase = "ending"
-            signal.raise_signal(INT)
+
+@pytest.fixture
+def _default_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in ENDS}
+    signal.signal(INT, signal.default_int_handler)
+    for number in (TERM, HUP):
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_default_handlers")
+@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize("phase", ["deferred", "allowed", "ending"])
+def test_a_signal_ends_the_program_when_all_is_released(
+    number: signal.Signals, phase: Literal["deferred", "allowed", "ending"]
+) -> None:
+    seen: list[str] = []
+    handler = signal.getsignal(number)
+
+    def run() -> None:
+        with stop_requests(lambda name: True, explain=seen.append) as interrupts:
+            interrupts.phase = phase
+            signal.raise_signal(number)
             seen.append("released")
 
-    with pytest.raises(KeyboardInterrupt):
-        end()
-    assert seen == ["released"]
-    assert signal.getsignal(INT) is signal.default_int_handler
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
+        run()
+    assert repr(raised.value) == repr(ENDS[number])
+    assert seen == ["released", number.name]
+    assert signal.getsignal(number) is handler
+
+
+@pytest.mark.usefixtures("_default_handlers")
+@pytest.mark.parametrize(("first", "second"), [(INT, TERM), (TERM, INT), (HUP, INT)])
+def test_the_first_signal_decides_how_the_program_ends(
+    first: signal.Signals, second: signal.Signals
+) -> None:
+    def run() -> None:
+        with stop_requests(lambda name: True) as interrupts, interrupts.allowed():
+            signal.raise_signal(first)
+            signal.raise_signal(second)
+            raise AssertionError("the second interrupts what waits")
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
+        run()
+    assert repr(raised.value) == repr(ENDS[first])
+
+
+@pytest.mark.parametrize("number", [INT, TERM])
+@pytest.mark.usefixtures("_default_handlers")
+def test_a_program_that_catches_errors_of_the_run_ends_too(number: signal.Signals) -> None:
+    def run() -> None:
+        with stop_requests(lambda name: True):
+            signal.raise_signal(number)
+            raise OSError("the disk is full")
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
+        run()
+    assert str(raised.value.__cause__) == "the disk is full"
+
+
+def test_an_interrupt_of_the_users_own_stays_as_it_is() -> None:
+    own = KeyboardInterrupt("raised by the training function")
+
+    def run() -> None:
+        with stop_requests(lambda name: True):
+            raise own
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run()
+    assert raised.value is own
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal
 
+from polytrain.api.interruption import Resumption, warn
 from polytrain.api.result import Result
+from polytrain.api.user_frames import UserFramesOnly
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.requests import StopRequests
 from polytrain_plugins import Attempt, Report, Stopped, hookimpl
@@ -107,8 +109,15 @@ class RunHandle:
     """
 
     def __init__(
-        self, train: Callable[[], Result], *, name: str, requests: StopRequests, watcher: Watcher
+        self,
+        train: Callable[[], Result],
+        *,
+        name: str,
+        requests: StopRequests,
+        watcher: Watcher,
+        resumption: Resumption,
     ) -> None:
+        self._resumption = resumption
         self._requests = requests
         self._watcher = watcher
         self._future: Future[Result] = Future()
@@ -143,7 +152,8 @@ class RunHandle:
         """Wait for the run's end, and return its result.
 
         In the main thread, Ctrl-C, SIGTERM or SIGHUP during the wait stops the run after its next
-        checkpoint, and the wait continues. A second signal ends the wait, not the run.
+        checkpoint. Then, or at the timeout, an exception ends the program, as by `Trainer.fit`. A
+        second signal ends the wait at once, not the run.
 
         Args:
             timeout: seconds to wait at most; without one, there is no limit.
@@ -151,7 +161,8 @@ class RunHandle:
         Raises:
             TimeoutError: the run hasn't ended in this time; it continues.
             TrainingFailedError: as by `Trainer.fit`, and so are all others.
-            KeyboardInterrupt: on the second signal.
+            KeyboardInterrupt: after Ctrl-C.
+            SystemExit: after SIGTERM (code 143) or SIGHUP (129).
         """
 
         def ask(signal_name: str) -> bool:
@@ -159,10 +170,19 @@ class RunHandle:
             return True
 
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with stop_requests(ask) as interrupts, interrupts.allowed():
-            while not self._future.done() and (left_s := deadline - time.monotonic()) > 0:
-                wait([self._future], min(left_s, _LONGEST_WAIT_S))
+        with UserFramesOnly():
+            with stop_requests(ask, explain=self._explain) as interrupts, interrupts.allowed():
+                while not self._future.done() and (left_s := deadline - time.monotonic()) > 0:
+                    wait([self._future], min(left_s, _LONGEST_WAIT_S))
             return self._future.result(timeout=0)
+
+    def _explain(self, signal_name: str) -> None:
+        if not self._future.done():
+            warn(f"{self._resumption.address}: the program ends after the run's next checkpoint.")
+            return
+        has_failed = self._future.exception() is not None
+        result = None if has_failed else self._future.result()
+        warn(self._resumption.after(signal_name, result, has_failed=has_failed))
 
     def status(self) -> RunStatus:
         """Return what the run is doing now."""

@@ -28,8 +28,10 @@ from polytrain.api.datasets import (
     ready_datasets,
     start_problems,
 )
+from polytrain.api.interruption import Resumption, warn
 from polytrain.api.result import Result, recorded, result_of
 from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.api.user_frames import UserFramesOnly
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.run_spec import RunSpec
@@ -183,8 +185,8 @@ class Trainer:
         checkpoint, on any number of workers. If that run is finished, `fit` returns its result.
 
         After Ctrl-C, SIGTERM or SIGHUP (the terminal is closed) the run makes its next checkpoint
-        and stops. The result then has `finished=False`, and `fit()` resumes the run. A second
-        Ctrl-C or SIGTERM stops it at once.
+        and stops. Then `fit` ends the program, by an exception, and a line says how to resume the
+        run. A second Ctrl-C or SIGTERM stops it at once. `Result.from_path` has the result.
 
         If nothing needs a cluster, workers run on this machine without Ray
         (`ScalingConfig.cluster`). If Ray is initialised, it is used as it is; otherwise `fit`
@@ -200,12 +202,23 @@ class Trainer:
             InvalidJobError: if the job can't run here; no worker was started.
             RunOwnedError: if another driver works on the run.
             TrainingFailedError: if training failed and wasn't restarted (again).
-            KeyboardInterrupt: on the second Ctrl-C, after everything has been released.
+            KeyboardInterrupt: after Ctrl-C, when everything has been released.
+            SystemExit: after SIGTERM (code 143) or SIGHUP (129), when everything has been released.
+                If several signals come, the first decides.
         """
+        with UserFramesOnly():
+            return self._fit(resume, wait=wait)
+
+    def _fit(self, resume: Literal["auto", "never"], *, wait: bool) -> Result | RunHandle:
         clock = Clock()
         location = location_of(self._spec)
         raise_if_any((*fit_problems(resume, wait), *storage_problems_of(self._spec, location)))
         self._datasets = identified_datasets(self._datasets)
+        resumption = Resumption(
+            address=location.address,
+            new_name=None if self._spec.run_config.name else location.name,
+            starts_over=resume == "never",
+        )
         watcher = Watcher()
         with storage_needed(location):
             known = None if resume == "never" else previous_run(location.open())
@@ -242,6 +255,7 @@ class Trainer:
                         name=location.name,
                         requests=StopRequests(),
                         watcher=watcher,
+                        resumption=resumption,
                     )
             # Released before the lease is.
             cluster = stack.enter_context(contextlib.ExitStack())
@@ -249,12 +263,13 @@ class Trainer:
             # The run's own thread releases them, if there is one.
             held = stack.pop_all()
         if wait:
-            return _trained(run, cluster, held)
+            return _trained(run, cluster, held, resumption)
         return RunHandle(
-            lambda: _trained(replace(run, watchers=(watcher,)), cluster, held),
+            lambda: _trained(replace(run, watchers=(watcher,)), cluster, held, resumption),
             name=location.name,
             requests=run.stop_requests,
             watcher=watcher,
+            resumption=resumption,
         )
 
     def _identity(self, known: PreviousRun | None) -> dict[str, Any]:
@@ -358,19 +373,28 @@ class Trainer:
         return run
 
 
-def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack) -> Result:
+def _trained(
+    run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack, resumption: Resumption
+) -> Result:
     """Train, release all resources and return the result.
 
     Raises:
         TrainingFailedError: if training failed.
+        KeyboardInterrupt: SIGINT has come.
+        SystemExit: SIGTERM or SIGHUP has come.
     """
+    result: Result | None = None
 
     def ask(signal_name: str) -> bool:
         run.stop_requests.request(Stopped(by="signal", reason=signal_name))
         return True
 
+    def explain(signal_name: str) -> None:
+        has_failed = result is not None and result.error is not None
+        warn(resumption.after(signal_name, result, has_failed=has_failed))
+
     with (
-        stop_requests(ask) as interrupts,
+        stop_requests(ask, explain=explain) as interrupts,
         no_retries_once(lambda: interrupts.are_urgent),
         held,
     ):
@@ -381,8 +405,8 @@ def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack
                 satellites.page.write_at_end(
                     run.location, wall_s=result.ledger.wall_s, reports=reports
                 )
-    if result.error is not None:
-        raise result.error from _root_exception(result.error)
+        if result.error is not None:
+            raise result.error from _root_exception(result.error)
     return result
 
 

@@ -2,6 +2,9 @@
 
 A signal interrupts only waits and the user's own code. Elsewhere it is deferred until then:
 otherwise it could leave a thread or a process without an owner.
+
+A signal is meant for the program, not for the run alone: when the run has ended, the program gets
+the exception that it would have got without polytrain.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 _NUMBERS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
@@ -33,17 +36,19 @@ class Interrupts:
         self.waiting: int | None = None
         """A signal that hasn't been acted on yet."""
 
-        self._has_asked = False
+        self.first: int | None = None
+        """The first signal: it decides which exception the program gets."""
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
         """Handle a signal."""
-        if number == signal.SIGHUP and self._has_asked:
+        is_first = self.first is None
+        if is_first:
+            self.first = number
+        elif number == signal.SIGHUP:
             # Not a second request: kernel and shell both send SIGHUP for a closed terminal.
             return
-        if self.phase != "ending" and not self._has_asked:
-            self._has_asked = True
-            if self.ask(signal.Signals(number).name):
-                return
+        if is_first and self.phase != "ending" and self.ask(signal.Signals(number).name):
+            return
         self.waiting = number
         self._raise_if_allowed()
 
@@ -92,16 +97,21 @@ class Interrupts:
 
 
 @contextmanager
-def stop_requests(ask: Callable[[str], bool]) -> Iterator[Interrupts]:
+def stop_requests(
+    ask: Callable[[str], bool], *, explain: Callable[[str], None] = lambda name: None
+) -> Iterator[Interrupts]:
     """Make signals request a stop, unless the program handles or ignores them itself.
 
-    At the end, a signal that wasn't acted on is passed to the previous handler.
+    A signal that has come ends the program at the end of this block, however the block ends. An
+    error of the block is then the exception's cause.
 
     Args:
         ask: see `Interrupts`.
+        explain: called with the first signal's name before its exception is raised.
 
     Raises:
-        KeyboardInterrupt: at the second signal.
+        KeyboardInterrupt: the first signal was SIGINT.
+        SystemExit: it was SIGTERM or SIGHUP; the code is 128 and its number, as in a shell.
     """
     interrupts = Interrupts(ask)
     if threading.current_thread() is not threading.main_thread():
@@ -113,16 +123,28 @@ def stop_requests(ask: Callable[[str], bool]) -> Iterator[Interrupts]:
     }
     for number in before:
         signal.signal(number, interrupts.handle)
-    has_raised = True
+    cause: BaseException | None = None
     try:
         yield interrupts
-        has_raised = False
+    except BaseException as error:
+        if interrupts.first is None:
+            raise
+        cause = error
     finally:
         interrupts.phase = "ending"
         for number, handler in before.items():
             signal.signal(number, handler)
-        if interrupts.waiting is not None and not has_raised:
-            signal.raise_signal(interrupts.waiting)
+    if interrupts.first is not None:
+        explain(signal.Signals(interrupts.first).name)
+        _end_program(interrupts.first, cause)
+
+
+def _end_program(number: int, cause: BaseException | None) -> NoReturn:
+    interrupted = cause if isinstance(cause, KeyboardInterrupt) else None
+    if number == signal.SIGINT:
+        # Of an inline run it has the line of the training function.
+        raise (interrupted or KeyboardInterrupt()) from (None if interrupted else cause)
+    raise SystemExit(128 + number) from (None if interrupted else cause)
 
 
 def _is_nobodys(handler: Any) -> bool:
