@@ -26,6 +26,7 @@ from polytrain.boosting.estimators import (
     BackendRanker,
     BackendRegressor,
     by_class,
+    user_frames_only,
 )
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.of_rows import OfRows
@@ -66,6 +67,7 @@ class _LGBMEstimator(BackendEstimator):
         """The default metric if the objective is a function."""
         return "l2"
 
+    @user_frames_only
     def fit(
         self,
         X: Any,
@@ -327,6 +329,7 @@ class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
             params = {**without(params, ["num_class"]), "num_class": self.n_classes_}
         return super()._translated(params, features)
 
+    @user_frames_only
     def fit(
         self,
         X: Any,
@@ -509,6 +512,7 @@ class PolytrainLGBMRanker(_LGBMEstimator, BackendRanker):
         """Return the parameters for LambdaMART."""
         return {"objective": "lambdarank"}
 
+    @user_frames_only
     def fit(
         self,
         X: Any,

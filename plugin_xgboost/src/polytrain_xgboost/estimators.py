@@ -27,6 +27,7 @@ from polytrain.boosting.estimators import (
     BackendRanker,
     BackendRegressor,
     by_class,
+    user_frames_only,
 )
 from polytrain.extension import group_sizes
 from polytrain_xgboost.backend import XGBoost
@@ -51,6 +52,7 @@ class _XGBEstimator(BackendEstimator):
         "sklearn.utils.class_weight; for two classes, scale_pos_weight does it too",
     }
 
+    @user_frames_only
     def fit(
         self,
         X: Any,
@@ -340,6 +342,7 @@ class PolytrainXGBRanker(_XGBEstimator, BackendRanker):
         """Return the parameters for LambdaMART."""
         return {"objective": "rank:ndcg"}
 
+    @user_frames_only
     def fit(
         self,
         X: Any,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import polytrain
-from polytrain.api.user_frames import UserFramesOnly
+from polytrain.api.user_frames import user_frames_only
 
 FIT = """
+@user_frames_only
 def fit(function):
-    with UserFramesOnly():
-        inner(function)
+    inner(function)
 
 def inner(function):
     function()
@@ -24,7 +24,7 @@ def inner(function):
 
 def compiled(file: Path) -> Callable[[Callable[[], None]], None]:
     """A `fit` whose lines are in a file of polytrain's."""
-    names = {"UserFramesOnly": UserFramesOnly}
+    names = {"user_frames_only": user_frames_only}
     exec(compile(FIT, str(file), "exec"), names)
     return names["fit"]  # type: ignore[return-value]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from polytrain import satellites
 from polytrain.api.returns import Returns
+from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manager import with_validations
 from polytrain.checkpoint.manifest import Manifest
@@ -211,6 +212,7 @@ class Result(metaclass=RayTrainClass):
     @overload
     def predict(self, data: Any, *, output: str | Path, **options: Any) -> PredictionOutput: ...
 
+    @user_frames_only
     def predict(
         self,
         data: Any,

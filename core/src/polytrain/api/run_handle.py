@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from polytrain.api.interruption import Resumption, warn
 from polytrain.api.result import Result
-from polytrain.api.user_frames import UserFramesOnly
+from polytrain.api.user_frames import user_frames_only
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.requests import StopRequests
 from polytrain_plugins import Attempt, Report, Stopped, hookimpl
@@ -148,6 +148,7 @@ class RunHandle:
             raise TypeError(f"reason has to be text, not {reason!r}")
         self._requests.request(Stopped(by="handle", reason=reason))
 
+    @user_frames_only
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the run's end, and return its result.
 
@@ -170,11 +171,10 @@ class RunHandle:
             return True
 
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with UserFramesOnly():
-            with stop_requests(ask, explain=self._explain) as interrupts, interrupts.allowed():
-                while not self._future.done() and (left_s := deadline - time.monotonic()) > 0:
-                    wait([self._future], min(left_s, _LONGEST_WAIT_S))
-            return self._future.result(timeout=0)
+        with stop_requests(ask, explain=self._explain) as interrupts, interrupts.allowed():
+            while not self._future.done() and (left_s := deadline - time.monotonic()) > 0:
+                wait([self._future], min(left_s, _LONGEST_WAIT_S))
+        return self._future.result(timeout=0)
 
     def _explain(self, signal_name: str) -> None:
         if not self._future.done():

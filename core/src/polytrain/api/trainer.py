@@ -31,7 +31,7 @@ from polytrain.api.datasets import (
 from polytrain.api.interruption import Resumption, warn
 from polytrain.api.result import Result, recorded, result_of
 from polytrain.api.run_handle import RunHandle, Watcher
-from polytrain.api.user_frames import UserFramesOnly
+from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.run_spec import RunSpec
@@ -176,6 +176,7 @@ class Trainer:
     @overload
     def fit(self, *, resume: Literal["auto", "never"] = ..., wait: Literal[False]) -> RunHandle: ...
 
+    @user_frames_only
     def fit(
         self, *, resume: Literal["auto", "never"] = "auto", wait: bool = True
     ) -> Result | RunHandle:
@@ -206,10 +207,6 @@ class Trainer:
             SystemExit: after SIGTERM (code 143) or SIGHUP (129), when everything has been released.
                 If several signals come, the first decides.
         """
-        with UserFramesOnly():
-            return self._fit(resume, wait=wait)
-
-    def _fit(self, resume: Literal["auto", "never"], *, wait: bool) -> Result | RunHandle:
         clock = Clock()
         location = location_of(self._spec)
         raise_if_any((*fit_problems(resume, wait), *storage_problems_of(self._spec, location)))

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from polytrain.data_errors import is_library
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 
-class UserFramesOnly:
-    """Takes the frames of polytrain out of the traceback of an interruption that leaves this block.
+def user_frames_only(function: Callable[P, R]) -> Callable[P, R]:
+    """Take polytrain's frames out of the traceback of an interruption that leaves a function."""
 
-    The frame that has the block is taken out too: a frame isn't entered a second time when `with`
-    raises the exception again, and `contextlib` would put the whole traceback back.
-    """
+    @wraps(function)
+    def called(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*arguments, **named)
+        except (KeyboardInterrupt, SystemExit) as error:
+            error.__traceback__ = _of_user(error.__traceback__)
+            # Without a name: to raise by name would put this frame back.
+            raise
 
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            error.__traceback__ = _of_user(traceback)
+    return called
 
 
 def _of_user(traceback: TracebackType | None) -> TracebackType | None:

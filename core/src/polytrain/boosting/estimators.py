@@ -31,6 +31,7 @@ except ImportError as error:
 
 from polytrain import satellites
 from polytrain.api.trainer import make_trainer
+from polytrain.api.user_frames import user_frames_only as user_frames_only
 from polytrain.boosting.booster import Booster
 from polytrain.boosting.estimator_rows import (
     LABEL,

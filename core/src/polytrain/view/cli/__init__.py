@@ -10,7 +10,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code.
 
     0: done. 1: it failed. 2: the command line or the job is wrong. 3: there is no such run. 75: the
-    run was stopped or interrupted, and can be resumed.
+    run was stopped or interrupted, and can be resumed. 130: the user has pressed Ctrl-C.
 
     Args:
         arguments: the command line without the program; by default this process's.

@@ -47,7 +47,7 @@ def command(
     arguments: tuple[str, ...],
 ) -> int:
     """Train, and return 0 if the run is finished, 1 if it or each validation failed, 75 if it was
-    stopped.
+    stopped; after a signal 128 and its number, such as 130 for Ctrl-C.
 
     WHAT is one of these:
 
