@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,44 @@ def test_a_run_is_looked_at_and_stopped_from_another_process(tmp_path: Path, wor
     again = command("stop", run)
     assert again.returncode == 1
     assert "run isn't active: it is stopped" in again.stderr
+
+
+ENDLESS = """
+import tempfile, time
+from pathlib import Path
+from polytrain import Checkpoint, RunConfig, ScalingConfig, make_trainer, report
+
+def train():
+    for step in range(1, 100_000):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+        time.sleep(0.02)
+
+trainer = make_trainer(
+    "reference", train, scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(name="run", storage_path="."),
+)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_command_after_the_next_checkpoint(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polytrain", "run", "endless:trainer"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        assert eventually(lambda: len(reports(tmp_path / "run")) > 10)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert f"stopped by {number.name}. To resume it" in errors
+    assert "Traceback" not in errors
+    assert polytrain.load(tmp_path / "run").checkpoint is not None
 
 
 def test_a_job_in_a_file_trains_and_its_run_predicts(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from polytrain_lightgbm.estimators import (
     PolytrainLGBMRanker,
     PolytrainLGBMRegressor,
 )
+from polytrain_plugins import Report, hookimpl
 from polytrain_xgboost.estimators import (
     PolytrainXGBClassifier,
     PolytrainXGBRanker,
@@ -95,6 +98,25 @@ def test_searches_and_pipelines_take_the_frameworks_parameters(cls: Any) -> None
     search.fit(x, y)
     assert search.best_score_ > 0.8
     assert cross_val_score(cls(n_estimators=5, scaling_config=HERE), x, y, cv=3).min() > 0.8
+
+
+class Interrupts:
+    """An observer that presses Ctrl-C at the first report of each run."""
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        if report.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("cls", CLASSIFIERS)
+def test_a_search_that_is_interrupted_counts_no_failed_fit(cls: Any, tmp_path: Path) -> None:
+    x, y = load_iris(return_X_y=True)
+    config = RunConfig(storage_path=tmp_path, progress=False, observers=(Interrupts(),))
+    model = cls(n_estimators=5, scaling_config=HERE, run_config=config)
+    with pytest.raises(KeyboardInterrupt):
+        GridSearchCV(model, {"max_depth": [1, 4]}, cv=2, error_score=0.0).fit(x, y)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("cls", CLASSIFIERS)

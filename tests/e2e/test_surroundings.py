@@ -14,6 +14,8 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
+import polytrain
+
 SCRIPT = """
 import polytrain
 from polytrain import RunConfig, ScalingConfig, make_trainer
@@ -165,20 +167,25 @@ def kernel(
     manager.shutdown_kernel(now=True)
 
 
-def test_a_notebooks_interrupt_button_stops_the_run_and_the_next_one_works(
+def test_a_notebooks_interrupt_button_stops_the_run_and_the_cells_below(
     kernel: tuple[KernelManager, BlockingKernelClient],
 ) -> None:
     manager, client = kernel
     assert client.execute_interactive(DEFINED, timeout=60)["content"]["status"] == "ok"
-    waiting = client.execute("stopped = fit(waits=True)\nprint('finished', stopped.finished)")
-    output = ""
-    while "finished False" not in output:
-        message = client.get_iopub_msg(timeout=60)
-        if message["parent_header"].get("msg_id") == waiting:
-            text = message["content"].get("text", "")
-            if "begun" in text and "begun" not in output:
-                manager.interrupt_kernel()
-            output += text
+    waiting = client.execute("fit(waits=True)")
+    # As "Run all": the next cell is in the queue already.
+    next_cell = client.execute("open('deployed', 'w').close()")
+    while "begun" not in client.get_iopub_msg(timeout=60)["content"].get("text", ""):
+        pass
+    manager.interrupt_kernel()
+    messages = [client.get_shell_msg(timeout=60) for _ in range(2)]
+    replies = {each["parent_header"]["msg_id"]: each["content"] for each in messages}
+    assert replies[waiting]["ename"] == "KeyboardInterrupt"
+    shown = "".join(replies[waiting]["traceback"])
+    assert "fit(waits=" in shown
+    assert str(Path(polytrain.__file__).parent) not in shown
+    assert replies[next_cell]["status"] == "aborted"
+    assert not Path("deployed").exists()
     reply = client.execute_interactive(
         "assert fit(waits=False).metrics['answer'] == 42", timeout=60
     )
