@@ -3,6 +3,9 @@
 pip install '.[tensorboard,mlflow]'
 python examples/tracking.py
 tensorboard --logdir tracking/runs
+
+The backend "reference" is polytrain's own, in plain Python: it needs no framework. See
+docs/writing-a-backend.md.
 """
 
 from __future__ import annotations

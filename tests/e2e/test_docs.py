@@ -99,8 +99,21 @@ def test_documented_backend_trains_and_is_refused_with_two_workers(tmp_path: Pat
         trainer(2).fit()
 
 
-def test_documented_test_file_is_a_test(tmp_path: Path) -> None:
+def test_the_documented_collective_sums_over_all_ranks() -> None:
     names = run(blocks("docs/writing-a-backend.md")[1])
+
+    for workers in (1, 3):
+        result = Trainer(
+            names["Mean"](column="x"),
+            datasets={"train": {"x": [float(number) for number in range(9)]}},
+            scaling_config=ScalingConfig(num_workers=workers),
+        ).fit()
+        assert result.load_model() == 4.0
+        assert result.metrics == {"rows": 9}
+
+
+def test_documented_test_file_is_a_test(tmp_path: Path) -> None:
+    names = run(blocks("docs/writing-a-backend.md")[2])
     assert issubclass(names["TestReference"], BackendConformance)
 
 
