@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,40 @@ def train_unawaited(config: Any = None) -> Any:
         polytrain.report({"loss": 0.0})
 
     return train()
+
+
+@pytest.mark.parametrize(("workers", "code"), [(0, None), (0, 0), (2, 0)])
+def test_a_function_that_exits_without_an_error_has_returned(
+    quiet: RunConfig, workers: int, code: int | None
+) -> None:
+    def train() -> str:
+        polytrain.report({"step": 1})
+        if polytrain.get_context().get_world_rank() == 0:
+            sys.exit(code)
+        return "to its end"
+
+    result = make_trainer(
+        "reference", train, scaling_config=ScalingConfig(num_workers=workers), run_config=quiet
+    ).fit()
+    assert result.finished
+    assert result.metrics["step"] == 1
+    assert result.return_values == ((None, "to its end") if workers else ())
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "exited with the code 3"), ("no data", "SystemExit: no data")]
+)
+def test_a_function_that_exits_with_an_error_has_failed(
+    quiet: RunConfig, code: int | str, words: str
+) -> None:
+    def train() -> None:
+        sys.exit(code)
+
+    with pytest.raises(TrainingFailedError, match=words) as raised:
+        make_trainer(
+            "reference", train, scaling_config=ScalingConfig(num_workers=0), run_config=quiet
+        ).fit()
+    assert "in train" in str(raised.value.failures[0].traceback)
 
 
 def test_a_coroutine_that_nobody_awaits_is_an_error(quiet: RunConfig) -> None:

@@ -271,7 +271,7 @@ class ContractTier:
         assert [(rank.leaks or {}).get("variables") for rank in left.ranks] == [[], []]
 
     def test_what_training_raises_is_told(self, tmp_path: Path) -> None:
-        """An exception of the training function is reported as it is, also a `SystemExit`.
+        """An exception of the training function is reported as it is, also `sys.exit(1)`.
 
         If this fails: something that `joined` or `offering` has started ends the process first.
         """

@@ -65,7 +65,7 @@ def _segfault(where: str) -> None:
 
 
 def _exit(where: str) -> None:
-    sys.exit(0)
+    sys.exit(1)
 
 
 def _os_exit(where: str) -> None:

@@ -116,13 +116,16 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
             traceback.format_exception(type(error), error, _of_training(error.__traceback__))
         )
     )
-    # Use only the message: it starts with the error of the user's code.
-    summary = (
-        str(error)
-        if isinstance(error, DataError)
-        else "".join(traceback.format_exception_only(error)).strip()
-    )
-    return ["raised", summary, text, pickled, _is_out_of_memory(error)]
+    return ["raised", _summary(error), text, pickled, _is_out_of_memory(error)]
+
+
+def _summary(error: BaseException) -> str:
+    if isinstance(error, DataError):
+        # Use only the message: it starts with the error of the user's code.
+        return str(error)
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return f"SystemExit: exited with the code {error.code}"
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _of_training(frames: TracebackType | None) -> TracebackType | None:

@@ -162,7 +162,13 @@ def _train(
     if function is None:
         session.finish(engine.train(shards, session))
         return None
-    value = function() if config is None else function(dict(config))
+    try:
+        value = function() if config is None else function(dict(config))
+    except SystemExit as exit:
+        if exit.code not in (None, 0):
+            raise
+        # As at the end of a program, this is success.
+        value = None
     deferred = deferred_value_kind(value)
     if deferred is not None:
         raise TypeError(
