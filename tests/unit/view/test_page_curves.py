@@ -33,7 +33,7 @@ def test_the_ends_and_the_extremes_are_kept(numbers: list[float], most: int) -> 
     assert kept[0] == 0
     assert kept[-1] == len(values) - 1
     assert (np.diff(kept) > 0).all()
-    assert len(kept) <= max(len(values) if len(values) <= most else 0, 2 + 3 * (most // 2))
+    assert len(kept) <= max(len(values) if len(values) <= most else 0, 2 * (2 + 2 * (most // 2)))
     finite = values[np.isfinite(values)]
     if len(finite):
         shown = values[kept][np.isfinite(values[kept])]
@@ -63,6 +63,29 @@ def test_what_is_not_finite_is_a_gap_and_is_counted() -> None:
     assert metric.curve is not None
     assert metric.curve.values == (None, 1.0, None)
     assert (metric.not_finite, metric.lowest, metric.highest) == (2, 1.0, 1.0)
+
+
+def test_no_line_bridges_what_is_not_finite() -> None:
+    values = np.array([math.nan, 1.0] * 5000)
+    shown = np.isfinite(values[decimated(values, 100)])
+    assert shown.any()
+    assert not (shown[1:] & shown[:-1]).any()
+
+
+@pytest.mark.parametrize(("start", "each"), [(1.0, 1e-7), (1e15, 1.0), (-5.0, 1e-9), (0.0, 1e-30)])
+def test_a_curve_has_no_steps_of_its_own(start: float, each: float) -> None:
+    rows = [{"m": start + each * step} for step in range(50)]
+    curve = by_name(metrics_of(reports(*rows), []))["m"].curve
+    assert curve is not None
+    steps = np.diff([value for value in curve.values if value is not None])
+    assert steps == pytest.approx([each] * 49, rel=0.02)
+
+
+def test_where_the_lowest_and_the_highest_value_were() -> None:
+    values = (3.0, 1.0, math.nan, 4.0, 1.0)
+    metric = by_name(metrics_of(reports(*({"m": value} for value in values)), []))["m"]
+    assert (metric.lowest, metric.lowest_step) == (1.0, 2)
+    assert (metric.highest, metric.highest_step) == (4.0, 4)
 
 
 def test_what_a_validation_adds_belongs_to_its_report() -> None:

@@ -14,7 +14,8 @@ from polytrain.view.page.facts import Facts
 from polytrain.view.page.failures import folded, ranges
 from polytrain.view.page.marks import MarkKind
 from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
-from polytrain.view.page.verdict import duration, verdict
+from polytrain.view.page.verdict import verdict
+from polytrain.view.run_end import duration
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,7 @@ def test_ranks_in_short() -> None:
     [
         (RunState.FINISHED, "Finished in 13.0 s"),
         (RunState.FAILED, "Failed after 13.0 s"),
-        (RunState.RUNNING, "Still running at 1970-01-01 00:00:00 UTC, after 13.0 s"),
+        (RunState.RUNNING, "Still running after 13.0 s (read at 1970-01-01 00:00:00 UTC)"),
         (RunState.STOPPED, "Stopped after 13.0 s (every rank finished): fit() resumes it"),
         (RunState.INTERRUPTED, "Interrupted after 13.0 s: its driver died, and fit() resumes it"),
     ],

@@ -8,6 +8,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.unit.record.lines import entry_of
+from tests.unit.view.page_facts import facts
 
 import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, make_trainer
@@ -22,7 +24,6 @@ from polytrain.errors import TrainingFailedError
 from polytrain.record.reports import Reports, encoded_numbers
 from polytrain.record.state import RunState
 from polytrain.view.cli import main
-from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord
 from polytrain.view.page.rendering import page
 
@@ -67,20 +68,6 @@ class Parsed(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def facts(fill: Callable[[RunRecord], None] = lambda record: None) -> Facts:
-    record = RunRecord(since_token=1, world_size=2)
-    identity = {"backend": "reference", "options": {}, "datasets": {}, "content": {}}
-    record.take(entry_of({"event": "Opened", "time": 0.0, "began": 0.0, "identity": identity}))
-    launched = {"attempt": 0, "step": 0, "start": None, "world_size": 2}
-    record.take(entry_of({"event": "Launched", "time": 1.0, **launched}))
-    fill(record)
-    record.take(entry_of({"event": "Closed", "time": 9.0}))
-    source = Source(
-        name="run", path="/r", state=RunState.FINISHED, driver=None, read=0.0, version="1"
-    )
-    return facts_of(record, source)
-
-
 def report_hostile(directory: str) -> None:
     for step in range(1, 4):
         (Path(directory) / "state").write_text(str(step))
@@ -114,7 +101,7 @@ def written(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_no_text_of_a_run_is_markup(written: str) -> None:
     parsed = Parsed(written)
-    assert len(parsed.of("script")) == 3
+    assert len(parsed.of("script")) == 4
     assert not parsed.of("b")
     assert "alert" in "".join(parsed.texts)
     assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
@@ -171,6 +158,43 @@ def test_a_page_of_an_earlier_version_says_what_it_lacks() -> None:
 def test_checkpoints_have_their_hashes(written: str, hostile: Path) -> None:
     newest = sorted((hostile / "checkpoints").iterdir())[-1]
     assert hashlib.sha256((newest / "state").read_bytes()).hexdigest() in written
+
+
+def test_an_end_is_called_an_end_where_it_is_one() -> None:
+    ended = facts()
+    assert "<dt>Ended</dt>" in page(ended)
+    running = replace(ended, source=replace(ended.source, state=RunState.RUNNING))
+    assert "<dt>Last entry</dt>" in page(running)
+
+
+def test_values_close_to_each_other_can_be_told_apart() -> None:
+    def fill(record: RunRecord) -> None:
+        for step in range(1, 4):
+            record.history.add(step, {"m": 1 + 1e-7 * step})
+
+    cells = re.findall(r'<td class="n">([^<]*)</td>', page(facts(fill)))
+    assert cells[:3] == ["1.0000003", "1.0000001", "1.0000003"]
+
+
+def test_the_first_thing_is_what_was_measured() -> None:
+    def fill(record: RunRecord) -> None:
+        for step, loss in enumerate((0.5, 0.25, 0.75), 1):
+            record.history.add(step, {"rate": 0.1, "val_loss": loss, "loss": loss / 2})
+
+    text = page(facts(fill))
+    first = text.index("<dt>val_loss</dt><dd>0.75 <small>best 0.25, step 2</small>")
+    assert text.index("</header>") < first < text.index('class="chart"')
+    assert text.index('class="chart"') < text.index('id="timeline"')
+    assert text.count('class="chart"') == 2
+    assert "<figcaption>loss</figcaption>" in text
+
+
+def test_hyperparameters_come_first_each_in_a_row() -> None:
+    known = replace(facts(), training_config={"lr": 0.1, "layers": [1, 2]}, options={"rounds": 3})
+    text = page(known)
+    config = text[text.index('id="configuration"') :]
+    rows = re.findall(r"<tr><td>(\w+)</td><td><code>([^<]*)</code>", config)
+    assert rows[:3] == [("lr", "0.1"), ("layers", "[1, 2]"), ("rounds", "3")]
 
 
 def fill_with_reports(count: int) -> Callable[[RunRecord], None]:
@@ -288,5 +312,5 @@ def test_a_run_that_is_written_at_this_moment(tmp_path: Path) -> None:
         run_config=RunConfig(name="run", storage_path=tmp_path, progress=False),
     ).fit()
     text = target.read_text()
-    assert "Still running at" in text
+    assert "Still running after" in text
     assert "The run was being written when this page was made" in text

@@ -18,6 +18,8 @@ from tests.unit.record.recorded import RUN, journal
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
+from polytrain.view.page.reading import read_facts
+from polytrain.view.page.rendering import page
 from polytrain.view.page.serving import PageServer, served
 
 
@@ -49,6 +51,8 @@ def test_the_page_of_a_finished_run_is_not_asked_for_again(server: PageServer) -
     assert answer.status == 200
     assert "Finished in 13.0 s" in answer.read().decode()
     assert answer.headers["Refresh"] is None
+    text = asked(server).read().decode()
+    assert "data-refresh" not in text.partition("<script")[0]
 
 
 def test_the_page_of_an_active_run_follows_it(server: PageServer, run: Path) -> None:
@@ -59,10 +63,20 @@ def test_the_page_of_an_active_run_follows_it(server: PageServer, run: Path) -> 
     with leased(storage, storage):
         answer = asked(server)
         text = answer.read().decode()
-        assert "Still running at" in text
-        assert int(answer.headers["Refresh"]) >= 5
+        assert "Still running after" in text
+        # Its own script asks again; the header would load all anew.
+        assert answer.headers["Refresh"] is None
+        assert '<body data-refresh="5">' in text
+        assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in text
+        assert "connect-src" in text
         file.write_bytes(whole)
     assert "Finished in 13.0 s" in asked(server).read().decode()
+
+
+def test_a_page_in_a_file_fetches_nothing(run: Path) -> None:
+    text = page(read_facts(Location.of(run)))
+    assert "connect-src" not in text
+    assert "fetch(" not in text
 
 
 def test_a_run_that_went_away_is_reported(server: PageServer, run: Path) -> None:

@@ -21,6 +21,7 @@ from polytrain.view.cli.found import FoundRun
 from polytrain.view.cli.logs import LOGS, log_of
 from polytrain.view.cli.runs import in_short
 from polytrain.view.progress.text import duration
+from polytrain.view.run_end import run_end
 
 _RANKS = 16
 """Ranks that have a line; the page and the JSON have all."""
@@ -171,18 +172,15 @@ def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:
 
 
 def _verdict(run: FoundRun) -> str:
-    who = run.holder.description if run.holder is not None else "nobody"
-    match run.state:
-        case RunState.RUNNING:
-            return f"running: {who}{_last_sign(run.holder)}"
-        case RunState.INTERRUPTED:
-            return f"interrupted ({who} has died): fit() resumes it"
-        case RunState.STOPPED:
-            return f"{run.history.stopped}: fit() resumes it"
-        case RunState.FAILED:
-            return f"failed: {run.history.reason}"
-        case RunState.FINISHED:
-            return f"finished ({run.history.reason})" if run.history.stopped else "finished"
+    who = run.holder.description if run.holder is not None else None
+    end = run_end(
+        run.state,
+        seconds=run.history.ledger.wall_s,
+        reason=run.history.reason,
+        was_stopped=run.history.stopped is not None,
+        driver=who,
+    )
+    return f"{end}: {who}{_last_sign(run.holder)}" if run.state is RunState.RUNNING else end
 
 
 def _age(run: FoundRun) -> str:

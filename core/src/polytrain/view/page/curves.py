@@ -29,6 +29,9 @@ MOST_UNDONE = 20
 _FEWEST_UNDONE = 8
 """Points of what one restart has undone."""
 
+_DIGITS = 6
+"""Significant digits of a value, at the least."""
+
 _LONGEST = 200
 """Characters of a value that isn't a number."""
 
@@ -42,7 +45,7 @@ class Points:
 
     steps: tuple[int, ...]
     values: tuple[float | None, ...]
-    """To six digits; None where the value isn't finite."""
+    """To six digits, or to more if the curve's range needs them; None where it isn't finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,10 @@ class Metric:
 
     lowest: float | None = None
     highest: float | None = None
+    lowest_step: int | None = None
+    highest_step: int | None = None
+    """The first steps that have these values."""
+
     not_finite: int = 0
     """How many of its values are NaN or infinite."""
 
@@ -71,6 +78,13 @@ class Metric:
     def is_decimated(self) -> bool:
         """Whether the curve has fewer points than there were reports."""
         return self.curve is not None and len(self.curve.steps) < self.reports
+
+    @property
+    def spread(self) -> float:
+        """Between the lowest and the highest value."""
+        if self.lowest is None or self.highest is None:
+            return 0.0
+        return self.highest - self.lowest
 
 
 def metrics_of(reports: Reports, undone: Sequence[Reports]) -> tuple[Metric, ...]:
@@ -95,7 +109,8 @@ def decimated(values: Floats, most: int) -> npt.NDArray[np.int64]:
 
     Args:
         values: the values, in order.
-        most: how many to return, about; a stretch with values that aren't finite keeps one of them.
+        most: how many to return, about; where values between two of them aren't finite, one of
+            those is returned, too, so that no line bridges the gap.
     """
     if len(values) <= most:
         return np.arange(len(values), dtype=np.int64)
@@ -107,9 +122,11 @@ def decimated(values: Floats, most: int) -> npt.NDArray[np.int64]:
         part = slice(start, stop)
         if finite[part].any():
             kept |= {int(start + low[part].argmin()), int(start + high[part].argmax())}
-        if not finite[part].all():
-            kept.add(int(start + finite[part].argmin()))
-    return np.array(sorted(kept), dtype=np.int64)
+    chosen = np.array(sorted(kept), dtype=np.int64)
+    gaps = np.flatnonzero(~finite)
+    following = np.searchsorted(gaps, chosen[:-1], side="right")
+    is_bridged = np.append(gaps, len(values))[following] < chosen[1:]
+    return np.union1d(chosen, gaps[following[is_bridged]])
 
 
 class _Column:
@@ -196,13 +213,16 @@ def _metric(column: _Column, most: int, undone: Sequence[_Column]) -> Metric:
     if not column.is_numeric:
         return Metric(name=column.name, last=_shown(column.last[1]), reports=column.count)
     steps, values = column.numbers()
-    finite = values[np.isfinite(values)]
+    is_finite = np.isfinite(values)
+    finite, at = values[is_finite], steps[is_finite]
     return Metric(
         name=column.name,
         last=_shown(column.last[1]),
         reports=column.count,
         lowest=float(finite.min()) if len(finite) else None,
         highest=float(finite.max()) if len(finite) else None,
+        lowest_step=int(at[finite.argmin()]) if len(finite) else None,
+        highest_step=int(at[finite.argmax()]) if len(finite) else None,
         not_finite=len(values) - len(finite),
         curve=_points(steps, values, most) if most else None,
         undone=tuple(
@@ -215,13 +235,29 @@ def _metric(column: _Column, most: int, undone: Sequence[_Column]) -> Metric:
 
 def _points(steps: Steps, values: Floats, most: int) -> Points:
     kept = decimated(values, most)
+    drawn = values[kept]
+    finite = drawn[np.isfinite(drawn)]
+    spread = float(finite.max()) - float(finite.min()) if len(finite) else 0.0
     return Points(
         steps=tuple(steps[kept].tolist()),
         values=tuple(
-            float(f"{value:.6g}") if math.isfinite(value) else None
-            for value in values[kept].tolist()
+            float(f"{value:.{digits(value, spread)}g}") if math.isfinite(value) else None
+            for value in drawn.tolist()
         ),
     )
+
+
+def digits(value: float, spread: float) -> int:
+    """Return how many significant digits a value needs among others.
+
+    Args:
+        value: the value.
+        spread: between the lowest and the highest of them; a ten-thousandth of it is seen.
+    """
+    if value == 0 or not 0 < spread < math.inf:
+        return _DIGITS
+    needed = math.floor(math.log10(abs(value))) - math.floor(math.log10(spread)) + 5
+    return min(17, max(_DIGITS, needed))
 
 
 def _shown(value: Any) -> Any:

@@ -5,38 +5,66 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from polytrain.text import strict_json
+from polytrain.view.page.charts import Chart, charts_of, headlines_of, score_of
 from polytrain.view.page.comparison import comparison, overlays_of
-from polytrain.view.page.curves import MOST_UNDONE
+from polytrain.view.page.curves import MOST_UNDONE, digits
 from polytrain.view.page.facts import Facts
 from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
-from polytrain.view.page.verdict import duration, verdict
+from polytrain.view.page.verdict import verdict
+from polytrain.view.run_end import duration
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _UPLOT = "uPlot-1.6.32"
 
-_LISTED = {"metrics": 200, "ranks": 128, "checkpoints": 50, "attempts": 200, "files": 20}
-"""Rows of each table; the page's JSON has more."""
+_LISTED = {
+    "charts": 12,
+    "metrics": 200,
+    "ranks": 128,
+    "checkpoints": 50,
+    "attempts": 200,
+    "files": 20,
+}
+"""Rows of each table, of which the page's JSON has more, and charts that aren't folded."""
 
 
-def page(facts: Facts) -> str:
-    """Return the page of a run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """How a page that is served follows its run."""
+
+    refresh_s: float | None
+    """Seconds after which it fetches itself again; None if the run has ended."""
+
+
+def page(facts: Facts, live: Live | None = None) -> str:
+    """Return the page of a run.
+
+    Args:
+        facts: what it shows.
+        live: how it follows the run, if it is served.
+    """
+    charts, by_name = _charts(facts), {metric.name: metric for metric in facts.metrics}
     return _rendered(
         "page.html",
         as_json(facts),
+        live,
         facts=facts,
         verdict=verdict(facts),
         chart=chart_of(facts),
-        drawn=[each for each in facts.metrics if each.curve is not None],
+        drawn=[(each.title, [by_name[name] for name in each.metrics]) for each in charts],
+        lines=sum(len(each.metrics) for each in charts),
+        headlines=headlines_of(facts.metrics, charts, facts.settings),
+        hyperparameters=_hyperparameters(facts.training_config),
         most_undone=MOST_UNDONE,
     )
 
@@ -50,6 +78,7 @@ def comparison_page(first: Facts, second: Facts) -> str:
         strict_json.plain(
             {**asdict(found), "runs": found.names, "drawn": [asdict(each) for each in overlays]}
         ),
+        None,
         runs=runs,
         verdicts=[verdict(run) for run in runs],
         comparison=found,
@@ -69,12 +98,26 @@ def as_json(facts: Facts) -> Mapping[str, Any]:
         spans=tuple(coarse(facts.spans, facts.wall_s)),
         marks=tuple(drawn_marks(facts.marks, facts.wall_s)),
     )
-    return strict_json.plain({"verdict": verdict(facts), **asdict(shown)})
+    charts = [asdict(chart) for chart in _charts(facts)]
+    return strict_json.plain({"verdict": verdict(facts), "charts": charts, **asdict(shown)})
 
 
-def _rendered(template: str, data: Mapping[str, Any], **names: Any) -> str:
+def _charts(facts: Facts) -> tuple[Chart, ...]:
+    names = [metric.name for metric in facts.metrics if metric.curve is not None]
+    return charts_of(names, score_of(facts.settings)[0])
+
+
+def _hyperparameters(config: Any) -> Mapping[str, Any]:
+    if config is None:
+        return {}
+    return config if isinstance(config, Mapping) else {"train_loop_config": config}
+
+
+def _rendered(template: str, data: Mapping[str, Any], live: Live | None, **names: Any) -> str:
     """Return a page, with what it shows as JSON in it."""
-    scripts = [_asset(f"vendor/{_UPLOT}.iife.min.js"), _asset("page.js")]
+    scripts = [_asset(f"vendor/{_UPLOT}.iife.min.js"), _asset("axis.js"), _asset("page.js")]
+    if live is not None:
+        scripts.append(_asset("live.js"))
     styles = [_asset(f"vendor/{_UPLOT}.min.css"), _asset("page.css")]
     return (
         _environment()
@@ -83,7 +126,9 @@ def _rendered(template: str, data: Mapping[str, Any], **names: Any) -> str:
             data=_in_script(data),
             scripts=scripts,
             styles=styles,
-            policy=_policy(scripts, styles),
+            policy=_policy(scripts, styles, is_live=live is not None),
+            is_live=live is not None,
+            refresh_s=None if live is None else live.refresh_s,
             listed=_LISTED,
             **names,
         )
@@ -96,13 +141,17 @@ def _in_script(data: Mapping[str, Any]) -> str:
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 
-def _policy(scripts: list[str], styles: list[str]) -> str:
-    """The page's Content-Security-Policy: these scripts and styles, and no network."""
+def _policy(scripts: list[str], styles: list[str], *, is_live: bool) -> str:
+    """The page's Content-Security-Policy: these scripts and styles, and no network.
+
+    A page that is served may fetch itself again.
+    """
     return "; ".join(
         [
             "default-src 'none'",
             f"script-src {' '.join(map(_hash, scripts))}",
             f"style-src {' '.join(map(_hash, styles))}",
+            *(["connect-src 'self'"] if is_live else []),
             "base-uri 'none'",
             "form-action 'none'",
         ]
@@ -134,6 +183,7 @@ def _environment() -> Environment:
         "duration": duration,
         "time": _time,
         "number": _number,
+        "among": _among,
         "size": _size,
         "json": _json,
     }
@@ -150,6 +200,12 @@ def _number(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _among(value: Any, spread: float) -> str:
+    """A value with as many digits as it takes to tell it from others."""
+    is_number = isinstance(value, float) and math.isfinite(value)
+    return f"{value:.{digits(value, spread)}g}" if is_number else _number(value)
 
 
 def _size(count: float) -> str:

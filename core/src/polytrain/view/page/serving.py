@@ -15,7 +15,7 @@ from polytrain.record.history import JOURNAL
 from polytrain.record.state import RunState
 from polytrain.storage.location import Location
 from polytrain.view.page.reading import read_facts
-from polytrain.view.page.rendering import page
+from polytrain.view.page.rendering import Live, page
 from polytrain_plugins import PolytrainError
 
 _LOOPBACK = "127.0.0.1"
@@ -87,10 +87,11 @@ class _Pages:
         self._lock = threading.Lock()
         self._made_of: Mapping[str, int] | None = None
         self._text = ""
+        self._took_s = 0.0
         self._refresh_s: float | None = None
 
-    def newest(self) -> tuple[str, float | None]:
-        """Return the page, and the seconds after which to ask again; None if the run has ended.
+    def newest(self) -> str:
+        """Return the page, which says when to ask again, if the run hasn't ended.
 
         Raises:
             OSError, PolytrainError: the run can't be read.
@@ -100,12 +101,14 @@ class _Pages:
             if written != self._made_of or self._refresh_s is not None:
                 began = time.monotonic()
                 facts = read_facts(self._location)
-                self._text = page(facts)
-                took = time.monotonic() - began
                 is_running = facts.source.state is RunState.RUNNING
-                self._refresh_s = max(_REFRESH_S, took / _SHARE) if is_running else None
+                # By the page before: what this one takes isn't known yet.
+                refresh_s = max(_REFRESH_S, self._took_s / _SHARE) if is_running else None
+                self._text = page(facts, Live(refresh_s=refresh_s))
+                self._took_s = time.monotonic() - began
+                self._refresh_s = refresh_s
                 self._made_of = written
-            return self._text, self._refresh_s
+            return self._text
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -119,11 +122,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.FORBIDDEN, _FORBIDDEN, "text/plain", None)
             return
         try:
-            text, refresh_s = self.server.pages.newest()
+            text = self.server.pages.newest()
         except (OSError, PolytrainError) as error:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n", "text/plain", _REFRESH_S)
             return
-        self._answer(HTTPStatus.OK, text, "text/html", refresh_s)
+        # Scripts ask again: the header would make a browser load all anew.
+        self._answer(HTTPStatus.OK, text, "text/html", None)
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests aren't logged: the terminal has the address alone."""

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from polytrain.record.state import RunState
 from polytrain.view.page.facts import Facts
+from polytrain.view.run_end import run_end
 
 _LONGEST = 300
 """Characters of a failure in the sentence."""
@@ -30,33 +31,16 @@ def verdict(facts: Facts) -> str:
 
 
 def _end(facts: Facts) -> str:
-    took = duration(facts.wall_s)
-    match facts.source.state:
-        case RunState.RUNNING:
-            at = datetime.fromtimestamp(facts.source.read, UTC)
-            return f"Still running at {at:%Y-%m-%d %H:%M:%S} UTC, after {took}"
-        case RunState.INTERRUPTED:
-            return f"Interrupted after {took}: its driver died, and fit() resumes it"
-        case RunState.STOPPED:
-            return f"Stopped after {took} ({facts.reason}): fit() resumes it"
-        case RunState.FAILED:
-            return f"Failed after {took}"
-        case RunState.FINISHED:
-            return f"Finished in {took}{f' ({facts.reason})' if facts.was_stopped else ''}"
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time for people: "3.2 s", "4 min 5 s", "2 d 3 h"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h"
+    end = run_end(
+        facts.source.state,
+        seconds=facts.wall_s,
+        reason=facts.reason,
+        was_stopped=facts.was_stopped,
+        driver=facts.source.driver,
+    )
+    if facts.source.state is RunState.RUNNING:
+        end += f" (read at {datetime.fromtimestamp(facts.source.read, UTC):%Y-%m-%d %H:%M:%S} UTC)"
+    return f"{end[0].upper()}{end[1:]}"
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,388 @@
+"""A run's page on a screen, on paper and while the run is active, in a browser."""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tests.browser import BROWSER, Browser, browser, opened
+from tests.e2e.test_page_in_browser import WITHOUT_NETWORK, can_be_cut_off
+from tests.unit.record.lines import entry_of
+from tests.unit.record.recorded import RUN, journal
+from tests.unit.view.page_facts import facts
+
+from polytrain.run.lease import leased
+from polytrain.storage.location import Location
+from polytrain.view.page import serving
+from polytrain.view.page.record import RunRecord
+from polytrain.view.page.rendering import comparison_page, page
+
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="no chromium is installed"),
+    pytest.mark.skipif(not can_be_cut_off(), reason="network namespaces aren't allowed here"),
+]
+
+WORD = "w" * 300
+DRAWN = "document.documentElement.dataset.charts"
+PHONE = {"width": 390, "height": 844}
+SCREEN = {"width": 1280, "height": 800}
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Browser]:
+    with browser(WITHOUT_NETWORK) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with training and validation, and a restart."""
+
+    def fill(record: RunRecord) -> None:
+        for step in range(1, 101):
+            loss = math.exp(-step / 30)
+            record.history.add(step, {"rate": 0.1, "loss": loss, "val_loss": loss + 0.1})
+            if step == 60:
+                launched = {"attempt": 1, "step": 40, "start": None, "world_size": 2}
+                record.take(entry_of({"event": "Launched", "time": 4.0, **launched}))
+                for again in range(41, 61):
+                    record.history.add(again, {"rate": 0.1, "loss": 1.0, "val_loss": 1.0})
+
+    return written(tmp_path_factory.mktemp("usual"), fill)
+
+
+def written(directory: Path, fill: Callable[[RunRecord], None], **changed: Any) -> Path:
+    path = directory / "run.html"
+    path.write_text(page(replace(facts(fill), **changed)))
+    return path
+
+
+def reported(*rows: Mapping[str, Any]) -> Callable[[RunRecord], None]:
+    def fill(record: RunRecord) -> None:
+        for step, metrics in enumerate(rows, 1):
+            record.history.add(step, metrics)
+
+    return fill
+
+
+def fill_with_long_words(record: RunRecord) -> None:
+    failure = {
+        "kind": "EXCEPTION",
+        "rank": 1,
+        "step": 1,
+        "message": WORD,
+        "traceback": WORD,
+        "host": WORD,
+        "output": WORD,
+        "last_lines": [WORD],
+        "stacks": {"0": WORD},
+    }
+    ended = {"attempt": 0, "reason": WORD, "failure": failure}
+    record.take(entry_of({"event": "AttemptEnded", "time": 4.0, **ended}))
+    launched = {"attempt": 1, "step": 0, "start": None, "world_size": 2, "hosts": [WORD, WORD]}
+    record.take(entry_of({"event": "Launched", "time": 4.2, **launched}))
+    record.history.add(1, {WORD: 1.0, f"n/{WORD}": 10**300, "text": WORD})
+
+
+@pytest.mark.parametrize("size", [PHONE, SCREEN], ids=["phone", "screen"])
+@pytest.mark.parametrize("kind", ["one", "two"])
+def test_nothing_scrolls_the_page_sideways(
+    kind: str, size: dict[str, int], tab: Browser, tmp_path: Path
+) -> None:
+    known = replace(facts(fill_with_long_words), options={WORD: WORD}, training_config={WORD: WORD})
+    known = replace(known, source=replace(known.source, name=WORD, path=f"/{WORD}"))
+    other = replace(known, options={WORD: "other"})
+    path = tmp_path / "run.html"
+    path.write_text(page(known) if kind == "one" else comparison_page(known, other))
+    tab.show(opened(path), **size)
+    tab.until(DRAWN)
+    assert tab.run("document.documentElement.scrollWidth") == size["width"]
+
+
+@pytest.mark.parametrize("size", [PHONE, SCREEN], ids=["phone", "screen"])
+def test_the_first_screen_has_the_verdict_the_values_and_a_chart(
+    size: dict[str, int], tab: Browser, usual: Path
+) -> None:
+    tab.show(opened(usual), **size)
+    tab.until(DRAWN)
+    for what in (".verdict", "#metrics dd", "#metrics small", ".chart .u-over"):
+        bottom = tab.run(f"document.querySelector('{what}').getBoundingClientRect().bottom")
+        assert bottom < size["height"], what
+    assert "best" in tab.run("document.querySelector('#metrics small').textContent")
+
+
+def ink(tab: Browser, at: int = 0) -> int:
+    """The points of a chart's plot that have the colour of its curve."""
+    return int(
+        tab.run(f"""(() => {{
+          const canvas = document.querySelectorAll("canvas")[{at}];
+          const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          let count = 0;
+          for (let at = 0; at < pixels.data.length; at += 4) {{
+            const [red, green, blue, alpha] = pixels.data.slice(at, at + 4);
+            if (alpha > 200 && blue - red > 100) count++;
+          }}
+          return count;
+        }})()""")
+    )
+
+
+def test_values_between_others_that_are_not_finite_are_points(tab: Browser, tmp_path: Path) -> None:
+    rows = [{"m": float(step) if step % 3 == 0 else math.nan} for step in range(1, 100)]
+    tab.show(opened(written(tmp_path, reported(*rows))))
+    tab.until(DRAWN)
+    # 33 values, of at least nine pixels each.
+    assert ink(tab) > 300
+
+
+CHECK_AXIS = """(([low, high, isLog]) => {
+  const [from, to] = axes.range(low, high, isLog);
+  const { values, labels, base } = axes.ticks(from, to, 5, { isLog });
+  const number = (text) => Number(text.replace(/[,+]/g, ""));
+  const read = labels.map((label) => (base === "" ? 0 : number(base)) + number(label));
+  return { from, to, values, labels, base, read };
+})(%s)"""
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+@given(first=FINITE, second=FINITE)
+@example(first=1.0, second=1.0 + 1e-7)
+@example(first=1e-30, second=5e-29)
+@example(first=-1.7976931348623157e308, second=1.7976931348623157e308)
+@example(first=1e300, second=1e301)
+@example(first=5e-324, second=5e-324)
+@example(first=5e-324, second=1e-321)
+@example(first=0.0, second=0.0)
+@example(first=1e15, second=1e15 + 49)
+@example(first=1.0, second=math.nextafter(1.0, 2.0))
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_the_ticks_of_any_range_can_be_read(
+    first: float, second: float, tab: Browser, usual: Path, is_log: bool
+) -> None:
+    if is_log:
+        first, second = abs(first) or 5e-324, abs(second) or 5e-324
+    low, high = sorted((first, second))
+    if not tab.run("typeof axes === 'object'"):
+        tab.show(opened(usual))
+    axis = tab.run(CHECK_AXIS % f"[{low!r}, {high!r}, {str(is_log).lower()}]")
+    values, labels = axis["values"], axis["labels"]
+    assert axis["from"] <= low <= high <= axis["to"]
+    assert axis["from"] < axis["to"]
+    assert all(axis["from"] <= value <= axis["to"] for value in values)
+    assert 2 <= len(values) <= 10
+    assert len(set(labels)) == len(labels)
+    assert all(a < b for a, b in pairwise(values))
+    # Halves, as the difference of two numbers may be more than the largest one.
+    half = min(b / 4 - a / 4 for a, b in pairwise(values))
+    for value, read in zip(values, axis["read"], strict=True):
+        assert abs(read / 2 - value / 2) <= half
+    assert all(len(label) <= 12 for label in labels) or is_log
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1.0, 1.0 + 1e-7), (1e-30, 5e-30), (-1.7e308, 1.7e308), (5e-324, 2e-322), (0.1, 0.1), (7.0,)],
+)
+def test_the_curve_of_any_values_is_drawn(
+    values: tuple[float, ...], tab: Browser, tmp_path: Path
+) -> None:
+    rows = [{"m": value} for value in values]
+    tab.show(opened(written(tmp_path, reported(*rows))))
+    tab.until(DRAWN)
+    if len(values) > 1:
+        # A line from one side to the other.
+        assert ink(tab) > 200
+    else:
+        assert ink(tab) > 5
+    tab.run("document.querySelector('.chart').focus()")
+    tab.press("End")
+    shown = tab.until("document.querySelectorAll('.u-value')[1].textContent.trim()")
+    assert float(shown) == pytest.approx(values[-1], rel=1e-7)
+
+
+def test_a_log_scale_and_smoothing(tab: Browser, usual: Path) -> None:
+    tab.show(opened(usual))
+    tab.until(DRAWN)
+    before = tab.run("document.querySelector('canvas').toDataURL()")
+    tab.run("document.getElementById('log').click()")
+    tab.until(f"document.querySelector('canvas').toDataURL() !== {before!r}")
+    tab.run("document.getElementById('smoothing').focus()")
+    for _ in range(3):
+        tab.press("ArrowRight", code=39)
+    assert tab.until("document.getElementById('smoothed').textContent") == "0.03"
+    labels = "[...document.querySelectorAll('.chart .u-label')].map((each) => each.textContent)"
+    assert "loss, smoothed" in tab.run(labels)
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.6, 0.99])
+def test_smoothing_is_the_debiased_average_of_tensorboard(
+    weight: float, tab: Browser, usual: Path
+) -> None:
+    tab.show(opened(usual))
+    tab.until(DRAWN)
+    values = [3.0, 1.0, None, 4.0, 1.0, 5.0]
+    given_values = [value for value in values if value is not None]
+    expected = iter(
+        sum(value * weight ** (at - past) for past, value in enumerate(given_values[: at + 1]))
+        / sum(weight ** (at - past) for past in range(at + 1))
+        for at in range(len(given_values))
+    )
+    found = tab.run(f"page.smoothed([3, 1, null, 4, 1, 5], {weight})")
+    assert found == [None if value is None else pytest.approx(next(expected)) for value in values]
+
+
+def test_training_and_validation_are_in_one_chart(tab: Browser, usual: Path) -> None:
+    tab.show(opened(usual))
+    tab.until(DRAWN)
+    labels = tab.run(
+        "[...document.querySelector('.chart').querySelectorAll('.u-label')]"
+        ".map((each) => each.textContent)"
+    )
+    assert [label for label in labels if "restart" not in label] == ["step", "loss", "val_loss"]
+
+
+def lines_on_paper(printed: bytes) -> int:
+    """The stretches of lines in a PDF."""
+    count = 0
+    for stream in re.finditer(rb"stream\r?\n", printed):
+        try:
+            text = zlib.decompressobj().decompress(printed[stream.end() :])
+        except zlib.error:
+            continue
+        count += text.count(b" l\n")
+    return count
+
+
+def test_paper_has_the_charts_and_the_tables_and_no_controls(tab: Browser, usual: Path) -> None:
+    tab.show(opened(usual), dark=True)
+    tab.until(DRAWN)
+    printed = tab.pdf()
+    pages = len(re.findall(rb"/Type\s*/Page\b", printed))
+    assert pages <= 4
+    # Curves of a hundred points.
+    assert lines_on_paper(printed) > 250
+    tab.show(opened(usual), dark=True, media="print")
+    tab.until(DRAWN)
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    shown = tab.run(
+        "['.controls', 'nav', 'details p, details td', '.chart canvas']"
+        ".map((each) => document.querySelector(each)?.checkVisibility() ?? null)"
+    )
+    assert shown[:2] == [False, False]
+    assert shown[3] is True
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.run("[...document.querySelectorAll('details')].every((each) => each.open)")
+    # The blue of a light page, not the pale one of a dark page.
+    assert ink(tab) > 100
+    tab.run("dispatchEvent(new Event('afterprint'))")
+
+
+def test_two_hundred_metrics_can_be_searched(tab: Browser, tmp_path: Path) -> None:
+    rows = [{f"layer{number}/norm": step for number in range(200)} for step in range(1, 5)]
+    tab.show(opened(written(tmp_path, reported(*rows))))
+    assert tab.until(DRAWN) == "64"
+    assert tab.run("document.querySelector('details.more summary').textContent") == "52 more charts"
+    tab.run("document.getElementById('find').focus()")
+    for letter in "r63/":
+        tab.press(letter, text=letter)
+    seen = "[...document.querySelectorAll('figure')].filter((each) => each.checkVisibility())"
+    assert tab.run(f"{seen}.map((each) => each.innerText.split('\\n')[0])") == ["layer63/norm"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_texts_stand_out_from_their_ground(dark: bool, tab: Browser, usual: Path) -> None:
+    """The contrast that WCAG 2.1 asks for, 4.5 to 1."""
+    tab.show(opened(usual), dark=dark)
+    tab.until(DRAWN)
+    low = tab.run("""(() => {
+      const channel = (part) =>
+        part / 255 <= 0.03928 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4;
+      const light = (color) => {
+        const [red, green, blue] = color.match(/[\\d.]+/g).map(Number).map(channel);
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+      };
+      const ground = (element) => {
+        const color = getComputedStyle(element).backgroundColor;
+        const above = element.parentElement;
+        return color === "rgba(0, 0, 0, 0)" && above ? ground(above) : color;
+      };
+      const found = [];
+      for (const element of document.querySelectorAll("main *, header *, footer *")) {
+        if (!element.checkVisibility() || element.closest("svg")) continue;
+        if (!element.innerText?.trim()) continue;
+        const [a, b] = [light(getComputedStyle(element).color), light(ground(element))];
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (contrast < 4.5) found.push(element.outerHTML.slice(0, 80) + " " + contrast);
+      }
+      return found;
+    })()""")
+    assert low == []
+
+
+class TestLive:
+    @pytest.fixture(scope="class")
+    def tab(self) -> Iterator[Browser]:
+        """With a network: the page is at this machine's loopback address."""
+        with browser() as made:
+            yield made
+
+    def test_it_changes_in_place_until_the_run_ends(
+        self, tab: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving, "_REFRESH_S", 0.2)
+        file, lines = tmp_path / "journal.jsonl", journal(RUN)
+        file.write_bytes(b"".join(lines[:11]))
+        storage = Location.of(tmp_path).open()
+        with serving.served(Location.of(tmp_path, retry_s=0)) as server:
+            with leased(storage, storage):
+                tab.show(server.url, height=400)
+                tab.until(DRAWN)
+                tab.run("window.same = true; document.querySelector('.chart').focus()")
+                tab.press("+", text="+")
+                zoomed = "(({ min, max }) => [min, max])([...page.charts.values()][0].scales.x)"
+                zoom = tab.run(zoomed)
+                tab.run("for (const each of document.querySelectorAll('details')) each.open = true")
+                tab.run("scrollTo(0, 150)")
+                was = tab.run("document.getElementById('facts').textContent.length")
+                file.write_bytes(b"".join(lines[:14]))
+                tab.until(f"document.getElementById('facts').textContent.length > {was}")
+                assert tab.run("window.same") is True
+                assert tab.run("document.activeElement.className") == "chart"
+                assert tab.run("scrollY") == 150
+                assert tab.run(zoomed) == zoom
+                assert tab.run("document.querySelectorAll('details[open]').length") > 0
+                assert "Live" in tab.run("document.getElementById('live').textContent")
+            file.write_bytes(b"".join(lines))
+            tab.until("document.getElementById('live').textContent.includes('has ended')")
+            assert tab.run("document.title.includes('finished')")
+            assert tab.run("window.same") is True
+            asked = len([each for each in tab.events if each["method"].endswith("willBeSent")])
+            tab.run("new Promise((done) => setTimeout(done, 1000))")
+            assert asked == len([e for e in tab.events if e["method"].endswith("willBeSent")])
+
+    def test_it_says_when_the_connection_is_lost(
+        self, tab: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving, "_REFRESH_S", 0.2)
+        (tmp_path / "journal.jsonl").write_bytes(b"".join(journal(RUN)[:11]))
+        storage = Location.of(tmp_path).open()
+        with leased(storage, storage):
+            with serving.served(Location.of(tmp_path, retry_s=0)) as server:
+                tab.show(server.url)
+                tab.until("document.getElementById('live').textContent.startsWith('Live')")
+            tab.until("document.getElementById('live').textContent.startsWith('Not live since')")
+            assert tab.run("document.querySelectorAll('canvas').length") > 0
