@@ -22,6 +22,7 @@ import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, make_trainer
 from polytrain.errors import TrainingFailedError
 from polytrain.record.reports import Reports, encoded_numbers
+from polytrain.record.run_facts import Program
 from polytrain.record.state import RunState
 from polytrain.view.cli import main
 from polytrain.view.page.record import RunRecord
@@ -190,11 +191,21 @@ def test_the_first_thing_is_what_was_measured() -> None:
 
 
 def test_hyperparameters_come_first_each_in_a_row() -> None:
-    known = replace(facts(), training_config={"lr": 0.1, "layers": [1, 2]}, options={"rounds": 3})
+    known = replace(facts(), hyperparameters={"lr": 0.1, "layers": [1, 2], "rounds": 3})
     text = page(known)
     config = text[text.index('id="configuration"') :]
     rows = re.findall(r"<tr><td>(\w+)</td><td><code>([^<]*)</code>", config)
     assert rows[:3] == [("lr", "0.1"), ("layers", "[1, 2]"), ("rounds", "3")]
+
+
+def test_the_command_and_the_commit_of_each_driver() -> None:
+    first = Program(driver=1, command=("python", "a b.py"), commit="c0ffee" * 6 + "beef")
+    second = replace(first, driver=2, branch="main", is_dirty=True)
+    text = page(replace(facts(), programs=(first, second), nodes=("a", "b")))
+    assert text.count("<code>python &#39;a b.py&#39;</code>") == 2
+    assert f"<code>{first.commit}</code></td>" in text
+    assert f"<code>{first.commit}</code> (main), with changes</td>" in text
+    assert "on a, b." in text
 
 
 def fill_with_reports(count: int) -> Callable[[RunRecord], None]:

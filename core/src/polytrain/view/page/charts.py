@@ -27,12 +27,12 @@ _ROLE = re.compile(
 )
 
 _FALLING = frozenset(
-    ("err", "mae", "mse", "rmse", "mape", "rmsle", "perplexity", "ppl", "nll", "entropy")
-    + ("deviance", "wer", "cer", "fid")
+    {"err", "mae", "mse", "rmse", "mape", "rmsle", "perplexity", "ppl", "nll", "entropy"}
+    | {"deviance", "wer", "cer", "fid"}
 )
 _RISING = frozenset(
-    ("acc", "auc", "aucpr", "f1", "precision", "recall", "r2", "ndcg", "map", "bleu", "rouge")
-    + ("iou", "dice", "reward", "score")
+    {"acc", "auc", "aucpr", "f1", "precision", "recall", "r2", "ndcg", "map", "bleu", "rouge"}
+    | {"iou", "dice", "reward", "score"}
 )
 
 

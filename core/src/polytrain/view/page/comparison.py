@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,10 +89,13 @@ def _outcome(facts: Facts) -> Mapping[str, Any]:
 
 def _configuration(facts: Facts) -> Mapping[str, Any]:
     config = facts.training_config
+    program = facts.programs[-1]
     in_function = config if isinstance(config, Mapping) else {"train_loop_config": config}
     return {
         **facts.settings,
         "backend": facts.backend,
+        "command": shlex.join(program.command),
+        "git commit": program.code,
         **{f"option {name}": value for name, value in facts.options.items()},
         **{f"train_loop_config {name}": value for name, value in in_function.items()},
         **{

@@ -10,6 +10,7 @@ from polytrain.checkpoint.manifest import Manifest
 from polytrain.record.attempts import AttemptOverview
 from polytrain.record.configuration import chosen
 from polytrain.record.ranks import RankOverview
+from polytrain.record.run_facts import Program
 from polytrain.record.secrecy import shown
 from polytrain.record.state import RunState
 from polytrain.record.timeline import Span
@@ -129,6 +130,16 @@ class Facts:
     training_config: Any
     """`train_loop_config`."""
 
+    hyperparameters: Mapping[str, Any]
+    """`train_loop_config`, and the options that aren't the backend's defaults, as one level; of
+    journals that don't have them, `train_loop_config` as it was given."""
+
+    programs: tuple[Program, ...]
+    """What each driver ran: its command and the git commit of its code. The last one last."""
+
+    nodes: tuple[str, ...]
+    """The machines of the last attempt's ranks."""
+
     settings: Mapping[str, Any]
     """Every option of `ScalingConfig`, `RunConfig` and `ValidationConfig` of the last driver, by
     where it is set; empty in journals that don't have them."""
@@ -199,6 +210,9 @@ def facts_of(
         ranks=record.ranks.overviews(),
         options=shown(record.identity["options"]),
         training_config=shown(content.get("train_loop_config")),
+        hyperparameters=_hyperparameters(record),
+        programs=tuple(record.facts.programs),
+        nodes=tuple(record.facts.nodes),
         settings=shown(record.configuration.options),
         cluster=record.configuration.cluster,
         datasets=_datasets(record),
@@ -222,6 +236,15 @@ def _attempt(attempt: AttemptOverview, wall_s: float) -> AttemptFacts:
         failure=None if attempt.failure is None else failure_of(attempt.failure),
         reason=attempt.reason,
     )
+
+
+def _hyperparameters(record: RunRecord) -> Mapping[str, Any]:
+    if record.facts.hyperparameters:
+        return record.facts.hyperparameters
+    config = shown(record.identity.get("content", {}).get("train_loop_config"))
+    if config is None or isinstance(config, Mapping):
+        return config or {}
+    return {"train_loop_config": config}
 
 
 def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -34,6 +35,8 @@ _LISTED = {
     "checkpoints": 50,
     "attempts": 200,
     "files": 20,
+    "nodes": 8,
+    "programs": 20,
 }
 """Rows of each table, of which the page's JSON has more, and charts that aren't folded."""
 
@@ -64,7 +67,6 @@ def page(facts: Facts, live: Live | None = None) -> str:
         drawn=[(each.title, [by_name[name] for name in each.metrics]) for each in charts],
         lines=sum(len(each.metrics) for each in charts),
         headlines=headlines_of(facts.metrics, charts, facts.settings),
-        hyperparameters=_hyperparameters(facts.training_config),
         most_undone=MOST_UNDONE,
     )
 
@@ -105,12 +107,6 @@ def as_json(facts: Facts) -> Mapping[str, Any]:
 def _charts(facts: Facts) -> tuple[Chart, ...]:
     names = [metric.name for metric in facts.metrics if metric.curve is not None]
     return charts_of(names, score_of(facts.settings)[0])
-
-
-def _hyperparameters(config: Any) -> Mapping[str, Any]:
-    if config is None:
-        return {}
-    return config if isinstance(config, Mapping) else {"train_loop_config": config}
 
 
 def _rendered(template: str, data: Mapping[str, Any], live: Live | None, **names: Any) -> str:
@@ -184,6 +180,7 @@ def _environment() -> Environment:
         "time": _time,
         "number": _number,
         "among": _among,
+        "command": shlex.join,
         "size": _size,
         "json": _json,
     }
