@@ -27,7 +27,15 @@ PICTURE = "report.png"
 DRAWN_BY = "report.sha256"
 
 ASSETS = Path("core/src/polytrain/view/page/assets")
-SHOWN = ("base.html", "ledger.html", "page.css", "page.html", "timeline.html")
+SHOWN = (
+    "axis.js",
+    "base.html",
+    "controls.html",
+    "metrics.html",
+    "page.css",
+    "page.html",
+    "page.js",
+)
 """What draws the part that the picture has."""
 
 SIZE = "1000,645"
