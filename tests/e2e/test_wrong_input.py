@@ -201,6 +201,13 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
         "'a\\x00b' can't name a directory",
         "without control characters",
     ),
+    "script with NUL": (
+        "torch",
+        {"script": "a\0b.py"},
+        "script",
+        "'a\\x00b.py' is not a path",
+        "Give the path of a Python file",
+    ),
     "name of 300 characters": (
         "reference",
         run(name="a" * 300),

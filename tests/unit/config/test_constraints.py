@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -33,6 +34,7 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
     "ScalingConfig.resources_per_worker": ([5, {"CPU": -1}, {"gpu": 1}], ""),
     "ScalingConfig.label_selector": ([5, {"a": 1}, [{"": "b"}], ["a"]], ""),
     "RunConfig.name": (["", "..", "a/b", "a\nb", 5, "é" * 128], "Give a name"),
+    "RunConfig.storage_path": (["a\0b", Path("a\0b"), 5], ""),
     "CheckpointConfig.checkpoint_score_attribute": (["", 5], "Give the name"),
     "DataConfig.columns": (["x", 5], ""),
     "DataConfig.transform": (["x", 5], "Pass a function"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.addresses import SECRET, WITH_A_SECRET
 
+import polytrain
 from polytrain import Checkpoint, CheckpointError, Result
 from polytrain.storage.location import (
     Location,
@@ -21,6 +23,26 @@ from polytrain.storage.location import (
     is_of_one_process,
     without_credentials,
 )
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        Result.from_path,
+        polytrain.load,
+        Location.of,
+        Checkpoint("runs/one").to_directory,
+        Result(path="runs/one").report,
+        lambda path: Checkpoint(path).get_metadata(),
+    ],
+)
+def test_a_path_that_no_file_can_have_is_refused_with_the_remedy(
+    use: Callable[[str], Any],
+) -> None:
+    with pytest.raises((ValueError, CheckpointError)) as raised:
+        use("a\0b")
+    assert "The path 'a\\x00b' holds a NUL character" in str(raised.value)
+    assert "Give a path or an address without it" in str(raised.value)
 
 
 @pytest.mark.parametrize(

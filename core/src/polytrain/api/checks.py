@@ -32,6 +32,7 @@ from polytrain.checkpoint.starting_point import StartingPoint, starting_point, v
 from polytrain.config.checks import config_problems
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.config.constraints import wrong_type
+from polytrain.config.field_checks import path_or_address
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
 from polytrain.output.observers import follow_record, observers_problems
@@ -69,7 +70,8 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
     if problems:
         # The following checks read the configuration; replace what is wrong with defaults.
         storage = getattr(spec.run_config, "storage_path", None)
-        run = RunConfig(storage_path=storage if isinstance(storage, str | Path) else None)
+        is_wrong = [*path_or_address(storage)]
+        run = RunConfig(storage_path=None if is_wrong else storage)
         spec = replace(spec, scaling_config=ScalingConfig(), run_config=run)
     problems += storage_problems_of(spec, location_of(spec))
     problems += cluster_problems_now(spec)

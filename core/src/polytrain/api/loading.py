@@ -36,6 +36,7 @@ def load(
         RunNotFoundError: there is neither a run nor a checkpoint.
         CheckpointError: the checkpoint's manifest can't be read, or its backend isn't known.
         OSError: the storage can't be read.
+        ValueError: no file can have this path.
     """
     if isinstance(backend, str):
         backend = load_backend(backend)()

@@ -24,7 +24,7 @@ from polytrain.record.near_runs import no_run_text
 from polytrain.run.fit import RunOutcome
 from polytrain.run.identity import options_of
 from polytrain.run.run import Run
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, expect_path
 from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
 from polytrain_plugins.close_names import did_you_mean
 
@@ -120,6 +120,7 @@ class Result(metaclass=RayTrainClass):
             RunNotFoundError: there is no run.
             DamagedFileError: its journal holds what no run writes.
             OSError: the storage can't be read.
+            ValueError: no file can have this path.
         """
         location = Location.of(path, storage_filesystem or filesystem, retry_s=0)
         run_history = read_history(location.open().read_log(JOURNAL))
@@ -303,7 +304,9 @@ class Result(metaclass=RayTrainClass):
         Raises:
             RunNotFoundError: the run's directory was deleted.
             OSError: the storage can't be read, or the file can't be written.
+            ValueError: no file can have this path.
         """
+        expect_path(path)
         location = Location.of(self.path, self.storage_filesystem, retry_s=0)
         return satellites.page.write_page(location, Path(path).expanduser())
 

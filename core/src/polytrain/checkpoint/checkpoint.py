@@ -15,7 +15,7 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.starting_point import StartingPoint, fetch, starting_point, verify
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.location import Location, without_credentials
+from polytrain.storage.location import Location, expect_path, without_credentials
 from polytrain_plugins.type_names import a_type
 
 _METADATA = ".metadata.json"
@@ -87,6 +87,8 @@ class Checkpoint:
         Raises:
             CheckpointError: the checkpoint is missing, or differs from what was committed.
         """
+        if path is not None:
+            expect_path(path)
         with self.as_directory() as directory:
             if path is None:
                 path = tempfile.mkdtemp(prefix="polytrain-checkpoint-")

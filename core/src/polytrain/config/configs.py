@@ -15,6 +15,7 @@ from polytrain.config.field_checks import (
     directory_name,
     metric_name,
     node_labels,
+    path_or_address,
     resource_amounts,
     worker_count,
 )
@@ -282,7 +283,7 @@ class RunConfig(Config):
     its config, the backend's options or a data set has changed since, it raises
     `InvalidJobError`."""
 
-    storage_path: str | Path | None = None
+    storage_path: Annotated[str | Path | None, Checked(path_or_address)] = None
     """Directory or address of all runs, reachable from every node: a directory that all nodes
     mount, or an address such as `s3://bucket/runs`. `~/polytrain_results` by default."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from polytrain.config.constraints import Wrong
+from polytrain.config.constraints import Wrong, wrong_type
 from polytrain.text.plain_values import is_whole
 from polytrain_plugins.type_names import a_type
 
@@ -86,6 +86,18 @@ def directory_name(name: Any) -> Iterator[Wrong]:
         text = repr(name)
         shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 4 :]}"
         yield f"{shown} can't name a directory", remedy
+
+
+def path_or_address(given: Any) -> Iterator[Wrong]:
+    """Yield why this can't be a path or an address, wherever it would lead."""
+    if not isinstance(given, str | Path):
+        problem = wrong_type("", given, str)
+        yield problem.what, problem.remedy
+    elif "\0" in str(given):
+        yield (
+            f"{str(given)!r} holds a NUL character, which no file's path can",
+            "Give a path or an address without it",
+        )
 
 
 def metric_name(name: Any) -> Iterator[Wrong]:

@@ -16,6 +16,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
 from polytrain.config.constraints import Checked, Whole, field_problems
+from polytrain.config.field_checks import path_or_address
 from polytrain.config.installation import installation_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
@@ -69,7 +70,7 @@ class PredictionRequest:
     backend: Backend
     checkpoint: Checkpoint
     data: Any
-    output: str | Path | None = None
+    output: Annotated[str | Path | None, Checked(path_or_address)] = None
     keep: Sequence[str] = ()
     prediction_column: Annotated[str, Checked(column_name)] = "prediction"
     num_workers: Annotated[
@@ -180,11 +181,12 @@ def _argument_problems(request: PredictionRequest) -> Iterator[Problem]:
                 remedy='Pass output="…" too, or leave it out',
             )
         return
-    yield from writing_problems(
-        Location.of(request.output),
-        field="output",
-        num_workers=0 if request.num_workers == 0 else 1,
-    )
+    if not any(problem.field == "output" for problem in of_fields):
+        yield from writing_problems(
+            Location.of(request.output),
+            field="output",
+            num_workers=0 if request.num_workers == 0 else 1,
+        )
 
 
 def _transform_problems(request: PredictionRequest) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from polytrain.config.field_checks import path_or_address
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage
 from polytrain.text.secret_names import is_secret
@@ -15,6 +16,16 @@ _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.
 
 RETRY_S = 600.0
 """Seconds for which failing calls are retried by default."""
+
+
+def expect_path(path: str | Path) -> None:
+    """Refuse what no file can have as its path, with a better message than the system's.
+
+    Raises:
+        ValueError: it can't be a path; the message names it and the remedy.
+    """
+    for what, remedy in path_or_address(path):
+        raise ValueError(f"The path {what}. {remedy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +44,13 @@ class Location:
 
     @classmethod
     def of(cls, path: str | Path, filesystem: Any = None, *, retry_s: float = RETRY_S) -> Location:
-        """Return the location of a user's path, address or path on a file system."""
+        """Return the location of a user's path, address or path on a file system.
+
+        Raises:
+            ValueError: no file can have this path; the message has the remedy.
+        """
         text = str(path)
+        expect_path(text)
         if getattr(filesystem, "type_name", None) == "local" and is_plain(text):
             # Arrow's local file system follows links; `LocalStorage` doesn't.
             filesystem = None

@@ -89,7 +89,8 @@ def script_problems(options: Torch, job: Job) -> Iterator[Problem]:
 
 def _path(script: Any) -> Path | None:
     """Return the absolute path of a script, as Python makes `__file__`; None if it is no path."""
-    if isinstance(script, str | os.PathLike) and os.fspath(script):
+    is_path = isinstance(script, str | os.PathLike) and os.fspath(script)
+    if is_path and "\0" not in os.fspath(script):
         return Path(os.path.abspath(os.fspath(script)))
     return None
 
