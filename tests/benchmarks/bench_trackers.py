@@ -40,12 +40,7 @@ def entries(reports: int) -> list[Mapping[str, Any]]:
 
 def tracker_s(tracker: Tracker, directory: Path, reports: int) -> tuple[float, float]:
     """CPU seconds of the controller's thread, and of the process, for all reports."""
-    facts = TrackedFacts(
-        location=Location.of(directory),
-        since=1,
-        identity={"backend": "reference", "options": {}},
-        world_size=1,
-    )
+    facts = TrackedFacts(location=Location.of(directory), since=1)
     given = entries(reports)
     of_process = time.process_time()
     of_thread = 0.0

@@ -29,6 +29,7 @@ from polytrain import (
     report,
 )
 from polytrain.trackers import MLflow, TensorBoard, WandB
+from polytrain.trackers.description import Description
 from polytrain.trackers.mlflow import metric_name
 from polytrain.trackers.tracker import Row, TrackedRun
 
@@ -42,7 +43,17 @@ def run_in(directory: Path, run_id: str = "") -> TrackedRun:
         key="key",
         run_id=run_id,
         directory=directory,
-        options={"params/eta": 0.1, "<b>": "x|y"},
+    )
+
+
+def description(**parameters: Any) -> Description:
+    return Description(
+        parameters=parameters,
+        command="python train.py --lr 0.1",
+        script="/code/train.py",
+        commit="0123456789abcdef",
+        branch="main",
+        environment={"changes": "yes", "version.python": "3.13.0"},
     )
 
 
@@ -66,7 +77,9 @@ def scalars(directory: Path) -> dict[str, dict[int, float]]:
         assert len(found[tag]) == len(points)
         shown = [(each.step, each.tensor_proto.float_val[0]) for each in served.Tensors(tag)]
         assert shown == points
-    assert set(served.Tags()["tensors"]) - {"polytrain/text_summary"} == found.keys()
+    texts = {"polytrain/run/text_summary", "polytrain/end/text_summary"}
+    hparams = {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    assert set(served.Tags()["tensors"]) - texts - hparams == found.keys()
     return found
 
 
@@ -112,6 +125,49 @@ def test_tensorboard_takes_any_name(tmp_path: Path) -> None:
     sink.write([Row(step=1, time=1.0, metrics={**HOSTILE, "text": "no number", "ok": True})])
     sink.close()
     assert scalars(tmp_path) == {name: {1: v} for name, v in {**HOSTILE, "ok": 1.0}.items()}
+
+
+def hparams(directory: Path) -> dict[str, Any]:
+    """Return the hyperparameters and the metrics that TensorBoard's tab HPARAMS shows."""
+    sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, list_session_groups
+    from tensorboard.plugins.hparams.backend_context import Context
+
+    runs = EventMultiplexer()
+    runs.AddRunsFromDirectory(str(directory))
+    runs.Reload()
+    provider = MultiplexerDataProvider(runs, str(directory))
+    context = Context(TBContext(data_provider=provider, multiplexer=runs))
+    asked = api_pb2.ListSessionGroupsRequest(
+        start_index=0, slice_size=10, include_metrics=True, allowed_statuses=[1, 2, 3]
+    )
+    handler = list_session_groups.Handler(RequestContext(), context, "", asked)
+    (group,) = handler.run().session_groups
+    values = {
+        name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()
+    }
+    return {**values, **{each.name.tag: each.value for each in group.metric_values}}
+
+
+def test_tensorboard_shows_the_hyperparameters(tmp_path: Path) -> None:
+    first = TensorBoard().open(run_in(tmp_path))
+    first.describe(
+        description(**{"lr": 0.25, "optimizer.name": "sgd", "fused": True, "betas": [1, 2]})
+    )
+    first.write(rows(1, 2, 1.0))
+    # A restart from the beginning removes all files.
+    first.rewind(0)
+    first.write(rows(1, 2, 2.0))
+    first.finish({"state": "finished"}, succeeded=True)
+    first.close()
+    assert scalars(tmp_path) == {"x": {1: 2.0, 2: 2.0}}
+    assert hparams(tmp_path) == {
+        "lr": 0.25, "optimizer.name": "sgd", "fused": True, "betas": "[1, 2]", "x": 2.0,
+    }  # fmt: skip
 
 
 def test_tensorboard_needs_no_framework(tmp_path: Path) -> None:
@@ -160,7 +216,6 @@ def test_mlflow_has_a_row_once_however_often_it_comes(tmp_path: Path) -> None:
     for name in HOSTILE:
         history = client.get_metric_history(sink.run_id, metric_name(name))
         assert [(each.step, each.timestamp) for each in history] == [(1, 1250), (2, 2500)]
-    assert run.data.params["params/eta"] == "0.1"
     assert run.data.tags["polytrain.goodput"] == "0.5"
     assert run.info.status == "FINISHED"
     # What is sent later leaves it as it has ended.
@@ -168,6 +223,46 @@ def test_mlflow_has_a_row_once_however_often_it_comes(tmp_path: Path) -> None:
     late.write([Row(step=3, time=3.75, metrics=HOSTILE)])
     late.close()
     assert client.get_run(sink.run_id).info.status == "FINISHED"
+
+
+def test_mlflow_shows_the_hyperparameters_and_the_source(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    sink = MLflow(uri).open(run_in(tmp_path))
+    many = {f"layer.{number}": number for number in range(150)}
+    sink.describe(description(**{"lr": 0.5, "<b>": "x|y", "long": "x" * 10_000, **many}))
+    resumed = MLflow(uri).open(run_in(tmp_path, sink.run_id))
+    resumed.describe(description(lr=0.25, epochs=3))
+    data = MlflowClient(uri).get_run(sink.run_id).data
+    assert len(data.params) == 154
+    assert (data.params["lr"], data.params["epochs"]) == ("0.5", "3")
+    assert data.params["long"].endswith("x…")
+    assert data.tags["polytrain.resumed_with.lr"] == "0.25"
+    assert data.tags["mlflow.source.name"] == "/code/train.py"
+    assert data.tags["mlflow.source.git.commit"] == "0123456789abcdef"
+    assert data.tags["polytrain.command"] == "python train.py --lr 0.1"
+    assert data.tags["polytrain.changes"] == "yes"
+
+
+def test_wandb_shows_the_hyperparameters_as_the_user_has_nested_them(tmp_path: Path) -> None:
+    sink = WandB(mode="offline").open(run_in(tmp_path))
+    sink.describe(description(**{"lr": 0.5, "optimizer.name": "sgd", "a": 1, "a.b": 2}))
+    sink.describe(description(**{"lr": 0.25, "optimizer.betas": [0.9, 0.99]}))
+    sink.write(rows(1, 1, 1.0))
+    sink.close()
+    (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    config: dict[str, Any] = {}
+    for record in closed_records(path):
+        for item in record.config.update:
+            config["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+    config.pop("_wandb", None)
+    program = config.pop("polytrain")
+    assert config == {
+        "lr": 0.25, "optimizer": {"betas": [0.9, 0.99]}, "a": 1, "a.b": 2,
+    }  # fmt: skip
+    assert program["commit"] == "0123456789abcdef"
+    assert program["version"] == {"python": "3.13.0"}
 
 
 def test_mlflow_has_an_artifact_that_refers_to_the_newest_checkpoint(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from polytrain.events.attempt import Reported
 from polytrain.policy.validation import ValidationStatus
+from polytrain.record.configuration import Configuration
 from polytrain.record.entries import (
     CheckpointCommitted,
     Entry,
@@ -91,6 +92,7 @@ class JournalWriter:
                 anew=history is None,
                 identity={"backend": "reference", "options": {"rounds": 3}},
                 world_size=1,
+                configuration=Configuration(hyperparameters={"lr": 0.1}),
             )
         )
         self._launch()

@@ -18,6 +18,7 @@ from polytrain.record.configuration import (
     hyperparameters_of,
     options_of,
 )
+from polytrain.trackers import MLflow
 
 SECRET = "correct horse"
 
@@ -55,6 +56,7 @@ def test_every_option_is_kept_but_where_the_run_is() -> None:
     [
         (RunConfig(failure_config=FailureConfig(max_failures=3)), "failure_config.max_failures", 3),
         (RunConfig(observers=(Watcher(), Watcher())), "observers", ["Watcher", "Watcher"]),
+        (RunConfig(observers=[MLflow(f"postgresql://me:{SECRET}@db")]), "observers", ["MLflow"]),
         (RunConfig(stop=is_good_enough), "stop", "is_good_enough"),
         (RunConfig(stop={"loss": "<= 0.1"}), "stop", {"loss": "<= 0.1"}),
         (RunConfig(track=("csv", "mlflow")), "track", ["csv", "mlflow"]),

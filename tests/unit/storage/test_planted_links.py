@@ -340,7 +340,6 @@ def tracked(run: Path, run_id: str = "") -> TrackedRun:
         key="key",
         run_id=run_id,
         directory=run,
-        options={},
         manifest_of=lambda address: None,
     )
 
@@ -374,7 +373,7 @@ def test_event_files_are_not_written_through_a_link(run: Path, home: Path) -> No
     (home / "events.out.tfevents.1.host.polytrain").write_text(SECRET)
     (run / "tensorboard").symlink_to(home)
     with pytest.raises(PermissionError, match="tensorboard is a symbolic link"):
-        EventFiles(run, "tensorboard", {})
+        EventFiles(run, "tensorboard")
     (home / "events.out.tfevents.1.host.polytrain").unlink()
 
 

@@ -21,6 +21,7 @@ from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
 from polytrain.storage.location import Location
 from polytrain.trackers import CSV, MLflow, TensorBoard
 from polytrain.trackers.delivery import TrackedFacts, send_missing
+from polytrain.trackers.description import Description
 from polytrain.trackers.state import TrackerState
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
 from polytrain.trackers.tracking import Tracking
@@ -114,6 +115,7 @@ class Memory(Tracker):
     store: list[Row] = field(default_factory=list, compare=False)
     hook: Callable[[], None] = field(default=lambda: None, compare=False)
     ended: list[Mapping[str, Any]] = field(default_factory=list, compare=False)
+    described: list[Description] = field(default_factory=list, compare=False)
     grown: threading.Condition = field(default_factory=threading.Condition, compare=False)
 
     def open(self, run: TrackedRun) -> _MemorySink:
@@ -151,19 +153,17 @@ class _MemorySink:
             self.tracker.grown.notify_all()
 
     def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
-        self.tracker.ended.append({**self.run.options, **summary})
+        self.tracker.ended.append(summary)
+
+    def describe(self, description: Description) -> None:
+        self.tracker.described.append(description)
 
     def close(self) -> None:
         pass
 
 
 def facts_of(directory: Path) -> TrackedFacts:
-    return TrackedFacts(
-        location=Location.of(directory),
-        since=1,
-        identity={"backend": "reference", "options": {"rounds": 3}},
-        world_size=2,
-    )
+    return TrackedFacts(location=Location.of(directory), since=1)
 
 
 EVENTS = ("report", "report", "commit", "report", "restart", "report", "report")
@@ -181,14 +181,15 @@ def of(store: Sequence[Row]) -> list[Mapping[str, Any]]:
     return [row.metrics for row in store]
 
 
-def test_the_end_is_sent_with_options_and_ledger(tmp_path: Path) -> None:
+def test_a_tracker_gets_what_the_run_was_started_with_and_its_end(tmp_path: Path) -> None:
     tracker = Memory()
     with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
         writer = write_run(tmp_path, tracking)
     assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
     (ended,) = tracker.ended
-    assert ended["backend"] == "reference"
-    assert ended["rounds"] == 3
+    assert tracker.described[-1].parameters == {
+        "lr": 0.1, "backend": "reference", "num_workers": 1,
+    }  # fmt: skip
     assert ended["state"] == "finished"
     assert ended["restarts"] == 1
     assert ended["checkpoint"] == str(tmp_path / "checkpoints/c2")

@@ -152,7 +152,7 @@ def _options(path: str, config: Any) -> Iterator[tuple[str, Any]]:
         elif each.name in _SECRET:
             yield name, _names_alone(value)
         elif each.name not in _ELSEWHERE:
-            yield name, shown(described(value), each.name)
+            yield name, shown(described(value, has_fields=False), each.name)
 
 
 def _names_alone(value: Any) -> Any:

@@ -9,6 +9,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from pathlib import PurePath
 from typing import Any
@@ -27,7 +28,7 @@ _AS_TEXT = (PurePath, date, time, timedelta, Decimal, Fraction, UUID)
 _COMPARABLE = (int, float, str, list, tuple, dict)
 
 
-def described(value: Any, *, deepest: int = _DEEPEST) -> Any:
+def described(value: Any, *, has_fields: bool = True, deepest: int = _DEEPEST) -> Any:
     """Return a value that JSON holds and people can read.
 
     Dicts, lists and dataclasses are described within; of a dataclass the fields that aren't its
@@ -36,6 +37,7 @@ def described(value: Any, *, deepest: int = _DEEPEST) -> Any:
 
     Args:
         value: any value.
+        has_fields: whether dataclasses are described by their fields, and not by name.
         deepest: levels of nesting; what is deeper is named by its type.
     """
     if type(value).__module__ == "numpy":
@@ -46,17 +48,18 @@ def described(value: Any, *, deepest: int = _DEEPEST) -> Any:
         return shortened(str(value))
     if value is None or isinstance(value, bool | int | float):
         return value
-    if is_dataclass(value) and not isinstance(value, type):
+    if has_fields and is_dataclass(value) and not isinstance(value, type):
         value = given_fields(value)
     if isinstance(value, Mapping | list | tuple | AbstractSet) and not deepest:
         return type(value).__qualname__
+    inner = partial(described, has_fields=has_fields, deepest=deepest - 1)
     if isinstance(value, Mapping):
         first = islice(value.items(), _MOST)
-        found = {shortened(str(key)): described(each, deepest=deepest - 1) for key, each in first}
+        found = {shortened(str(key)): inner(each) for key, each in first}
         more = len(value) - len(found)
         return {**found, "…": f"{more} more"} if more > 0 else found
     if isinstance(value, list | tuple | AbstractSet):
-        items = [described(each, deepest=deepest - 1) for each in islice(value, _MOST)]
+        items = [inner(each) for each in islice(value, _MOST)]
         more = len(value) - len(items)
         # The order of a set changes from process to process.
         ordered = sorted(items, key=str) if isinstance(value, AbstractSet) else items

@@ -45,8 +45,6 @@ def followed(run: Run, ledger: Ledger, is_urgent: Callable[[], bool]) -> Iterato
     facts = TrackedFacts(
         location=run.location,
         since=own if run.past is None else run.past.since_token,
-        identity=run.identity,
-        world_size=run.spec.world_size,
     )
     expose = exposed_figures(run.spec.run_config.observers, run.info, ledger, run.lease.clock)
     with Tracking(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polytrain.storage.beneath import Beneath
+from polytrain.trackers.description import Description
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in
 from polytrain_plugins import Problem
 
@@ -157,6 +158,10 @@ class CSVFile:
                 for old in self.read()
             ]
         )
+
+    def describe(self, description: Description) -> None:
+        """Do nothing: the file holds only rows."""
+        return
 
     def finish(self, summary: Mapping[str, object], *, succeeded: bool) -> None:
         """Do nothing: the file holds only rows."""

@@ -13,9 +13,10 @@ from typing import Any
 from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from polytrain.record.entries import CheckpointCommitted, Entry, RunConcluded
 from polytrain.record.history import JOURNAL, RunHistory, entries, read_history
-from polytrain.run.identity import options_of
+from polytrain.record.run_facts import RunFacts
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
+from polytrain.trackers.description import Description, description_of
 from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.state import kept_state
 from polytrain.trackers.tracker import Sink, TrackedRun, Tracker, flat
@@ -31,15 +32,6 @@ class TrackedFacts:
     location: Location
     since: int
     """Fencing token of the driver that started the run, or started it over."""
-
-    identity: Mapping[str, Any]
-    world_size: int
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The backend's name and options, and the number of workers; flat."""
-        given = {"backend": self.identity["backend"], "num_workers": self.world_size}
-        return {**given, **flat(options_of(self.identity))}
 
 
 class StoreBehindError(Exception):
@@ -65,6 +57,10 @@ class TrackerDelivery:
 
         self._tracker = tracker
         self._facts = facts
+        self._started_with = RunFacts()
+        self._described: Description | None = None
+        """What the open store has."""
+
         self._storage = facts.location.open()
         self._kept_at = 0.0
         self._kept = state = kept_state(self._storage, tracker)
@@ -105,6 +101,7 @@ class TrackerDelivery:
     def take(self, entry: Entry) -> None:
         """Take the journal's next entry, by a driver since the run was last started over."""
         self.missing.take(entry)
+        self._started_with.take(entry)
         match entry:
             case CheckpointCommitted(checkpoint=directory):
                 checkpoints = self._facts.location.below("checkpoints")
@@ -122,22 +119,18 @@ class TrackerDelivery:
             StoreBehindError: the store was opened again, and lacks rows.
             Exception: whatever the tracker or the storage raise.
         """
+        self._describe()
         while is_wanted():
             delivery = self.missing.next()
             if delivery.is_empty:
                 break
-            self._open_again()
-            assert self._sink is not None
-            try:
+            with self._opened_sink() as sink:
                 if delivery.rewind is not None:
-                    self._sink.rewind(delivery.rewind)
+                    sink.rewind(delivery.rewind)
                 if delivery.rows:
-                    self._sink.write(delivery.rows)
+                    sink.write(delivery.rows)
                 for row in delivery.amendments:
-                    self._sink.amend(row)
-            except BaseException:
-                self._release()
-                raise
+                    sink.amend(row)
             self.missing.done(delivery)
             self.rows += len(delivery.rows)
             self._keep_sometimes()
@@ -177,6 +170,28 @@ class TrackerDelivery:
             position, can_rewind=self._tracker.can_rewind, all_rows=self._all_rows
         )
         self._token, self._checkpoint = -1, ""
+        self._started_with = RunFacts()
+
+    def _describe(self) -> None:
+        """Send what the run was started with, unless the open store has it."""
+        if not self._started_with.programs:
+            return
+        description = description_of(self._started_with)
+        if description != self._described:
+            with self._opened_sink() as sink:
+                sink.describe(description)
+            self._described = description
+
+    @contextlib.contextmanager
+    def _opened_sink(self) -> Iterator[Sink]:
+        """Yield the store, opened again if need be; close it after an exception."""
+        self._open_again()
+        assert self._sink is not None
+        try:
+            yield self._sink
+        except BaseException:
+            self._release()
+            raise
 
     def _keep_sometimes(self) -> None:
         if time.monotonic() - self._kept_at > _KEEP_EVERY_S:
@@ -197,6 +212,7 @@ class TrackerDelivery:
             raise StoreBehindError(f"{self._tracker} lacks rows that it had")
 
     def _opened(self) -> Sink:
+        self._described = None
         location = self._facts.location
         return self._tracker.open(
             TrackedRun(
@@ -205,7 +221,6 @@ class TrackerDelivery:
                 key=self.state.key,
                 run_id=self.state.run_id,
                 directory=Path(location.address) if location.is_local else None,
-                options=self._facts.options,
                 manifest_of=self._manifest,
             )
         )
@@ -245,12 +260,7 @@ def send_missing(
     history = read_history(storage.read_log(JOURNAL))
     if history is None:
         return 0
-    facts = TrackedFacts(
-        location=location,
-        since=history.since_token,
-        identity=history.identity,
-        world_size=history.world_size,
-    )
+    facts = TrackedFacts(location=location, since=history.since_token)
     journal = partial(_since, storage, history.since_token)
     if tracker.is_rewritten and _is_complete(tracker, facts, journal(), all_rows=all_rows):
         return 0

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.storage.location import holds_credentials, without_credentials
 from polytrain.text import strict_json
+from polytrain.text.described import shortened
+from polytrain.trackers.description import Description
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain_plugins import Problem
 from polytrain_plugins.installation import install_command
@@ -23,6 +25,8 @@ from polytrain_plugins.installation import install_command
 _KEY = "polytrain.key"
 _AT_ONCE = 1000
 """Maximum metrics of one call of MLflow."""
+
+_PARAMS_AT_ONCE = 100
 
 _NAME_LENGTH = 250
 _VALUE_LENGTH = 5000
@@ -129,6 +133,24 @@ class MLflowRun:
         self._status: str = known.info.status
         self._ended_as: str | None = None
 
+    def describe(self, description: Description) -> None:
+        params = {
+            metric_name(name): shortened(str(value), _VALUE_LENGTH)
+            for name, value in description.parameters.items()
+        }
+        there = self._client.get_run(self.run_id).data.params
+        new = [self._param(name, value) for name, value in params.items() if name not in there]
+        for start in range(0, len(new), _PARAMS_AT_ONCE):
+            self._client.log_batch(self.run_id, params=new[start : start + _PARAMS_AT_ONCE])
+        # MLflow can't change a parameter, but a resumed run may have another one.
+        changed = {
+            metric_name(f"polytrain.resumed_with.{name}"): value
+            for name, value in params.items()
+            if there.get(name, value) != value
+        }
+        tags = {**_source_tags(description), **changed}
+        self._client.log_batch(self.run_id, tags=[self._tag(*each) for each in tags.items()])
+
     def write(self, rows: Sequence[Row]) -> None:
         if self._status != "RUNNING" and self._ended_as is None:
             self._ended_as = self._status
@@ -202,13 +224,22 @@ class MLflowRun:
         )
         tags = {_KEY: run.key, "polytrain.path": run.address}
         made = self._client.create_run(number, run_name=run.name, tags=tags)
-        params = [
-            self._param(metric_name(name), str(value)[:_VALUE_LENGTH])
-            for name, value in run.options.items()
-        ]
-        for start in range(0, len(params), 100):
-            self._client.log_batch(made.info.run_id, params=params[start : start + 100])
         return made
+
+
+def _source_tags(description: Description) -> dict[str, str]:
+    """Return the tags by which MLflow shows a run's source, and the rest as polytrain's own."""
+    own = {"mlflow.source.type": "LOCAL"}
+    own["mlflow.source.name"] = description.script or description.command
+    own["mlflow.source.git.commit"] = description.commit
+    own["mlflow.source.git.branch"] = description.branch
+    others = {"polytrain.command": description.command}
+    others.update({f"polytrain.{name}": value for name, value in description.environment.items()})
+    return {
+        metric_name(name): shortened(value, _VALUE_LENGTH)
+        for name, value in {**own, **others}.items()
+        if value
+    }
 
 
 def metric_name(name: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polytrain.storage.beneath import Beneath
+from polytrain.trackers.description import Description
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers
 from polytrain_plugins import Problem
 
@@ -21,8 +22,8 @@ _PREFIX = "events.out.tfevents."
 _SUFFIX = ".polytrain"
 """Suffix of the tracker's files: others may be beside them."""
 
-_SUMMARY = "polytrain"
-"""Tag of the text with the run's options and figures."""
+_STARTED, _ENDED = "polytrain/run", "polytrain/end"
+"""Tags of the texts with what the run was started with, and with its end."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,10 @@ class TensorBoard(Tracker):
 
     def open(self, run: TrackedRun) -> EventFiles:
         if self.directory is not None:
-            return EventFiles(Path(self.directory, run.name), "", run.options)
+            return EventFiles(Path(self.directory, run.name), "")
         if run.directory is None:
             raise ValueError(f"{run.address} isn't a directory: give TensorBoard a log directory")
-        return EventFiles(run.directory, "tensorboard", run.options)
+        return EventFiles(run.directory, "tensorboard")
 
     @property
     def place(self) -> str | None:
@@ -90,30 +91,38 @@ class EventFiles:
 
     sent: int | None = None
 
-    def __init__(self, root: Path, below: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, below: str) -> None:
         """
         Args:
             root: a directory that the user has named, or the run's.
             below: the files' directory in it; empty for the root itself.
-            options: the run's options.
         """
         # Don't import `tensorboard.summary` itself, which imports TensorFlow if it is installed.
         from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.run_id = str(root / below)
         self._root = Beneath(root)
         self._below = below
-        self._options = options
         self._event, self._session = event_pb2.Event, event_pb2.SessionLog
         self._summary, self._metadata = summary_pb2.Summary, summary_pb2.SummaryMetadata
         self._record_writer = RecordWriter
+        self._hparams, self._hparams_data = metadata, plugin_data_pb2
+        self._status = {True: api_pb2.STATUS_SUCCESS, False: api_pb2.STATUS_FAILURE}
         self._file: int | None = None
+        self._description: Description | None = None
         self._last_stamp = 0
         """Newest time stamp of removed files, which TensorBoard may have read."""
 
         with self._root.directory(below, make=True):
             pass
+
+    def describe(self, description: Description) -> None:
+        self._description = description
+        # Otherwise the next file begins with it: the first rows may replace all files.
+        if self._file is not None:
+            self._append(self._described())
 
     def write(self, rows: Sequence[Row]) -> None:
         if self._file is None:
@@ -134,17 +143,13 @@ class EventFiles:
         self._append([self._scalars(row)])
 
     def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
-        lines = ["| | |", "|---|---|"]
-        for name, value in {**self._options, **summary}.items():
-            cell = str(value).replace("|", "\\|").replace("\n", " ")
-            lines.append(f"| {name} | {cell} |")
-        text = self._summary.Value(tag=f"{_SUMMARY}/text_summary")
-        text.metadata.CopyFrom(
-            self._metadata(plugin_data=self._metadata.PluginData(plugin_name="text"))
+        ended = self._hparams_data.SessionEndInfo(
+            status=self._status[succeeded],
+            end_time_secs=time.time(),
         )
-        text.tensor.dtype = 7  # a string
-        text.tensor.string_val.append("\n".join(lines).encode())
-        self._append([self._event(wall_time=time.time(), summary=self._summary(value=[text]))])
+        tag = self._hparams.SESSION_END_INFO_TAG
+        hparams = self._hparams_value(tag, session_end_info=ended)
+        self._append([self._summary_event(self._table(_ENDED, summary), hparams)])
 
     def close(self) -> None:
         if self._file is not None:
@@ -159,6 +164,49 @@ class EventFiles:
         ]
         return self._event(wall_time=row.time, step=row.step, summary=self._summary(value=values))
 
+    def _described(self) -> list[Any]:
+        """Return the events with what the run was started with: a text, and hyperparameters."""
+        if self._description is None:
+            return []
+        parameters = self._description.parameters
+        started = self._hparams_data.SessionStartInfo(start_time_secs=time.time())
+        for name, value in parameters.items():
+            if isinstance(value, bool):
+                started.hparams[name].bool_value = value
+            elif isinstance(value, int | float):
+                started.hparams[name].number_value = value
+            else:
+                started.hparams[name].string_value = str(value)
+        tag = self._hparams.SESSION_START_INFO_TAG
+        hparams = self._hparams_value(tag, session_start_info=started)
+        text = self._table(_STARTED, {**parameters, **self._description.program})
+        return [self._summary_event(text, hparams)]
+
+    def _summary_event(self, *values: Any) -> Any:
+        return self._event(wall_time=time.time(), summary=self._summary(value=values))
+
+    def _table(self, tag: str, values: Mapping[str, Any]) -> Any:
+        lines = ["| | |", "|---|---|"]
+        for name, value in values.items():
+            cells = (str(each).replace("|", "\\|").replace("\n", " ") for each in (name, value))
+            lines.append(f"| {' | '.join(cells)} |")
+        text = self._summary.Value(tag=f"{tag}/text_summary")
+        text.metadata.CopyFrom(
+            self._metadata(plugin_data=self._metadata.PluginData(plugin_name="text"))
+        )
+        text.tensor.dtype = 7  # a string
+        text.tensor.string_val.append("\n".join(lines).encode())
+        return text
+
+    def _hparams_value(self, tag: str, **content: Any) -> Any:
+        """Return what the tab HPARAMS reads."""
+        data = self._hparams_data.HParamsPluginData(
+            version=self._hparams.PLUGIN_DATA_VERSION, **content
+        )
+        value = self._summary.Value(tag=tag, tensor=self._hparams.NULL_TENSOR)
+        value.metadata.CopyFrom(self._hparams.create_summary_metadata(data))
+        return value
+
     def _append(self, events: Iterable[Any]) -> None:
         """Append events in one write, so that a process that dies leaves no partial event."""
         text = io.BytesIO()
@@ -166,6 +214,7 @@ class EventFiles:
         if self._file is None:
             header = self._event(wall_time=time.time(), file_version="brain.Event:2")
             writer.write(header.SerializeToString())
+            events = [*events, *self._described()]
         for event in events:
             writer.write(event.SerializeToString())
         if self._file is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.output.observers import RecordFollower
+from polytrain.trackers.description import Description
 from polytrain_plugins import Problem
 from polytrain_plugins.installation import install_command
 
@@ -45,9 +46,6 @@ class TrackedRun:
     directory: Path | None = None
     """The run's directory; None if it is in object storage."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """The backend's name and options, and the number of workers; flat."""
-
     manifest_of: Callable[[str], Manifest | None] = lambda _: None
     """Returns the manifest of the checkpoint at an address; None if it is gone."""
 
@@ -62,6 +60,12 @@ class Sink(Protocol):
     @property
     def sent(self) -> int | None:
         """The last step that the store holds; None if that is unknown."""
+
+    def describe(self, description: Description) -> None:
+        """Record what the run was started with.
+
+        It may be called again: when more is known, or by a driver that resumes the run with others.
+        """
 
     def write(self, rows: Sequence[Row]) -> None:
         """Add rows with ascending steps. After an exception the same rows may be sent again."""

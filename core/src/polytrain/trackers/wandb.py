@@ -18,6 +18,7 @@ from urllib.request import urlopen
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import holds_credentials
 from polytrain.text.secret_names import is_secret
+from polytrain.trackers.description import Description, nested
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers
 from polytrain.trackers.wandb_file import wait_until_complete
 from polytrain_plugins import Problem
@@ -173,7 +174,6 @@ class WandBRun:
             dir=str(directory),
             id=self.run_id,
             name=run.name,
-            config=dict(run.options),
             # Leave a run that the user's own program has open as the current one.
             reinit="create_new",
             resume=None if tracker.is_rewritten else "allow",
@@ -199,6 +199,11 @@ class WandBRun:
 
         self._validated: set[str] = set()
         self._exit_code: int | None = None
+
+    def describe(self, description: Description) -> None:
+        program = {f"polytrain.{name}": value for name, value in description.program.items()}
+        config = nested({**description.parameters, **program})
+        self._run.config.update(config, allow_val_change=True)
 
     def write(self, rows: Sequence[Row]) -> None:
         for row in rows:
