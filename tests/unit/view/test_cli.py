@@ -324,7 +324,7 @@ def test_of_a_driver_elsewhere_time_is_counted_until_its_last_heartbeat(
     assert facts["state"] == "running"
     assert facts["seconds"]["train"] == pytest.approx(3010, abs=60)
     assert main(["show", str(stalled)]) == 0
-    assert "last sign of life 10 min ago" in capsys.readouterr().out
+    assert "last heartbeat 10 min ago" in capsys.readouterr().out
 
 
 def report_own_state(config: Mapping[str, Any]) -> None:

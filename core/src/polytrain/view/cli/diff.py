@@ -22,10 +22,12 @@ _LONGEST = 40
 @click.command("diff")
 @click.argument("first")
 @click.argument("second")
-@click.option("-o", "--output", help="Write both as one page, with their curves, to this file.")
+@click.option(
+    "-o", "--output", help="Write both as one HTML page, with their curves, to this file."
+)
 @as_json
 def command(first: str, second: str, output: str | None, as_json: bool) -> None:
-    """Compare the runs FIRST and SECOND: what was configured, outcome, times and last metrics."""
+    """Compare the runs FIRST and SECOND: settings, outcome, times and last metrics."""
     from polytrain.view.page.comparison import comparison
 
     runs = facts_of_named(first), facts_of_named(second)
@@ -42,7 +44,7 @@ def command(first: str, second: str, output: str | None, as_json: bool) -> None:
 
 def _print(found: Comparison) -> None:
     parts = (
-        ("configured differently", found.configuration),
+        ("settings that differ", found.configuration),
         ("outcome", found.outcome),
         ("seconds", found.seconds),
         ("last metrics", found.metrics),
@@ -53,7 +55,7 @@ def _print(found: Comparison) -> None:
     echo(f"{'':<{width}}  {found.names[0]:>{column}}  {found.names[1]}")
     for title, some in parts:
         echo()
-        echo(title if some else f"{title}: nothing")
+        echo(title if some else f"{title}: none")
         # How much an option has changed says nothing.
         is_measured = some is not found.configuration
         for line in _lines(some, width, column, with_change=is_measured):

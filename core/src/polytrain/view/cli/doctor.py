@@ -1,4 +1,4 @@
-"""`polytrain doctor`: tries what runs need, and says what is wrong."""
+"""`polytrain doctor`: checks what runs need, and says what is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polytrain.view.doctor.finding import Finding, Verdict, checked
     "--storage",
     default=DEFAULT_STORAGE,
     show_default=True,
-    help="A directory or address where runs are to be stored.",
+    help="The directory or address where you want to store runs.",
 )
 @click.option(
     "--backend", "backends", multiple=True, help="Only these; all installed ones by default."
@@ -32,7 +32,7 @@ from polytrain.view.doctor.finding import Finding, Verdict, checked
 )
 @as_json
 def command(storage: str, backends: tuple[str, ...], nodes: str, as_json: bool) -> int:
-    """Try what runs need of this machine, a storage and the backends.
+    """Check what runs need of this machine, a storage and the backends.
 
     The exit code is 1 if something failed.
     """

@@ -20,7 +20,9 @@ _LOOK_EVERY_S = 0.5
 
 @click.command("logs")
 @run_argument
-@click.option("--rank", type=WholeNumber(min=0), help="Only this rank's; all of them by default.")
+@click.option(
+    "--rank", type=WholeNumber(min=0), metavar="N", help="Only this rank's; all of them by default."
+)
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
 def command(run: str, rank: int | None, follow: bool) -> None:
     """Print what the ranks of RUN have printed, one rank after another."""

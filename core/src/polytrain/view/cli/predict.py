@@ -12,13 +12,21 @@ from polytrain.view.cli.found import Refused, WholeNumber, named_run, run_argume
 @run_argument
 @click.argument("data", nargs=-1, required=True)
 @click.option("-o", "--output", required=True, help="A directory or address for the predictions.")
-@click.option("--keep", multiple=True, metavar="COLUMN", help="A column to keep beside them.")
-@click.option("--best", is_flag=True, help="By the best checkpoint, not the newest.")
 @click.option(
-    "-w", "--workers", type=WholeNumber(), help="Number of workers; by default one for each CPU."
+    "--keep", multiple=True, metavar="COLUMN", help="A column to copy beside the predictions."
 )
-@click.option("--transform", metavar="MODULE:NAME", help="The transform of the training.")
-@click.option("--transformed", is_flag=True, help="DATA is as that transform returns it.")
+@click.option("--best", is_flag=True, help="Use the best checkpoint, not the newest.")
+@click.option(
+    "-w",
+    "--workers",
+    type=WholeNumber(min=0),
+    metavar="N",
+    help="Number of workers; by default one for each CPU.",
+)
+@click.option(
+    "--transform", metavar="MODULE:NAME", help="The function that transformed the training data."
+)
+@click.option("--transformed", is_flag=True, help="DATA has been transformed already.")
 def command(
     run: str,
     data: tuple[str, ...],
@@ -29,9 +37,9 @@ def command(
     transform: str | None,
     transformed: bool,
 ) -> None:
-    """Predict the rows of DATA (files, directories or addresses) by the model of RUN.
+    """Predict the rows of DATA (files, directories or addresses) with the model of RUN.
 
-    The same command resumes after a kill.
+    If it is killed, the same command resumes it.
     """
     found = named_run(run)
     from polytrain import InvalidJobError, PolytrainError, load

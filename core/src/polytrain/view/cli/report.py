@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @click.command("report")
 @run_argument
-@click.option("-o", "--output", help="The page to write; by default NAME.html, here.")
+@click.option("-o", "--output", help="The file to write; by default NAME.html, in this directory.")
 @as_json
 def command(run: str, output: str | None, as_json: bool) -> None:
-    """Write RUN as one page, which opens from disk and needs no network.
+    """Write RUN as one HTML page, which opens from disk and needs no network.
 
     With --json the same facts are printed. Then the page is written only if --output names it.
     """

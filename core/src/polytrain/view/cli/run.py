@@ -11,7 +11,6 @@ import click
 
 from polytrain.output.echo import echo, echo_lines
 from polytrain.view.cli.found import CAN_RESUME, Refused, WholeNumber
-from polytrain_plugins.type_names import a_type
 
 if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
@@ -23,11 +22,20 @@ if TYPE_CHECKING:
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(
-    "-w", "--workers", type=WholeNumber(), default=1, help="Worker processes of a script (1)."
+    "-w",
+    "--workers",
+    type=WholeNumber(min=0),
+    default=1,
+    metavar="N",
+    help="Worker processes of a script (1).",
 )
 @click.option("--gpu", is_flag=True, help="Give each worker of a script a GPU.")
 @click.option(
-    "--max-failures", type=WholeNumber(), default=0, help="Failures that a script survives (0)."
+    "--max-failures",
+    type=WholeNumber(min=-1),
+    default=0,
+    metavar="N",
+    help="Failures after which a script is restarted (0); -1 for any number.",
 )
 @click.option("--name", help="The run's name; the same name resumes it.")
 @click.option("--storage", help="Where a script's run is stored (~/polytrain_results).")
@@ -46,8 +54,8 @@ def command(
     what: str,
     arguments: tuple[str, ...],
 ) -> int:
-    """Train, and return 0 if the run is finished, 1 if it or each validation failed, 75 if it was
-    stopped; after a signal 128 and its number, such as 130 for Ctrl-C.
+    """Train. The exit code is 0 if the run is finished, 1 if it or every validation failed, and 75
+    if it was stopped. After a signal it is 128 and the signal's number: 130 for Ctrl-C.
 
     WHAT is one of these:
 
@@ -172,6 +180,7 @@ def _of_file(path: Path, settings: tuple[str, ...]) -> Trainer:
 def _of_module(what: str) -> Trainer:
     from polytrain import NotInWorkerError, Trainer
     from polytrain.view.cli.job_file import JobFileError, imported
+    from polytrain_plugins.type_names import a_type
 
     try:
         found = imported(what)

@@ -180,7 +180,7 @@ def _verdict(run: FoundRun) -> str:
         was_stopped=run.history.stopped is not None,
         driver=who,
     )
-    return f"{end}: {who}{_last_sign(run.holder)}" if run.state is RunState.RUNNING else end
+    return f"{end}: {who}{_last_heartbeat(run.holder)}" if run.state is RunState.RUNNING else end
 
 
 def _age(run: FoundRun) -> str:
@@ -191,10 +191,10 @@ def _age(run: FoundRun) -> str:
     return f", {_ago(run.holder, last)}"
 
 
-def _last_sign(owner: Holder | None) -> str:
+def _last_heartbeat(owner: Holder | None) -> str:
     if owner is None or owner.is_held is not None or not owner.beat_at:
         return ""
-    return f", last sign of life {_ago(owner, owner.beat_at)}"
+    return f", last heartbeat {_ago(owner, owner.beat_at)}"
 
 
 def _ago(owner: Holder, then: float) -> str:

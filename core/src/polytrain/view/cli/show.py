@@ -20,12 +20,14 @@ from polytrain.view.cli.found import (
 
 @click.command("show")
 @run_argument
-@click.option("--serve", is_flag=True, help="Serve its page to your browsers here instead.")
-@click.option("-f", "--follow", is_flag=True, help="Show what it does until it ends instead.")
-@click.option("--port", type=WholeNumber(1, 65535), help="With --serve; a free one by default.")
+@click.option("--serve", is_flag=True, help="Serve its page to browsers on this machine instead.")
+@click.option("-f", "--follow", is_flag=True, help="Show its progress until it ends instead.")
+@click.option(
+    "--port", type=WholeNumber(1, 65535), metavar="N", help="With --serve; a free one by default."
+)
 @as_json
 def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool) -> int:
-    """Show RUN: its state, its attempts, where its time went.
+    """Show RUN: its state, its attempts, and where its time went.
 
     With --follow and --json, JSON Lines are printed, as by RunConfig(progress="json"). The exit
     code is 0 if the run is active or finished, 1 if it failed, and 75 if it was stopped or

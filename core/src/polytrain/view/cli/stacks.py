@@ -10,7 +10,7 @@ from polytrain.view.cli.found import WholeNumber, as_json, named_run, print_json
 
 @click.command("stacks")
 @run_argument
-@click.option("--rank", type=WholeNumber(min=0), help="Only this rank's.")
+@click.option("--rank", type=WholeNumber(min=0), metavar="N", help="Only this rank's.")
 @as_json
 def command(run: str, rank: int | None, as_json: bool) -> None:
     """Print the stacks of all threads of RUN's worker processes, which aren't paused for it."""

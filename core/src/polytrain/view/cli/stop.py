@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 0.5
 
 @click.command("stop")
 @run_argument
-@click.option("--reason", default="", help="Why; it is kept with the run.")
+@click.option("--reason", default="", help="The reason, which the run's journal keeps.")
 @click.option("--no-wait", is_flag=True, help="Return once the driver has the request.")
 @as_json
 def command(run: str, reason: str, no_wait: bool, as_json: bool) -> int:

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 )
 @as_json
 def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> int:
-    """Send trackers what they lack of RUN: those that it was started with, or those named.
+    """Send the steps of RUN to the trackers that lack them: the run's own, or those named by --to.
 
     A step that a tracker has isn't sent again. The exit code is 1 if a tracker can't be used.
 
-    Anybody who can write to the run's storage can change what it says of its trackers. So what is
-    outside of the run's directory is used only if this process's environment says the same, or
-    --to names it: polytrain sync RUN --to mlflow=https://mlflow.example.com
+    Whoever can write to the run's storage can change where its trackers send. So a place outside of
+    the run's directory is used only if this process's environment names the same one, or --to
+    does: polytrain sync RUN --to mlflow=https://mlflow.example.com
     """
     from polytrain.errors import RunOwnedError
     from polytrain.run.lease import leased
@@ -59,8 +59,8 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
     if found.state is RunState.RUNNING:
         who = found.holder.description if found.holder is not None else "its driver"
         raise click.ClickException(
-            f"{found.location.address} is running ({who}), and sends by itself. What is missing "
-            "then is sent when it ends."
+            f"{found.location.address} is running ({who}) and sends its steps itself. At its end, "
+            "what is missing is sent."
         )
     location = replace(found.location, retry_s=0)
     trackers = _trackers(found, to)
@@ -127,10 +127,10 @@ def _to_confirm(address: str, trackers: Sequence[Tracker]) -> str:
     options = " ".join(map(to_option, trackers))
     return "\n".join(
         [
-            f"{address} says that it is tracked outside of its directory:",
+            f"{address} names trackers outside of its directory:",
             *places,
             "Whoever can write to the run's storage may have written that, and your environment "
-            "says something else. If you want to send there:",
+            "doesn't name the same. To send there:",
             f"  polytrain sync {shlex.quote(address)} {options}",
         ]
     )
