@@ -165,3 +165,39 @@ def test_a_rank_that_floods_its_output_keeps_its_run(
     assert 8_000_000 < len(log) < 60_000_000
     assert "of what this process has written is left out" in log
     assert "after the flood" in log
+
+
+TWO_LANGUAGES = """
+import sys
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+def talk():
+    import os, sys
+    for number in range(0, 400, 4):
+        print(f"line {number}")
+        print(f"line {number + 1}", file=sys.stderr)
+        os.write(1, f"line {number + 2}\\n".encode())  # as a C library writes
+        os.write(2, f"line {number + 3}\\n".encode())
+
+make_trainer(
+    "reference",
+    talk,
+    scaling_config=ScalingConfig(num_workers=1),
+    run_config=RunConfig(name="run", storage_path=sys.argv[1], progress=False),
+).fit()
+"""
+
+
+def test_both_streams_in_one_place_are_in_the_order_in_which_a_rank_wrote(tmp_path: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", TWO_LANGUAGES, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    ).stdout
+    lines = [f"line {number}" for number in range(400)]
+    assert [line for line in shown.splitlines() if "line" in line] == [
+        f"(rank 0) {line}" for line in lines
+    ]
+    assert (tmp_path / "run/logs/rank_0.log").read_text().splitlines() == lines

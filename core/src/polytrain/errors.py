@@ -112,7 +112,8 @@ class Failure:
     """The last step that the rank had reported."""
 
     output: str = ""
-    """The last lines of the rank's standard error, if it couldn't report an exception."""
+    """The end of the rank's standard error, or of all its output if both are one terminal, pipe or
+    file; empty if it could report an exception."""
 
     last_lines: tuple[str, ...] = ()
     """The end of what the rank has printed."""
@@ -200,7 +201,7 @@ class TrainingFailedError(PolytrainError):
             output = failure.output.rstrip()
             is_shown = failure is root and {*output.splitlines()} <= {*self.last_lines}
             if output and not is_shown:
-                lines.append(f"\nLast on rank {failure.rank}'s standard error:\n{output}")
+                lines.append(f"\nThe last output of rank {failure.rank}:\n{output}")
         if root and self.last_lines and not {*self.last_lines} < {*root.output.splitlines()}:
             last = "\n".join(f"    {line}" for line in self.last_lines)
             lines.append(f"\nThe last lines of rank {root.rank}:\n{last}")

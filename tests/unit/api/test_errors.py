@@ -129,14 +129,14 @@ def test_a_lost_process_is_reported_once() -> None:
 
 def test_what_is_not_among_the_last_lines_is_reported_too() -> None:
     text = str(TrainingFailedError("no restart is left", (LOST,), last_lines=("a",)))
-    assert "Last on rank 1's standard error:\nb\n" in text
+    assert "The last output of rank 1:\nb\n" in text
     assert text.endswith("The last lines of rank 1:\n    a")
 
 
 def test_last_lines_that_are_the_end_of_what_is_reported_are_not_reported_again() -> None:
     crashed = replace(LOST, output="Fatal Python error\n  a\n  b\n")
     text = str(TrainingFailedError("no restart is left", (crashed,), last_lines=("  a", "  b")))
-    assert text.endswith("standard error:\nFatal Python error\n  a\n  b")
+    assert text.endswith("output of rank 1:\nFatal Python error\n  a\n  b")
 
 
 def test_peers_that_were_lost_in_the_same_way_are_reported() -> None:
@@ -192,4 +192,4 @@ def test_the_last_words_of_a_process_that_could_not_say_more_are_reported() -> N
     )
     message = str(TrainingFailedError("max_failures=0 allows no restart", (lost,)))
     assert message.startswith("rank 1: killed by SIGSEGV")
-    assert message.endswith("on rank 1's standard error:\nFatal Python error: Segmentation fault")
+    assert message.endswith("last output of rank 1:\nFatal Python error: Segmentation fault")

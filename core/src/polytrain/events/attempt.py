@@ -168,7 +168,7 @@ class Exited:
     """Whether the kernel's out-of-memory killer has ended it."""
 
     output: str = ""
-    """The last lines of its standard error."""
+    """The end of its standard error, or of all its output if that has one pipe."""
 
     since_s: float = 0.0
     """Seconds from its end until this event was sent."""

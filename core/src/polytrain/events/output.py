@@ -1,4 +1,4 @@
-"""The output of worker processes on standard output and error, and its limit."""
+"""The output of worker processes on standard output and error, its way, and its limit."""
 
 from __future__ import annotations
 
@@ -19,6 +19,23 @@ class Output:
     """"stdout" or "stderr"."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRoute:
+    """How the output of worker processes gets to the user."""
+
+    one_pipe: bool = False
+    """Whether both streams have one pipe, which keeps their order: the driver's standard output
+    and error are the same terminal, pipe or file, so nobody has to tell them apart."""
+
+    shows_bars: bool = False
+    """Whether states of progress bars are shown while they move."""
+
+
+ERROR_BEGINS, ERROR_ENDS = "\x0e", "\x0f"
+"""Around standard error, where both streams have one pipe: shift out and shift in, which text of
+our time has no use for."""
 
 
 def flush_output() -> None:

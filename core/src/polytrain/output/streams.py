@@ -8,6 +8,8 @@ import select
 import stat
 from typing import TextIO
 
+from polytrain.output.notebook_output import is_notebook
+
 
 def write_text(stream: TextIO, text: str) -> None:
     """Write text in one call if possible, because other threads write, too.
@@ -42,6 +44,16 @@ def write_text(stream: TextIO, text: str) -> None:
         except BlockingIOError:
             # A process that shares the descriptor has made it non-blocking.
             room.poll()
+
+
+def are_one(first: TextIO | None, second: TextIO | None) -> bool:
+    """Return whether two streams write to the same terminal, pipe or file."""
+    if first is None or second is None or is_notebook():
+        return False
+    try:
+        return os.path.sameopenfile(first.fileno(), second.fileno())
+    except (AttributeError, OSError, ValueError):  # a replacement, or it is closed
+        return False
 
 
 def _waiting_descriptor(stream: TextIO) -> int | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from dataclasses import replace
 
 from polytrain import satellites
+from polytrain.events.output import OutputRoute
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers
+from polytrain.output.streams import are_one
 from polytrain.output.worker_output import WorkerOutput, opened_output
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.journal import Journal
@@ -154,6 +157,7 @@ def _group(run: Run, observers: Observers) -> WorkerGroup:
             passes_all_reports=observers.want_every_rank
             or bool(config.callbacks)
             or config.keep_reports == "every_rank",
+            route=OutputRoute(one_pipe=are_one(sys.stdout, sys.stderr)),
             path=run.import_path,
         ),
         run.cluster,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.store import CheckpointStore
+from polytrain.events.output import OutputRoute
 from polytrain.storage.location import Location
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.processes.client import ZygoteSpec
@@ -25,6 +26,7 @@ def agent_spec(directory: Path, *, zygote: str = "zygote", **changed: Any) -> Ag
         "marker": "marker",
         "hang_timeout_s": None,
         "passes_all_reports": False,
+        "route": OutputRoute(),
         "straggler_window_s": None,
         "merges_files": False,
         "leave_timeout_s": 60.0,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from polytrain.workers.processes.output_pipe import OutputPipe
+from polytrain.workers.processes.output_pipe import BOTH, OutputPipe
+from polytrain.workers.session.rank_streams import marked_errors
 
 
 @contextmanager
@@ -19,13 +20,13 @@ def opened(
 ) -> Iterator[tuple[OutputPipe, int]]:
     """A pipe that is read, and its other end."""
 
-    def tell(text: str) -> None:
+    def tell(stream: str, text: str) -> None:
         lines.append(text)
         if heard is not None:
             heard.set()
 
     reader, writer = os.pipe()
-    pipe = OutputPipe(reader, on_text=tell)
+    pipe = OutputPipe(reader, stream="stdout", on_text=tell)
     pipe.open()
     try:
         yield pipe, writer
@@ -170,3 +171,93 @@ def test_the_last_words_are_the_end_of_it() -> None:
     words = asyncio.run(scenario())
     assert words.endswith("x\nout of memory")
     assert len(words) == 4000
+
+
+def both_in_one_pipe(write: Callable[[int], None]) -> list[tuple[str, str]]:
+    """What arrives of a process that writes both streams to one pipe, after `write`."""
+
+    async def scenario() -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        reader, writer = os.pipe()
+        pipe = OutputPipe(
+            reader, stream=BOTH, on_text=lambda stream, text: found.append((stream, text))
+        )
+        pipe.open()
+        write(writer)
+        os.close(writer)
+        pipe.close()
+        return found
+
+    return asyncio.run(scenario())
+
+
+def test_both_streams_in_one_pipe_keep_the_order_in_which_they_were_written() -> None:
+    def write(writer: int) -> None:
+        with marked_errors(writer) as errors:
+            for step in range(3):
+                os.write(writer, f"step {step}\n".encode())
+                print("warning", step, file=errors)
+
+    assert both_in_one_pipe(write) == [
+        ("stdout", "step 0\n"),
+        ("stderr", "warning 0\n"),
+        ("stdout", "step 1\n"),
+        ("stderr", "warning 1\n"),
+        ("stdout", "step 2\n"),
+        ("stderr", "warning 2\n"),
+    ]
+
+
+def test_a_line_that_is_printed_while_a_bar_moves_stays_whole() -> None:
+    def write(writer: int) -> None:
+        with marked_errors(writer) as errors:
+            print("\r10%", end="", file=errors, flush=True)
+            os.write(writer, b"loss 0.5\n")
+            print("\r20%", file=errors)
+
+    assert both_in_one_pipe(write) == [("stdout", "loss 0.5\n"), ("stderr", "\r20%\n")]
+
+
+def test_text_longer_than_a_pipe_takes_at_once_is_marked_to_its_end() -> None:
+    def write(writer: int) -> None:
+        with marked_errors(writer) as errors:
+            print("é" * 20_000, file=errors)
+        os.write(writer, b"out\n")
+
+    found = both_in_one_pipe(write)
+    assert "".join(text for stream, text in found if stream == "stderr") == "é" * 20_000 + "\n"
+    assert found[-1] == ("stdout", "out\n")
+
+
+def test_a_bar_that_is_read_seldom_is_caught_up_with_before_later_output() -> None:
+    """With a pipe for each stream: the end of a bar comes before the line that follows it."""
+
+    async def scenario() -> list[str]:
+        loop, found = asyncio.get_running_loop(), list[str]()
+        heard = asyncio.Event()
+
+        def tell(stream: str, text: str) -> None:
+            found.append(text)
+            if stream == "stdout":
+                heard.set()
+
+        (error_reader, errors), (reader, writer) = os.pipe(), os.pipe()
+        slow = OutputPipe(error_reader, stream="stderr", on_text=tell)
+        other = OutputPipe(reader, stream="stdout", on_text=tell, before_text=slow.catch_up)
+        # A bar's reader pauses; here the pause never ends.
+        never: Any = lambda delay_s, call: loop.create_future()  # noqa: E731
+        loop.call_later = never  # type: ignore[method-assign]
+        slow.open()
+        other.open()
+        os.write(errors, b"\r10%")
+        while slow.last_words != "\r10%":
+            await asyncio.sleep(0)
+        os.write(errors, b"\r100%\n")
+        os.write(writer, b"epoch 0 is done\n")
+        await heard.wait()
+        for end, pipe in ((errors, slow), (writer, other)):
+            os.close(end)
+            pipe.close()
+        return found
+
+    assert asyncio.run(scenario()) == ["\r100%\n", "epoch 0 is done\n"]

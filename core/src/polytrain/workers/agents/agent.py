@@ -302,6 +302,7 @@ class Agent:
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
+            route=self._spec.route,
         )
         lines: list[socket.socket] = []
         try:
@@ -328,7 +329,7 @@ class Agent:
                 handed_over.close()
         self._worker = worker
         extents = held.extents if held else ()
-        what = pickle.dumps((order, extents, len(lines)))
+        what = pickle.dumps((order, extents, len(lines), self._spec.route))
         self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
         worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
 

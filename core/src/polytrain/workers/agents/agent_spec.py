@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polytrain.checkpoint.store import CheckpointStore
+from polytrain.events.output import OutputRoute
 from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 
@@ -55,6 +56,9 @@ class AgentSpec:
 
     passes_all_reports: bool
     """Whether all reports of ranks above 0 are sent, and not only the newest."""
+
+    route: OutputRoute
+    """How the output of worker processes gets to the user."""
 
     leave_timeout_s: float
     """Seconds that a worker process may take to leave before it is killed."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.events.output import Output
+from polytrain.events.output import Output, OutputRoute
 from polytrain.observe.progress_probe import Probe, ProgressProbe, Watch
 from polytrain.observe.stacks import stacks_of
 from polytrain.observe.utilization_probe import UtilizationProbe
@@ -35,6 +35,7 @@ class WorkerConnection:
         hang_timeout_s: float | None,
         straggler_window_s: float | None,
         passes_all_reports: bool,
+        route: OutputRoute,
     ) -> None:
         """
         Args:
@@ -47,12 +48,15 @@ class WorkerConnection:
             straggler_window_s: seconds over which its load is measured; None for never.
             passes_all_reports: whether all reports that are read together are passed on, and not
                 only the newest.
+            route: how its output gets to the user.
 
         Raises:
             OSError: the system has no descriptors left.
         """
         self.order = order
-        self.child = Child(on_message=self._take, on_output=self._emit_output)
+        self.child = Child(
+            on_message=self._take, on_output=self._emit_output, one_pipe=route.one_pipe
+        )
         self._rank = rank
         self._on_event = on_event
         self._on_part = on_part

@@ -17,6 +17,7 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.attempt import DrainWanted, Event, Purpose
+from polytrain.events.output import OutputRoute
 from polytrain.policy.scaling import holds
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
@@ -133,6 +134,9 @@ class AgentGroupSpec:
 
     passes_all_reports: bool
     """Whether all reports of ranks above 0 are sent to the driver, and not only the newest."""
+
+    route: OutputRoute
+    """How the output of worker processes gets to the user."""
 
     datasets: tuple[RunDataset, ...]
     specs: tuple[DatasetSpec, ...]
@@ -272,6 +276,7 @@ class AgentGroup:
                 failure.straggler_window_s if failure.stragglers != "ignore" else None
             ),
             passes_all_reports=self._spec.passes_all_reports,
+            route=self._spec.route,
             leave_timeout_s=LEAVE_TIMEOUT_S,
             kill_timeout_s=_KILL_TIMEOUT_S,
             merges_files=self._spec.run.merges_files,

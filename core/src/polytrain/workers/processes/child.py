@@ -13,7 +13,7 @@ from polytrain.linux.forked_children import OwnDescriptor, keep_from_children
 from polytrain.linux.processes import oom_kills
 from polytrain.linux.progress_page import Page
 from polytrain.workers.processes.channel import FrameBuffer, Message, pack
-from polytrain.workers.processes.output_pipe import READ_SIZE, OutputPipe
+from polytrain.workers.processes.output_pipe import BOTH, READ_SIZE, OutputPipe
 
 
 class Child:
@@ -25,6 +25,7 @@ class Child:
         on_message: Callable[[Message], None],
         on_output: Callable[[str, str], None] | None,
         on_close: Callable[[], None] = lambda: None,
+        one_pipe: bool = False,
     ) -> None:
         """
         Args:
@@ -32,6 +33,7 @@ class Child:
             on_output: called with a stream's name and the text that the process writes to it;
                 None if it writes to the streams of this process.
             on_close: called when the process has closed its end of the channel.
+            one_pipe: whether both streams have one pipe.
 
         Raises:
             OSError: the system has no descriptors left. Those already opened are closed.
@@ -59,7 +61,8 @@ class Child:
             self._connection, self._their_connection = socket.socketpair()
             for end in (self._connection, self._their_connection):
                 keep_from_children(stack.enter_context(end))
-            for stream in ("stdout", "stderr") if on_output is not None else ():
+            streams = (BOTH,) if one_pipe else ("stdout", "stderr")
+            for stream in streams if on_output is not None else ():
                 self._readers[stream], writer = map(OwnDescriptor, os.pipe())
                 self._writers.append(writer)
                 stack.callback(self._readers[stream].close)
@@ -70,12 +73,15 @@ class Child:
     def descriptors(self) -> tuple[int, ...]:
         """The descriptors for the process, in the order of a request to fork."""
         output = [writer.fileno() for writer in self._writers] or [1, 2]
+        if len(output) == 1:
+            output *= 2
         return (self._their_connection.fileno(), *output, self.page.descriptor)
 
     @property
     def last_words(self) -> str:
-        """The end of its standard error."""
-        return self._pipes["stderr"].last_words if self._pipes else ""
+        """The end of its standard error, or of all output if that has one pipe."""
+        pipe = self._pipes.get("stderr") or self._pipes.get(BOTH)
+        return "" if pipe is None else pipe.last_words
 
     @property
     def memory_ran_out(self) -> bool:
@@ -92,7 +98,12 @@ class Child:
         self.resume()
         for stream, reader in self._readers.items():
             assert self._on_output is not None
-            pipe = OutputPipe(reader.detach(), on_text=partial(self._on_output, stream))
+            pipe = OutputPipe(
+                reader.detach(),
+                stream=stream,
+                on_text=self._on_output,
+                before_text=partial(self._catch_up, stream),
+            )
             self._pipes[stream] = pipe
             pipe.open()
 
@@ -132,6 +143,12 @@ class Child:
     def discard(self) -> None:
         """Close everything: no process was forked."""
         self._opened.close()
+
+    def _catch_up(self, stream: str) -> None:
+        """Before text of a stream is passed on, pass on the other's that has waited longer."""
+        for other, pipe in self._pipes.items():
+            if other != stream:
+                pipe.catch_up()
 
     def _send_some(self) -> None:
         loop = asyncio.get_running_loop()

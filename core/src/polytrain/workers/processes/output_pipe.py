@@ -1,4 +1,4 @@
-"""Reads the pipe of a worker process's standard output or error."""
+"""Reads the pipe of a worker process's standard output or error, or of both."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import codecs
 import fcntl
 import os
-from collections.abc import Callable
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 
-from polytrain.events.output import OutputLimit
+from polytrain.events.output import ERROR_BEGINS, ERROR_ENDS, OutputLimit
 from polytrain.text.bars import BarStates
 
 READ_SIZE = 1 << 16
@@ -26,22 +28,46 @@ _BAR_PASSES_EVERY_S = 10.0
 LAST_WORDS = 4000
 """Characters to keep, to explain the worker process's end."""
 
+BOTH = "both"
+"""Name of a pipe for both streams."""
+
+_EDGES = re.compile(f"([{ERROR_BEGINS}{ERROR_ENDS}])")
+
 
 class OutputPipe:
-    """Reads the pipe as text, and passes it on. All methods run on the agent's event loop."""
+    """Reads the pipe as text, and passes it on. All methods run on the agent's event loop.
 
-    def __init__(self, reader: int, *, on_text: Callable[[str], None]) -> None:
+    In a pipe for both streams everything is in the order in which it was written, by whatever
+    language or process. Python's standard error is marked there (`ERROR_BEGINS`), so that a bar
+    that moves and lines that are printed meanwhile don't get mixed up.
+    """
+
+    def __init__(
+        self,
+        reader: int,
+        *,
+        stream: str,
+        on_text: Callable[[str, str], None],
+        before_text: Callable[[], None] = lambda: None,
+    ) -> None:
         """
         Args:
             reader: the descriptor to read, which `close` closes.
-            on_text: called with the text.
+            stream: "stdout", "stderr", or `BOTH`.
+            on_text: called with the name of a stream, and its text.
+            before_text: called before text is passed on that has just arrived.
         """
+        self._is_for_both = stream == BOTH
+        self._stream = "stdout" if self._is_for_both else stream
+        """The stream of the next character."""
+
+        self._before_text = before_text
         self._reader = reader
         self._on_text = on_text
         self._loop = asyncio.get_running_loop()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._limit = OutputLimit(now=self._loop.time())
-        self._bars = BarStates()
+        self._bars: defaultdict[str, BarStates] = defaultdict(BarStates)
         self._passed_at = self._moved_at = self._loop.time()
         self._pause: asyncio.Handle | None = None
         self._pause_s = _SHORTEST_BAR_PAUSE_S
@@ -55,7 +81,8 @@ class OutputPipe:
     @property
     def last_words(self) -> str:
         """The end of the text."""
-        return (self._said + self._bars.held)[-LAST_WORDS:]
+        held = "".join(bars.held for bars in self._bars.values())
+        return (self._said + held)[-LAST_WORDS:]
 
     def open(self) -> None:
         """Start reading."""
@@ -67,14 +94,20 @@ class OutputPipe:
         for _ in range(_READS):
             if not self._read():
                 break
-        self._pass_on(self._bars.take_held())
+        self._pass_held_on()
+
+    def catch_up(self) -> None:
+        """Pass on what has arrived while this pauses: it was written before what comes now."""
+        if self._pause is not None:
+            self._read()
 
     def close(self) -> None:
         """Pass on the pipe's content, and close it."""
         if self._pause is not None:
             self._pause.cancel()
+            self._pause = None
         self.read_all()
-        self._emit(self._limit.notice())
+        self._emit(self._stream, self._limit.notice())
         self._loop.remove_reader(self._reader)
         os.close(self._reader)
 
@@ -86,21 +119,25 @@ class OutputPipe:
         is_paused, self._pause = self._pause is not None, None
         size = self._read()
         now = self._loop.time()
-        if size and self._bars.moves:
+        moves, holds = (
+            any(bars.moves for bars in self._bars.values()),
+            any(bars.held for bars in self._bars.values()),
+        )
+        if size and moves:
             if not is_paused:
                 self._loop.remove_reader(self._reader)
                 self._pause_s = _SHORTEST_BAR_PAUSE_S
             self._moved_at = now
             if now - self._passed_at >= _BAR_PASSES_EVERY_S:
-                self._pass_on(self._bars.take_held())
+                self._pass_held_on()
             self._look_later(is_full=size >= self._full)
         elif is_paused and self._is_over:
-            self._pass_on(self._bars.take_held())
-        elif is_paused and self._bars.held and now - self._moved_at < _BAR_PAUSE_S:
+            self._pass_held_on()
+        elif is_paused and holds and now - self._moved_at < _BAR_PAUSE_S:
             self._look_later(is_full=False)
         elif is_paused:
             # The bar stands still: its state may be the last sign before a hang.
-            self._pass_on(self._bars.take_held())
+            self._pass_held_on()
             self._loop.add_reader(self._reader, self._look)
 
     def _look_later(self, *, is_full: bool) -> None:
@@ -118,19 +155,43 @@ class OutputPipe:
             data = os.read(self._reader, READ_SIZE)
         except BlockingIOError:
             return 0
-        text = self._decoder.decode(data, final=not data)
-        self._pass_on(self._bars.passed(text))
+        if self._pause is None:
+            self._before_text()
+        for stream, text in self._by_stream(self._decoder.decode(data, final=not data)):
+            self._pass_on(stream, self._bars[stream].passed(text))
         if not data:
             self._is_over = True
             self._loop.remove_reader(self._reader)
         return len(data)
 
-    def _pass_on(self, text: str) -> None:
+    def _by_stream(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield the parts of a text, each with its stream: consecutive ones differ."""
+        if not self._is_for_both or _EDGES.search(text) is None:
+            yield self._stream, text
+            return
+        stream, found = self._stream, ""
+        for part in _EDGES.split(text):
+            if part == ERROR_BEGINS:
+                self._stream = "stderr"
+            elif part == ERROR_ENDS:
+                self._stream = "stdout"
+            elif part and self._stream == stream:
+                found += part
+            elif part:
+                yield stream, found
+                stream, found = self._stream, part
+        yield stream, found
+
+    def _pass_held_on(self) -> None:
+        for stream, bars in self._bars.items():
+            self._pass_on(stream, bars.take_held())
+
+    def _pass_on(self, stream: str, text: str) -> None:
         if text:
             self._passed_at = self._loop.time()
             self._said = (self._said + text)[-LAST_WORDS:]
-        self._emit(self._limit.passed(text, now=self._loop.time()))
+        self._emit(stream, self._limit.passed(text, now=self._loop.time()))
 
-    def _emit(self, text: str) -> None:
+    def _emit(self, stream: str, text: str) -> None:
         if text:
-            self._on_text(text)
+            self._on_text(stream, text)

@@ -30,6 +30,7 @@ from polytrain.workers.session.messages import (
     raised_message,
     world_from,
 )
+from polytrain.workers.session.rank_streams import open_streams
 from polytrain.workers.session.session import WorkerSession
 from polytrain.workers.session.spawned_scripts import explain_pickling
 from polytrain.workers.session.worker_api import current_session
@@ -225,7 +226,8 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
         job_in, *data_descriptors = descriptors
         _, pickled_order, rank, scratch = channel.receive()
         order: LaunchOrder
-        order, extents, streams = pickle.loads(pickled_order)
+        order, extents, streams, route = pickle.loads(pickled_order)
+        open_streams(route)
         channel.gather_reports(Ring(reports()), calls_every_s=calls_every_s(rank))
         try:
             job = unpickled_job(job_in)
