@@ -280,3 +280,48 @@ def test_the_command_that_a_failure_names_works(directory: Path) -> None:
         env=dict(os.environ),
     )
     assert "the last words of rank 1" in shown.stdout
+
+
+BARS = """
+import polytrain
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+def train():
+    import time
+    from pathlib import Path
+    from tqdm import tqdm
+    for done in tqdm(range(2), desc="batches", ncols=60):
+        while not Path(f"until{done}").exists():
+            time.sleep(0.01)
+    print("after the bar")
+
+if __name__ == "__main__":
+    make_trainer(
+        "reference", train,
+        scaling_config=ScalingConfig(num_workers=2, cluster="local"),
+        run_config=RunConfig(name="run", storage_path="runs"),
+    ).fit()
+"""
+
+
+def test_a_bar_of_the_training_function_is_seen_while_it_moves(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(BARS)
+    with terminal(PYTHON, "script.py", directory=tmp_path) as screen:
+
+        def is_seen(share: str) -> bool:
+            # Above the two lines of the run, a row for each rank.
+            return all(
+                row.startswith(f"(rank {rank}) batches: ") and share in row
+                for rank, row in enumerate(screen.rows[-4:-2])
+            )
+
+        screen.show_until(lambda: is_seen(" 0%|"))
+        (tmp_path / "until0").touch()
+        screen.show_until(lambda: is_seen(" 50%|"))
+        (tmp_path / "until1").touch()
+        assert screen.show_all() == 0
+    for rank in (0, 1):
+        written = [row for row in screen.text.splitlines() if row.startswith(f"(rank {rank})")]
+        assert len(written) == 2
+        assert written[0].startswith(f"(rank {rank}) batches: 100%|")
+        assert written[1] == f"(rank {rank}) after the bar"

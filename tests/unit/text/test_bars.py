@@ -92,3 +92,47 @@ def test_bars_of_tqdm_one_below_the_other_become_a_line_each(at_once: int) -> No
     if at_once == 50:
         # Each refresh of the lower bar would be a line: 150 of them.
         assert len(lines) < 15
+
+
+UP, CLEARED, HIDE, SHOW = "\x1b[1A", "\r\x1b[2K", "\x1b[?25l", "\x1b[?25h"
+DRAWN = [
+    f"{HIDE}epochs 0%\nbatches 0%",
+    f"{CLEARED}{UP}\x1b[2Kepochs 0%\nbatches 50%",
+    f"{CLEARED}{UP}\x1b[2Kepoch 0 is done\nepochs 50%\nbatches 100%",
+    f"{CLEARED}{UP}\x1b[2Kepochs 100%\nbatches 100%",
+    f"\n{SHOW}done\n",
+]
+"""As rich draws: two bars, above which a line is printed."""
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_bars_that_are_drawn_together_are_a_line_each_once(size: int) -> None:
+    text = "".join(DRAWN)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    lines = [line for line in shown(passed(pieces)) if line]
+    assert lines == ["epoch 0 is done", "epochs 100%", "batches 100%", "done"]
+
+
+def test_bars_are_seen_as_they_are_now() -> None:
+    bars, seen = BarStates(), []
+    for piece in DRAWN:
+        bars.passed(piece)
+        seen.append(bars.rows)
+    assert seen[:2] == [("epochs 0%", "batches 0%"), ("epochs 0%", "batches 50%")]
+    assert seen[-1] == ()
+
+
+def test_the_upper_of_two_bars_stays_seen_while_the_lower_one_moves() -> None:
+    bars = BarStates()
+    bars.passed("\repochs 10%\n\rbatches 1%\x1b[A")
+    # The lower one takes so long for a step that the upper one's state was passed on meanwhile.
+    assert bars.take_held() == "\repochs 10%"
+    assert bars.take_held() == ""
+    bars.passed("\n\rbatches 2%\x1b[A")
+    assert bars.rows == ("epochs 10%", "batches 2%")
+
+
+def test_a_bar_that_goes_back_by_characters_is_one_line() -> None:
+    """As Keras draws."""
+    pieces = ["1/2 ====", "\b" * 8 + "\r" + "2/2 ====", " loss 0.5\n"]
+    assert shown(passed(pieces)) == ["2/2 ==== loss 0.5", ""]

@@ -75,12 +75,12 @@ def screen() -> Iterator[Screen]:
     made.close()
 
 
-def lines(width: int) -> list[str]:
-    return ["first line".ljust(60, ".")[:width], "second line"]
+def lines(size: os.terminal_size) -> list[str]:
+    return ["first line".ljust(60, ".")[: size.columns], "second line"]
 
 
 def test_what_is_printed_scrolls_above_the_lines(screen: Screen) -> None:
-    with StatusLines(screen.stream, lines, count=2):
+    with StatusLines(screen.stream, lines):
         for number in range(30):
             print(f"line {number}", file=screen.stream)
         assert screen.rows == [
@@ -99,7 +99,7 @@ def test_what_was_there_stays_there(screen: Screen, before: int) -> None:
     for number in range(before):
         print(f"line {number}", file=screen.stream)
     kept = [f"line {number}" for number in range(before)][-7:]
-    with StatusLines(screen.stream, lines, count=2) as status:
+    with StatusLines(screen.stream, lines) as status:
         print("later", file=screen.stream)
         status.draw()
         assert screen.printed[:-2][-len(kept) - 1 :] == [*kept, "later"][-7:]
@@ -113,10 +113,10 @@ def test_a_line_that_somebody_writes_in_parts_is_whole(screen: Screen) -> None:
     print("one, ", end="", file=screen.stream, flush=True)
     number = 0
 
-    def changing(width: int) -> list[str]:
+    def changing(size: os.terminal_size) -> list[str]:
         return [f"step {number}", "ranks"]
 
-    with StatusLines(screen.stream, changing, count=2) as status:
+    with StatusLines(screen.stream, changing) as status:
         print("two, ", end="", file=screen.stream, flush=True)
         number = 1
         status.draw()
@@ -131,7 +131,7 @@ def test_a_line_that_somebody_writes_in_parts_is_whole(screen: Screen) -> None:
 
 @pytest.mark.parametrize(("columns", "rows"), [(80, 24), (20, 8), (20, 24), (80, 8)])
 def test_another_size_has_the_lines_once(screen: Screen, columns: int, rows: int) -> None:
-    with StatusLines(screen.stream, lines, count=2) as status:
+    with StatusLines(screen.stream, lines) as status:
         for number in range(5):
             print(f"line {number}", file=screen.stream)
         assert screen.rows[-1] == "second line"
@@ -144,7 +144,7 @@ def test_another_size_has_the_lines_once(screen: Screen, columns: int, rows: int
 
 
 def test_a_terminal_of_a_few_rows_is_left_alone(screen: Screen) -> None:
-    with StatusLines(screen.stream, lines, count=2) as status:
+    with StatusLines(screen.stream, lines) as status:
         screen.resize(40, 5)
         status.draw()
         print("printed", file=screen.stream)
@@ -157,7 +157,7 @@ def test_a_terminal_of_a_few_rows_is_left_alone(screen: Screen) -> None:
 
 def test_what_another_program_has_reset_is_set_again(screen: Screen) -> None:
     shown = ["one", "one"]
-    with StatusLines(screen.stream, lambda width: list(shown), count=2) as status:
+    with StatusLines(screen.stream, lambda size: list(shown)) as status:
         print("\x1bc", end="", file=screen.stream, flush=True)  # as `reset` does
         assert screen.scrolls_whole
         shown[0] = "two"
@@ -167,7 +167,7 @@ def test_what_another_program_has_reset_is_set_again(screen: Screen) -> None:
 
 
 def test_nothing_is_written_while_nothing_changes(screen: Screen) -> None:
-    with StatusLines(screen.stream, lines, count=2) as status:
+    with StatusLines(screen.stream, lines) as status:
         assert screen.rows[-1] == "second line"
         screen.forget_changes()
         status.draw()
@@ -176,7 +176,7 @@ def test_nothing_is_written_while_nothing_changes(screen: Screen) -> None:
 
 def test_a_terminal_that_is_gone_ends_nothing() -> None:
     ours, theirs = pty.openpty()
-    with open(theirs, "w") as stream, StatusLines(stream, lines, count=2) as status:
+    with open(theirs, "w") as stream, StatusLines(stream, lines) as status:
         os.close(ours)
         status.draw()
         status.draw()
@@ -188,3 +188,23 @@ def test_a_file_is_no_terminal(screen: Screen, monkeypatch: pytest.MonkeyPatch) 
     with open(os.devnull, "w") as file:
         assert not can_stay(file)
     assert not can_stay(None)
+
+
+def test_lines_come_and_go_without_a_trace(screen: Screen) -> None:
+    shown, now = ["first", "second"], 0.0
+    with StatusLines(screen.stream, lambda size: list(shown), now=lambda: now) as status:
+        print(*(f"line {number}" for number in range(20)), sep="\n", file=screen.stream)
+        shown.insert(0, "a bar")
+        status.draw()
+        assert screen.rows[-3:] == ["a bar", "first", "second"]
+        assert "line 19" in screen.rows
+        # A bar that ends makes room for the next one, for a moment.
+        shown.pop(0)
+        status.draw()
+        assert screen.rows[-3:] == ["", "first", "second"]
+        now = 5.0
+        status.draw()
+        assert screen.rows[-2:] == ["first", "second"]
+        print("the last line", file=screen.stream)
+        assert "a bar" not in screen.rows
+        assert screen.rows.count("first") == 1

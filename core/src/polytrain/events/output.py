@@ -22,6 +22,16 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BarMoved:
+    """The progress bars of a rank have moved. They become output when they end."""
+
+    attempt: int
+    rank: int
+    rows: tuple[str, ...]
+    """The bars, from the top; empty if there are none any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRoute:
     """How the output of worker processes gets to the user."""
 

@@ -48,6 +48,11 @@ def output_line(line: str, target: TextIO) -> str:
     return "".join(f"{text}{colour}" for text, colour in zip(texts, colours, strict=True))
 
 
+def without_colours(line: str) -> str:
+    """Return a rank's output line without the sequences that colour it."""
+    return _COLOUR.sub("", line)
+
+
 def write_line(line: str, target: TextIO) -> None:
     """Write a printable line, with escapes for characters that the stream's encoding lacks.
 

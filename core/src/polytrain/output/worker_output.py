@@ -15,10 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TextIO
 
-from polytrain.events.output import Output
+from polytrain.events.output import BarMoved, Output
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.echo import output_line, write_line
+from polytrain.output.echo import output_line, without_colours, write_line
 from polytrain.output.lines import LineBuffer
+from polytrain.output.live_bars import LiveBars
 from polytrain.output.rank_log import RankLog
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
@@ -50,6 +51,7 @@ class WorkerOutput:
         address: str = "",
         show: Literal["all", "rank_0", "none"] = "all",
         queues: CallQueues | None = None,
+        bars: LiveBars | None = None,
     ) -> None:
         """
         Args:
@@ -59,6 +61,7 @@ class WorkerOutput:
             show: the ranks whose output is shown to the user.
             queues: queues for writes to logs and streams, so that nobody waits for these; by
                 default they are written directly.
+            bars: takes the progress bars of the shown ranks while they move.
         """
         self.retry_s = retry_s
         self._logs = logs
@@ -71,6 +74,7 @@ class WorkerOutput:
         )
         self._queues = CallQueues(at_once=True) if queues is None else queues
         self._of_the_logs = self._queues.of(self, left_out=self._warn_of_logs)
+        self._bars = LiveBars() if bars is None else bars
         self._warned: set[str] = set()
         self.muted = False
 
@@ -104,6 +108,11 @@ class WorkerOutput:
         for line in self._partial[output.rank, output.stream].feed(output.text):
             self._show(output.rank, output.stream, line)
 
+    def show_bars(self, moved: BarMoved) -> None:
+        """Show a rank's progress bars as they are now, in place of those before."""
+        if not (self.muted or self._is_hidden(moved.rank)):
+            self._bars.put(moved.rank, moved.rows)
+
     def log_of(self, rank: int | None) -> str:
         """Return the path or address of a rank's log; empty if it has written nothing."""
         return f"{self._address}/{_file_of(rank)}" if rank in self._files else ""
@@ -124,16 +133,19 @@ class WorkerOutput:
             if rest := buffer.take_rest():
                 self._show(rank, stream, rest)
         self._partial.clear()
+        self._bars.clear()
+
+    def _is_hidden(self, rank: int | None) -> bool:
+        return self._shown_ranks is not None and rank not in self._shown_ranks
 
     def _show(self, rank: int | None, stream: str, line: str) -> None:
         target = sys.stdout if stream == "stdout" else sys.stderr
-        is_hidden = self._shown_ranks is not None and rank not in self._shown_ranks
         # A validation (rank None) isn't a peer of the lost process: don't mute it.
         is_muted = self.muted and rank is not None
         if not is_muted:
-            self._last[rank].append(line)
+            self._last[rank].append(without_colours(line))
         # A program without a terminal may have neither stream.
-        if target is None or is_hidden or is_muted:
+        if target is None or self._is_hidden(rank) or is_muted:
             return
         shown = output_line(f"({_name(rank)}) {line}", target)
         self._queues.of(target).give(
@@ -197,6 +209,7 @@ def opened_output(
     token: int,
     show: Literal["all", "rank_0", "none"],
     queues: CallQueues,
+    bars: LiveBars,
 ) -> Iterator[WorkerOutput]:
     """Open the output of a run's workers. At the end the logs are in the run's storage.
 
@@ -205,6 +218,7 @@ def opened_output(
         token: the fencing token of the driver's lease.
         show: the ranks whose output is shown to the user.
         queues: queues for the writes.
+        bars: takes the progress bars of the shown ranks while they move.
     """
     # Object storage can't append, so each driver has its own logs there.
     name = "logs" if location.is_local else f"logs/{token:06d}"
@@ -216,7 +230,12 @@ def opened_output(
             logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)), "logs")
         address = f"{location.address}/{name}"
         output = WorkerOutput(
-            logs, retry_s=location.retry_s, address=address, show=show, queues=queues
+            logs,
+            retry_s=location.retry_s,
+            address=address,
+            show=show,
+            queues=queues,
+            bars=bars,
         )
         if not location.is_local:
             stack.callback(_store_logs, logs, location, name, output)

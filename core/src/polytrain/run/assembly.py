@@ -10,6 +10,7 @@ from dataclasses import replace
 from polytrain import satellites
 from polytrain.events.output import OutputRoute
 from polytrain.output.call_queues import CallQueues
+from polytrain.output.live_bars import LiveBars
 from polytrain.output.observers import Observers
 from polytrain.output.streams import are_one
 from polytrain.output.worker_output import WorkerOutput, opened_output
@@ -35,6 +36,7 @@ def controller_of(
     observers: Observers,
     queues: CallQueues,
     hooks: CallQueues,
+    bars: LiveBars,
     interrupts: Interrupts,
     stack: contextlib.ExitStack,
 ) -> Controller:
@@ -46,6 +48,7 @@ def controller_of(
         observers: the user's observers and polytrain's own.
         queues: for writes to streams and logs.
         hooks: for calls of the user's callbacks.
+        bars: the ranks' progress bars, for the display of progress.
         interrupts: receives signals.
         stack: closes everything, in reverse order.
     """
@@ -59,9 +62,10 @@ def controller_of(
             token=run.lease.token,
             show=run.spec.run_config.show_output,
             queues=queues,
+            bars=bars,
         )
     )
-    group = _group(run, observers)
+    group = _group(run, observers, bars)
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
     )
@@ -133,7 +137,7 @@ def _companion(run: Run, group: WorkerGroup, journal: Journal, output: WorkerOut
     return satellites.validation.opened(run, group, journal, output.write)
 
 
-def _group(run: Run, observers: Observers) -> WorkerGroup:
+def _group(run: Run, observers: Observers, bars: LiveBars) -> WorkerGroup:
     if run.spec.is_inline:
         from polytrain.workers.driver.inline_group import InlineGroup
 
@@ -157,7 +161,10 @@ def _group(run: Run, observers: Observers) -> WorkerGroup:
             passes_all_reports=observers.want_every_rank
             or bool(config.callbacks)
             or config.keep_reports == "every_rank",
-            route=OutputRoute(one_pipe=are_one(sys.stdout, sys.stderr)),
+            route=OutputRoute(
+                one_pipe=are_one(sys.stdout, sys.stderr),
+                shows_bars=bars.are_shown and config.show_output != "none",
+            ),
             path=run.import_path,
         ),
         run.cluster,

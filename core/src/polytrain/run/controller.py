@@ -23,7 +23,7 @@ from polytrain.events.attempt import (
     stop_wanted,
 )
 from polytrain.events.health import HealthEvent, Stacks
-from polytrain.events.output import Output
+from polytrain.events.output import BarMoved, Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule
@@ -206,6 +206,10 @@ class Controller:
     def _handle(self, event: AgentEvent) -> None:
         if isinstance(event, Output):
             self.output.write(event)
+            return
+        if isinstance(event, BarMoved):
+            if event.attempt == self.state.attempt:
+                self.output.show_bars(event)
             return
         if isinstance(event, HealthEvent):
             if isinstance(event, Stacks):

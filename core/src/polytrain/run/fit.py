@@ -15,6 +15,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
+from polytrain.output.live_bars import LiveBars
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
 from polytrain.record.configuration import (
@@ -96,21 +97,22 @@ def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> 
         interrupts: receives signals from before the run starts until it has ended.
     """
     past = RunHistory(since_token=run.lease.token) if run.past is None else run.past
+    bars = LiveBars()
     with (
         CallQueues(is_urgent=lambda: interrupts.are_urgent) as queues,
         queued_records(queues),
-        _followers(run, past.ledger, queues, interrupts) as news,
+        _followers(run, past.ledger, queues, bars, interrupts) as news,
         _journal(run, past, news) as journal,
     ):
         try:
-            return _run_to_end(run, journal, queues, interrupts)
+            return _run_to_end(run, journal, queues, bars, interrupts)
         finally:
             held.close()
             journal.closed()
 
 
 def _run_to_end(
-    run: Run, journal: Journal, queues: CallQueues, interrupts: Interrupts
+    run: Run, journal: Journal, queues: CallQueues, bars: LiveBars, interrupts: Interrupts
 ) -> RunOutcome:
     slow = _queues_of_hooks(run, queues, interrupts)
     observers = Observers(
@@ -119,7 +121,9 @@ def _run_to_end(
     outcome = Outcome(succeeded=False, reason="interrupted", restarts=0)
     try:
         with contextlib.ExitStack() as stack:
-            controller = controller_of(run, journal, observers, queues, slow, interrupts, stack)
+            controller = controller_of(
+                run, journal, observers, queues, slow, bars, interrupts, stack
+            )
             conclusion = _concluded(run, controller, interrupts)
             outcome = Outcome(
                 succeeded=conclusion.succeeded,
@@ -183,7 +187,7 @@ def _tidy(run: Run) -> None:
 
 @contextlib.contextmanager
 def _followers(
-    run: Run, ledger: Ledger, queues: CallQueues, interrupts: Interrupts
+    run: Run, ledger: Ledger, queues: CallQueues, bars: LiveBars, interrupts: Interrupts
 ) -> Iterator[News]:
     """Attach the followers of the run's record: trackers, and the progress display."""
     config = run.spec.run_config
@@ -194,7 +198,12 @@ def _followers(
             news.subscribe(stack.enter_context(tracking))
         if config.progress not in (False, "none") and satellites.has("progress"):
             shown = satellites.progress.shown_progress(
-                run.info, config.progress, ledger, now=run.lease.clock.now, queues=queues
+                run.info,
+                config.progress,
+                ledger,
+                now=run.lease.clock.now,
+                queues=queues,
+                bars=bars,
             )
             news.subscribe(stack.enter_context(shown))
         yield news

@@ -261,3 +261,39 @@ def test_a_bar_that_is_read_seldom_is_caught_up_with_before_later_output() -> No
         return found
 
     assert asyncio.run(scenario()) == ["\r100%\n", "epoch 0 is done\n"]
+
+
+def test_a_bar_is_seen_while_it_moves_and_until_it_ends() -> None:
+    async def scenario() -> list[tuple[str, ...]]:
+        seen: list[tuple[str, ...]] = []
+        stands_still = asyncio.Event()
+        reader, writer = os.pipe()
+        done = 0
+
+        def moves() -> None:
+            nonlocal done
+            done += 1
+            if clock.now_s < 9:
+                os.write(writer, f"\r{done}%".encode())
+
+        clock = Waiting(asyncio.get_running_loop(), moves)
+        pipe = OutputPipe(
+            reader,
+            stream="stderr",
+            on_text=lambda stream, text: stands_still.set(),
+            on_bars=seen.append,
+        )
+        pipe.open()
+        moves()
+        await stands_still.wait()
+        assert seen[-1] != ()
+        os.write(writer, b"\n")
+        while seen[-1] != ():
+            await asyncio.sleep(0)
+        os.close(writer)
+        pipe.close()
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert 10 <= len(seen) <= 52
+    assert seen.count(()) == 1

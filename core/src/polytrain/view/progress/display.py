@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, TextIO, TypeVar
 
 from polytrain.output.call_queues import CallQueue, CallQueues
 from polytrain.output.echo import write_line
 from polytrain.output.line_layout import printable
+from polytrain.output.live_bars import LiveBars
 from polytrain.output.notebook_output import NotebookOutput, is_notebook
 from polytrain.record.entries import Entry, MetricsReported
 from polytrain.record.ledger import Ledger
@@ -24,6 +26,7 @@ from polytrain.view.progress.as_json import ended_line, event_line, progress_lin
 from polytrain.view.progress.status_lines import StatusLines, can_stay
 from polytrain.view.progress.text import (
     UNICODE,
+    bar_lines,
     ended,
     event_lines,
     heartbeat,
@@ -44,6 +47,9 @@ LONGEST_S = 600.0
 Mode = Literal["live", "notebook", "plain", "json", "none"]
 
 _DRAW_EVERY_S = 0.25
+_MOST_BARS, _ROWS_PER_BAR = 8, 4
+"""Bars have at most this many rows of a terminal, and at most one of four."""
+
 _NOTEBOOK_EVERY_S = 1.0
 _JSON_EVERY_S = 1.0
 _NOTEBOOK_WIDTH = 100
@@ -90,6 +96,7 @@ def shown_progress(
     *,
     now: Callable[[], float],
     queues: CallQueues | None = None,
+    bars: LiveBars | None = None,
 ) -> Iterator[Take]:
     """Show a run's progress; yield what takes each line of its journal, and never raises.
 
@@ -100,6 +107,7 @@ def shown_progress(
         stream: where it is shown, outside notebooks; on standard error by default.
         now: reads the clock of the journal, in seconds since the epoch.
         queues: those of the run, if it has any. All writing is done on the thread of one of them.
+        bars: the ranks' progress bars, which a terminal shows while they move.
     """
     stream = sys.stderr if stream is None else stream
     mode = mode_of(progress, stream)
@@ -110,6 +118,7 @@ def shown_progress(
     with contextlib.ExitStack() as stack:
         queues = stack.enter_context(CallQueues()) if queues is None else queues
         follower = _Follower(run, progress_so_far, stream, clock=now, queue=queues.of(stream))
+        follower.bars = bars
         stack.callback(follower.queue.finish)
         _DISPLAYS[mode](follower, stack)
         follower.queue.finish(stuck_after_s=_START_WITHIN_S, within_s=_START_WITHIN_S)
@@ -134,6 +143,7 @@ class _Follower:
         self.stream = stream
         self.clock = clock
         self.queue = queue
+        self.bars: LiveBars | None = None
         self.on_event: Take = lambda entry: None
         self._is_broken = False
 
@@ -207,11 +217,19 @@ def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
     stack.callback(follower.queue.finish)
     signs = signs_for(follower.stream.encoding)
 
-    def lines(width: int) -> tuple[str, str]:
-        return follower.now(partial(state_lines, width=width, signs=signs))
+    def lines(size: os.terminal_size) -> Sequence[str]:
+        width = size.columns
+        bars = [] if follower.bars is None else follower.bars.rows()
+        room = min(_MOST_BARS, size.lines // _ROWS_PER_BAR)
+        return (
+            *bar_lines(bars[:room], follower.progress.world_size, width=width, signs=signs),
+            *follower.now(partial(state_lines, width=width, signs=signs)),
+        )
 
+    if follower.bars is not None:
+        follower.bars.are_shown = True
     follower.print_events(stack)
-    status = StatusLines(follower.stream, lines, count=2)
+    status = StatusLines(follower.stream, lines)
     follower.queue.give(status.open)
     stack.callback(follower.queue.give, status.close)
     follower.draw_again(stack, status.draw, itertools.repeat(_DRAW_EVERY_S))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TextIO
@@ -25,8 +26,11 @@ _DOWN = f"{_ESC}D"
 
 _SCROLL_ALL = f"{_ESC}[r"
 
-Lines = Callable[[int], Sequence[str]]
-"""Returns the lines, none longer than a number of columns."""
+_SHRINKS_AFTER_S = 2.0
+"""Seconds after which the room of lines that are gone is given back: the next bar may need it."""
+
+Lines = Callable[[os.terminal_size], Sequence[str]]
+"""Returns the lines for a terminal of this size: none longer than its columns."""
 
 
 def can_stay(stream: TextIO | None) -> bool:
@@ -39,16 +43,24 @@ def can_stay(stream: TextIO | None) -> bool:
 class StatusLines:
     """Lines at the bottom of a terminal. At the end they are gone, and all of it scrolls again."""
 
-    def __init__(self, stream: TextIO, lines: Lines, *, count: int) -> None:
+    def __init__(
+        self, stream: TextIO, lines: Lines, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
         """
         Args:
             stream: the terminal.
-            lines: returns them; called at each drawing.
-            count: how many there are.
+            lines: returns them; called at each drawing. Their number may change.
+            now: reads a monotonic clock, in seconds.
         """
         self._descriptor = stream.fileno()
         self._lines = lines
-        self._count = count
+        self._now = now
+        self._count = 0
+        """How many lines there is room for."""
+
+        self._needed_at = 0.0
+        """When all of them were last needed."""
+
         self._size: os.terminal_size | None = None
         """The size for which there is room; None if there is none."""
 
@@ -92,18 +104,24 @@ class StatusLines:
 
     def _draw(self) -> None:
         size = os.get_terminal_size(self._descriptor)
-        text = ""
-        if size != self._size:
+        text, now = "", self._now()
+        # The last column stays empty: some terminals would begin another line.
+        room = os.terminal_size((size.columns - 1, size.lines))
+        lines = [printable(line) for line in self._lines(room)]
+        if len(lines) >= self._count:
+            self._needed_at = now
+        is_other = len(lines) > self._count or now - self._needed_at >= _SHRINKS_AFTER_S
+        if size != self._size or (is_other and len(lines) != self._count):
             if self._size is not None:
                 text += self._taken_away()
             if size.lines < _LEAST_ROWS:
                 self._size = None
                 self._write(text)
                 return
+            self._count, self._needed_at = len(lines), now
             text += self._made_room(size)
             self._size, self._drawn = size, []
-        # The last column stays empty: some terminals would begin another line.
-        lines = [printable(line) for line in self._lines(size.columns - 1)]
+        lines = [""] * (self._count - len(lines)) + lines
         if lines != self._drawn:
             self._drawn = lines
             text += self._placed(size, lines)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from polytrain.errors import Failure
+from polytrain.output.echo import without_colours
 from polytrain.output.line_layout import Part, columns, cut, fitted, printable
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
@@ -68,6 +69,24 @@ def state_lines(
         fitted(first, width, separator=signs.separator, mark=signs.mark),
         fitted(list(_world(progress, signs)), width, separator=signs.separator, mark=signs.mark),
     )
+
+
+def bar_lines(
+    bars: Sequence[tuple[int, str]], world_size: int, *, width: int, signs: Signs = UNICODE
+) -> list[str]:
+    """Return progress bars of the ranks as lines, with the rank if there is more than one.
+
+    Args:
+        bars: ranks, and a row of a bar of each.
+        world_size: the number of ranks.
+        width: columns of a line.
+        signs: what the stream can show.
+    """
+    prefixes = [f"(rank {rank}) " if world_size > 1 else "" for rank, _ in bars]
+    return [
+        cut(f"{prefix}{printable(without_colours(row))}", width, mark=signs.mark)
+        for prefix, (_, row) in zip(prefixes, bars, strict=True)
+    ]
 
 
 def heartbeat(run: RunInfo, progress: Progress, *, now: float) -> str:

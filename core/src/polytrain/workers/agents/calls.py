@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
 from polytrain.events.attempt import Event, Reported
 from polytrain.events.health import HealthEvent
-from polytrain.events.output import Output
+from polytrain.events.output import BarMoved, Output
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
@@ -119,5 +119,5 @@ class SendCheckpoints:
 Call = SendRoster | Drain | Leave | Kill | ReadStacks | StoreRest | Acknowledge | SendCheckpoints
 """A call that concerns the worker process of an attempt."""
 
-AgentEvent = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | HealthEvent
+AgentEvent = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | BarMoved | HealthEvent
 """An event of an agent's worker process."""

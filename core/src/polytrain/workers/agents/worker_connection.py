@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.events.output import Output, OutputRoute
+from polytrain.events.output import BarMoved, Output, OutputRoute
 from polytrain.observe.progress_probe import Probe, ProgressProbe, Watch
 from polytrain.observe.stacks import stacks_of
 from polytrain.observe.utilization_probe import UtilizationProbe
@@ -19,6 +19,9 @@ from polytrain.workers.processes.child import Child
 from polytrain.workers.processes.report_ring import Ring, calls_every_s
 from polytrain.workers.session.job import LaunchOrder
 from polytrain.workers.session.messages import to_event, to_part
+
+_RANKS_WITH_BARS = 8
+"""Ranks whose bars are shown while they move: a terminal has no room for more."""
 
 
 class WorkerConnection:
@@ -55,7 +58,10 @@ class WorkerConnection:
         """
         self.order = order
         self.child = Child(
-            on_message=self._take, on_output=self._emit_output, one_pipe=route.one_pipe
+            on_message=self._take,
+            on_output=self._emit_output,
+            one_pipe=route.one_pipe,
+            on_bars=self._emit_bars if route.shows_bars and rank < _RANKS_WITH_BARS else None,
         )
         self._rank = rank
         self._on_event = on_event
@@ -176,3 +182,6 @@ class WorkerConnection:
 
     def _emit_output(self, stream: str, text: str) -> None:
         self._on_event(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))
+
+    def _emit_bars(self, rows: tuple[str, ...]) -> None:
+        self._on_event(BarMoved(attempt=self.attempt, rank=self._rank, rows=rows))

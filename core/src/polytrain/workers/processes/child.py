@@ -26,6 +26,7 @@ class Child:
         on_output: Callable[[str, str], None] | None,
         on_close: Callable[[], None] = lambda: None,
         one_pipe: bool = False,
+        on_bars: Callable[[tuple[str, ...]], None] | None = None,
     ) -> None:
         """
         Args:
@@ -34,6 +35,8 @@ class Child:
                 None if it writes to the streams of this process.
             on_close: called when the process has closed its end of the channel.
             one_pipe: whether both streams have one pipe.
+            on_bars: called with the rows of progress bars on its standard error, or on both if
+                they have one pipe, whenever they have moved; None if nobody looks.
 
         Raises:
             OSError: the system has no descriptors left. Those already opened are closed.
@@ -47,6 +50,7 @@ class Child:
         self._on_message = on_message
         self._on_output = on_output
         self._on_close = on_close
+        self._on_bars = on_bars
         self._oom_kills = oom_kills()
         self._frames = FrameBuffer()
         self._pipes: dict[str, OutputPipe] = {}
@@ -103,6 +107,7 @@ class Child:
                 stream=stream,
                 on_text=self._on_output,
                 before_text=partial(self._catch_up, stream),
+                on_bars=None if stream == "stdout" else self._on_bars,
             )
             self._pipes[stream] = pipe
             pipe.open()

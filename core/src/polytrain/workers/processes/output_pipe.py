@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import fcntl
+import math
 import os
 import re
 from collections import defaultdict
@@ -21,6 +22,9 @@ _READS = 64
 _SHORTEST_BAR_PAUSE_S = 0.001
 _BAR_PAUSE_S = 0.5
 """Seconds between reads while a progress bar moves slowly; else each state wakes the agent."""
+
+_BAR_SHOWN_EVERY_S = 0.2
+"""Seconds between states of a bar that is shown while it moves."""
 
 _BAR_PASSES_EVERY_S = 10.0
 """Seconds between states of a moving progress bar that are passed on."""
@@ -49,6 +53,7 @@ class OutputPipe:
         stream: str,
         on_text: Callable[[str, str], None],
         before_text: Callable[[], None] = lambda: None,
+        on_bars: Callable[[tuple[str, ...]], None] | None = None,
     ) -> None:
         """
         Args:
@@ -56,12 +61,20 @@ class OutputPipe:
             stream: "stdout", "stderr", or `BOTH`.
             on_text: called with the name of a stream, and its text.
             before_text: called before text is passed on that has just arrived.
+            on_bars: called with the rows of bars whenever they have moved; None if nobody looks.
         """
         self._is_for_both = stream == BOTH
         self._stream = "stdout" if self._is_for_both else stream
         """The stream of the next character."""
 
         self._before_text = before_text
+        self._on_bars = on_bars
+        self._longest_pause_s = _BAR_PAUSE_S if on_bars is None else _BAR_SHOWN_EVERY_S
+        self._bar_rows: dict[str, tuple[str, ...]] = {}
+        """Of each stream its bars; they stay while they stand still."""
+
+        self._shown_bars: tuple[str, ...] = ()
+        self._showed_at = -math.inf
         self._reader = reader
         self._on_text = on_text
         self._loop = asyncio.get_running_loop()
@@ -94,7 +107,8 @@ class OutputPipe:
         for _ in range(_READS):
             if not self._read():
                 break
-        self._pass_held_on()
+        for stream, bars in self._bars.items():
+            self._pass_on(stream, bars.take_all())
 
     def catch_up(self) -> None:
         """Pass on what has arrived while this pauses: it was written before what comes now."""
@@ -123,6 +137,7 @@ class OutputPipe:
             any(bars.moves for bars in self._bars.values()),
             any(bars.held for bars in self._bars.values()),
         )
+        self._show_bars(now)
         if size and moves:
             if not is_paused:
                 self._loop.remove_reader(self._reader)
@@ -147,7 +162,16 @@ class OutputPipe:
             self._pause = self._loop.call_soon(self._look)
         else:
             self._pause = self._loop.call_later(self._pause_s, self._look)
-            self._pause_s = min(2 * self._pause_s, _BAR_PAUSE_S)
+            self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+
+    def _show_bars(self, now: float) -> None:
+        if self._on_bars is None:
+            return
+        rows = tuple(row for each in self._bar_rows.values() for row in each)
+        is_due = now - self._showed_at >= _BAR_SHOWN_EVERY_S or not rows
+        if is_due and rows != self._shown_bars:
+            self._shown_bars, self._showed_at = rows, now
+            self._on_bars(rows)
 
     def _read(self) -> int:
         """Read once; return the number of bytes, which is 0 if there are none now."""
@@ -159,6 +183,7 @@ class OutputPipe:
             self._before_text()
         for stream, text in self._by_stream(self._decoder.decode(data, final=not data)):
             self._pass_on(stream, self._bars[stream].passed(text))
+            self._bar_rows[stream] = self._bars[stream].rows
         if not data:
             self._is_over = True
             self._loop.remove_reader(self._reader)
