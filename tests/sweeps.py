@@ -30,9 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption(_OPTION):
         return
-    left_out = [item for item in items if item.get_closest_marker("only_in_sweep")]
+    chosen: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        (left_out if item.get_closest_marker("only_in_sweep") else chosen).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = chosen
 
 
 def only_in_sweep(*values: Any, id: str | None = None) -> Any:

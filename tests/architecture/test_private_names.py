@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -117,10 +118,14 @@ ELSEWHERE = {
 UNDOCUMENTED = {"keras.src", "tensorflow.python", "tf_keras.src"}
 """Packages without an underscore whose modules move between versions."""
 
-TREES = {
-    path.relative_to(ROOT): ast.parse(path.read_text())
-    for path in sorted(ROOT.glob("*/src/**/*.py"))
-}
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Each module's syntax tree: read by the first test, not by each process that collects."""
+    return {
+        path.relative_to(ROOT): ast.parse(path.read_text())
+        for path in sorted(ROOT.glob("*/src/**/*.py"))
+    }
 
 
 def is_private(path: str) -> bool:
@@ -140,17 +145,19 @@ def bound_in(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-OURS = {name for tree in TREES.values() for name in bound_in(tree)}
+@cache
+def ours() -> set[str]:
+    return {name for tree in trees().values() for name in bound_in(tree)}
 
 
 def attributes_in(file: Path) -> Iterator[str]:
     """Private names of other packages that a module uses as attributes, or names in a text."""
-    tree = TREES[file]
+    tree = trees()[file]
     of_this_module = {*bound_in(tree)}
     for node in ast.walk(tree):
         match node:
             # A base class of `self` may be in another module of ours.
-            case ast.Attribute(value=ast.Name(id="self"), attr=name) if name not in OURS:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name) if name not in ours():
                 yield name
             case ast.Attribute(value=owner, attr=name) if name not in of_this_module:
                 if not (isinstance(owner, ast.Name) and owner.id == "self"):
@@ -166,7 +173,7 @@ def attributes_in(file: Path) -> Iterator[str]:
 
 def imports_in(file: Path) -> Iterator[str]:
     """Private names of other packages that a module imports, and private modules that it names."""
-    for node in ast.walk(TREES[file]):
+    for node in ast.walk(trees()[file]):
         match node:
             case ast.Import(names=names):
                 yield from (each.name for each in names)
@@ -177,32 +184,40 @@ def imports_in(file: Path) -> Iterator[str]:
                     yield text
 
 
-USES = {
-    (name, file)
-    for file in TREES
-    for name in attributes_in(file)
-    if is_private(name) and name not in OF_PYTHON
-}
-IMPORTS = {
-    (name, file)
-    for file in TREES
-    for name in imports_in(file)
-    if is_private(name) and name.partition(".")[0] in NAMES
-}
+@cache
+def uses() -> set[tuple[str, Path]]:
+    return {
+        (name, file)
+        for file in trees()
+        for name in attributes_in(file)
+        if is_private(name) and name not in OF_PYTHON
+    }
+
+
+@cache
+def imports() -> set[tuple[str, Path]]:
+    return {
+        (name, file)
+        for file in trees()
+        for name in imports_in(file)
+        if is_private(name) and name.partition(".")[0] in NAMES
+    }
 
 
 def test_private_names_stand_only_in_the_modules_for_them() -> None:
-    elsewhere = {(name, str(file)) for name, file in USES | IMPORTS if file.name != "private.py"}
+    elsewhere = {
+        (name, str(file)) for name, file in uses() | imports() if file.name != "private.py"
+    }
     assert elsewhere == ELSEWHERE
 
 
 def test_the_table_has_every_private_name_that_is_used() -> None:
     listed = {name for owners in NAMES.values() for names in owners.values() for name in names}
-    assert {f"{name} in {file}" for name, file in USES if name not in listed} == set()
+    assert {f"{name} in {file}" for name, file in uses() if name not in listed} == set()
 
 
 def test_the_table_has_no_name_that_is_used_no_more() -> None:
-    texts = "\n".join(path.read_text() for path in map(ROOT.joinpath, TREES))
+    texts = "\n".join(path.read_text() for path in map(ROOT.joinpath, trees()))
     listed = {name for owners in NAMES.values() for names in owners.values() for name in names}
     assert listed - {*re.findall(r"\w+", texts)} == set()
 
@@ -250,7 +265,7 @@ def lacking() -> set[str]:
         for owner, names in owners.items()
         for name in names
     ]
-    imported = [path.rpartition(".")[::2] for path, _ in sorted(IMPORTS)]
+    imported = [path.rpartition(".")[::2] for path, _ in sorted(imports())]
     looked = subprocess.run(
         [sys.executable, "-c", LOOK],
         input=json.dumps([*listed, *imported]),
@@ -271,4 +286,4 @@ def test_the_installed_version_has_the_private_names_that_are_used(
 
 def users_of(path: str) -> list[str]:
     name = path.rpartition(".")[2]
-    return [str(file) for file in TREES if re.search(rf"\b{name}\b", (ROOT / file).read_text())]
+    return [str(file) for file in trees() if re.search(rf"\b{name}\b", (ROOT / file).read_text())]
