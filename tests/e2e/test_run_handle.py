@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import tempfile
@@ -194,6 +195,21 @@ def test_a_program_that_ends_waits_for_its_run(tmp_path: Path) -> None:
     result = Result.from_path(tmp_path / "run")
     assert result.finished
     assert len(result.history) == 3
+
+
+def test_an_interrupt_outside_of_the_wait_ends_the_program_after_the_next_checkpoint(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "script.py"
+    then = "next(handle.reports()); os.kill(os.getpid(), signal.SIGINT)"
+    tests = str(Path(__file__).parent)
+    script.write_text(SCRIPT.format(tests=tests, path=str(tmp_path), function="endless", then=then))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "stopped by SIGINT. To resume it from its newest checkpoint, run" in done.stderr
+    result = Result.from_path(tmp_path / "run")
+    assert str(result.stopped) == "stopped by a signal: SIGINT"
+    assert result.checkpoint is not None
 
 
 def test_an_interrupt_during_the_wait_stops_the_run(tmp_path: Path) -> None:

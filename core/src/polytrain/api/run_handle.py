@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
@@ -105,7 +107,8 @@ class RunHandle:
     """A run that trains in a thread of this process; `Trainer.fit(wait=False)` returns it.
 
     `await handle` is `handle.result()` for asyncio. Cancelling the task that awaits doesn't stop
-    the run. If the program ends meanwhile, Python waits for the run's end first.
+    the run. If the program ends meanwhile, Python waits for the run's end first; after Ctrl-C that
+    is its next checkpoint.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class RunHandle:
         # Not a daemon: the interpreter would end it in the middle of the run.
         thread = threading.Thread(target=self._train, args=(train,), name=f"polytrain {name}")
         thread.start()
-        _join_at_exit(thread)
+        _call_at_exit(partial(self._end_with_program, thread))
 
     def _train(self, train: Callable[[], Result]) -> None:
         try:
@@ -137,6 +140,16 @@ class RunHandle:
         else:
             self._watcher.ended("finished" if result.finished else "stopped")
             self._future.set_result(result)
+
+    def _end_with_program(self, thread: threading.Thread) -> None:
+        # An exception that nobody has caught is here once its traceback is printed.
+        is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+        if not is_interrupted or self._future.done():
+            thread.join()
+            return
+        self._requests.request(Stopped(by="signal", reason="SIGINT"))
+        thread.join()
+        self._explain("SIGINT")
 
     def stop(self, reason: str = "") -> None:
         """Ask the run to end after its next checkpoint, and return at once.
@@ -201,8 +214,8 @@ class RunHandle:
         return asyncio.wrap_future(self._future).__await__()
 
 
-def _join_at_exit(thread: threading.Thread) -> None:
-    """Have the interpreter wait for a thread while thread pools still work.
+def _call_at_exit(wait: Callable[[], None]) -> None:
+    """Have the interpreter wait for a run while thread pools still work.
 
     Python closes all pools before it waits for threads, and calls `atexit` after both. So the run
     would fail at its next use of a pool, and nothing public comes earlier: this is what the pools
@@ -210,4 +223,4 @@ def _join_at_exit(thread: threading.Thread) -> None:
     """
     import_module("concurrent.futures.thread")
     register: Callable[[Callable[[], None]], None] = vars(threading)["_register_atexit"]
-    register(thread.join)
+    register(wait)
