@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from polytrain.config.constraints import wrong_type
 from polytrain.config.installation import installation_problems
+from polytrain.config.loop_config import call_problems, config_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.functions.pickle_checks import pickle_problems, reference_problems
 from polytrain.text.plain_values import is_whole
-from polytrain.text.signatures import accepts, name_of, written
+from polytrain.text.signatures import name_of
 from polytrain_plugins import (
     Backend,
     Device,
@@ -99,15 +99,8 @@ def function_problems(spec: RunSpec) -> Iterator[Problem]:
             remedy="Pass the function itself",
         )
         return
-    if config is not None and not isinstance(config, Mapping):
-        yield wrong_type("train_loop_config", config, dict)
-    if not accepts(function, *(() if config is None else ({},))):
-        wanted = "no argument" if config is None else "one argument, train_loop_config"
-        yield Problem(
-            field="train_loop_per_worker",
-            what=f"{written(function)} is called with {wanted}",
-            remedy="Let it take one argument, the config, or none",
-        )
+    yield from config_problems(config)
+    yield from call_problems(function, config)
     deferred = deferred_kind(function)
     if deferred is not None:
         yield Problem(

@@ -68,7 +68,7 @@ def make_trainer(
     backend: str,
     train_loop_per_worker: Callable[..., Any] | None = None,
     *,
-    train_loop_config: Mapping[str, Any] | None = None,
+    train_loop_config: Any = None,
     datasets: Mapping[str, Any] | None = None,
     dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
     scaling_config: ScalingConfig | None = None,
@@ -121,8 +121,10 @@ class Trainer:
         backend: the framework and its options, for example `XGBoost(params=…)`.
         train_loop_per_worker: the training function; every worker calls it. If omitted, the
             backend trains from its options, if it can, or runs the script that they name.
-        train_loop_config: what the training function is called with. If omitted, a function that
-            needs an argument is called with an empty dict, any other without arguments.
+        train_loop_config: the one argument of the training function: a dict, or an object with
+            fields, such as a dataclass, an `argparse.Namespace` or a pydantic model. If omitted, a
+            function that needs an argument is called with an empty dict, any other without
+            arguments.
         datasets: data by name: files, tables, frames, arrays, data sets of other libraries. Every
             row is in exactly one worker's shard.
         dataset_config: which columns are read, and in which order: one for all data sets, or by
@@ -142,7 +144,7 @@ class Trainer:
         backend: Backend,
         train_loop_per_worker: Callable[..., Any] | None = None,
         *,
-        train_loop_config: Mapping[str, Any] | None = None,
+        train_loop_config: Any = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
         scaling_config: ScalingConfig | None = None,

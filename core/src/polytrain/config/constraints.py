@@ -217,12 +217,12 @@ def wrong_type(field: str, value: Any, wanted: type) -> Problem:
 def _instead(value: Any, wanted: type) -> str:
     """Return what to pass; of a dict's entries the names alone, as values may be secret."""
     name = wanted.__name__
-    if value is wanted:
+    if value is wanted and issubclass(wanted, Config):
         return f"Pass {name}(…)"
-    is_of_fields = isinstance(value, Mapping) and issubclass(wanted, Config)
-    known = [field for field in value if field in _hints(wanted)] if is_of_fields else []
-    example = f": {name}({', '.join(f'{field}=…' for field in known)})" if known else ""
-    return f"Pass {with_article(name)}{example}"
+    known = _hints(wanted) if isinstance(value, Mapping) and issubclass(wanted, Config) else ()
+    names = ", ".join(f"{each}=…" for each in known if each in value)
+    call = f": {name}({names})" if names else ""
+    return f"Pass {with_article(name)}{call}"
 
 
 def _choices(hint: Any) -> list[Any]:

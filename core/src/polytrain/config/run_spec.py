@@ -23,8 +23,9 @@ class RunSpec:
     train_loop_per_worker: Callable[..., Any] | None = None
     """The training function, or a program of the backend's; None if the backend trains."""
 
-    train_loop_config: Mapping[str, Any] | None = None
-    """What the training function is called with; None if it is called without arguments."""
+    train_loop_config: Any = None
+    """What the training function is called with: a dict, or an object with fields; None if it is
+    called without arguments."""
 
     datasets: Any = field(default_factory=dict)
     """The data by name, as the user passed them."""

@@ -17,6 +17,7 @@ from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
 from polytrain.data_errors import SourceError, too_few
 from polytrain_plugins import Demand, Problem
 from polytrain_plugins.close_names import did_you_mean
+from polytrain_plugins.type_names import a_type
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def described(
         num_workers: number of ranks.
     """
     if not isinstance(datasets, Mapping):
-        return (), (wrong_type("datasets", datasets, dict),)
+        return (), (_unnamed(datasets),)
     problems = [*_config_problems(datasets, configs)]
     known: list[RunDataset] = []
     for name, data in datasets.items():
@@ -49,9 +50,29 @@ def described(
             problems.append(_problem(name, error))
         else:
             known.append(RunDataset(source=source, config=config))
+    if datasets and not known and _is_table(datasets):
+        return (), (_unnamed(datasets),)
     _warn_of_index_columns(known)
     problems += _train_problems(datasets, known, needs_train=needs_train, num_workers=num_workers)
     return tuple(known), tuple(problems)
+
+
+def _is_table(columns: Mapping[Any, Any]) -> bool:
+    """Return whether a dict that holds no data set is one itself, by columns."""
+    try:
+        describe("train", columns)
+    except SourceError:
+        return False
+    return True
+
+
+def _unnamed(data: Any) -> Problem:
+    what = "a dict of columns" if isinstance(data, Mapping) else a_type(data)
+    return Problem(
+        field="datasets",
+        what=f"it is {what}, not data sets by name",
+        remedy='Pass datasets={"train": …}',
+    )
 
 
 def _warn_of_index_columns(datasets: Iterable[RunDataset]) -> None:

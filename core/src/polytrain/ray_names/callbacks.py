@@ -46,7 +46,7 @@ class TrainRunContext:
     run: RunInfo
     run_config: RunConfig
     scaling_config: ScalingConfig
-    train_loop_config: Mapping[str, Any] | None
+    train_loop_config: Any
     """What the training function is called with."""
 
     def get_run_config(self) -> RunConfig:

@@ -29,7 +29,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 class RayTrainArguments(TypedDict, total=False):
     """The arguments that all trainers of Ray Train take by name; each is None by default."""
 
-    train_loop_config: Mapping[str, Any] | None
+    train_loop_config: Any
     scaling_config: ScalingConfig | None
     run_config: RunConfig | None
     datasets: Mapping[str, Any] | None

@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from polytrain.config.configs import DataConfig
+from polytrain.config.loop_config import recorded
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.code_fingerprint import code_fingerprint, python_version
 from polytrain.record.secrecy import digests, shown, without_secrets
@@ -48,7 +49,7 @@ def identity_of(
         if field.init
     }
     given = without_secrets(options, digests(salt))
-    config = without_secrets(spec.train_loop_config, digests(salt))
+    config = without_secrets(recorded(spec.train_loop_config), digests(salt))
     return {
         "salt": salt,
         "backend": backend.name,

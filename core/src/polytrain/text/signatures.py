@@ -19,6 +19,14 @@ def accepts(function: Any, *arguments: Any) -> bool:
     return True
 
 
+def parameters_of(function: Any) -> tuple[inspect.Parameter, ...]:
+    """Return the parameters of a function; none if its signature is unknown."""
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some callables in C have no signature
+        return ()
+
+
 def name_of(function: Any) -> str:
     """Return the name by which a user knows a function."""
     return str(getattr(function, "__name__", type(function).__name__))

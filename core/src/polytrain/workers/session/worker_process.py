@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pickle
 import socket
@@ -164,7 +165,8 @@ def _train(
         session.finish(engine.train(shards, session))
         return None
     try:
-        value = function() if config is None else function(dict(config))
+        # An inline run's config is the user's own, which a function may change.
+        value = function() if config is None else function(copy.copy(config))
     except SystemExit as exit:
         if exit.code not in (None, 0):
             raise
