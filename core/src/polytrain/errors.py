@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from polytrain.text.next_command import next_command
+from polytrain.text.short_repr import ShortRepr
 from polytrain_plugins.errors import PolytrainError, Problem
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ _LOSSES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Failure(ShortRepr):
     """What went wrong on one rank."""
 
     kind: FailureKind
@@ -102,7 +103,7 @@ class Failure:
     message: str
     """One line: the exception's type and text, or how the process ended."""
 
-    traceback: str = ""
+    traceback: str = field(default="", repr=False)
     """The rank's own traceback, as Python prints it; empty when there is none."""
 
     host: str = ""
@@ -111,17 +112,17 @@ class Failure:
     step: int = 0
     """The last step that the rank had reported."""
 
-    output: str = ""
+    output: str = field(default="", repr=False)
     """The end of the rank's standard error, or of all its output if both are one terminal, pipe or
     file; empty if it could report an exception."""
 
-    last_lines: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = field(default=(), repr=False)
     """The end of what the rank has printed."""
 
-    stacks: Mapping[int, str] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict, repr=False)
     """Rank → its stacks, for hangs."""
 
-    error: bytes | None = None
+    error: bytes | None = field(default=None, repr=False)
     """The pickled exception, if it can be pickled."""
 
     since_s: float = 0.0
@@ -184,7 +185,7 @@ class TrainingFailedError(PolytrainError):
     def __str__(self) -> str:
         root = self.failures[0] if self.failures else None
         lines = [self._verdict(root) if root else self.reason]
-        shown = {(root.message, "")} if root else set()
+        shown = {(root.message, root.traceback), (root.message, "")} if root else set()
         for failure in self.failures:
             if failure.stacks:
                 lines.append(f"\nWhat the ranks were doing:\n{stacks_text(failure.stacks)}")
@@ -192,10 +193,7 @@ class TrainingFailedError(PolytrainError):
             is_new = (failure.message, failure.traceback) not in shown
             shown.add((failure.message, failure.traceback))
             if failure.traceback and is_new:
-                # The first line has what the traceback of the cause ends with.
-                cause = failure.message if failure is root else ""
-                frames = failure.traceback.rstrip().removesuffix(cause).rstrip()
-                lines.append(f"\nOn rank {failure.rank}:\n{frames}")
+                lines.append(_raised(failure))
             elif failure is not root and (is_new or failure.kind.is_loss):
                 lines.append(f"\nAlso on {failure}")
             output = failure.output.rstrip()
@@ -210,6 +208,9 @@ class TrainingFailedError(PolytrainError):
         if self.path and root:
             command = next_command(self.path, root.rank, has_output=bool(self.log))
             lines.append(f"To see more: {command}")
+        if root and root.traceback:
+            # Last of all, as in a traceback of Python's: the user's line, and what it raised.
+            lines.append(_raised(root))
         return "\n".join(lines)
 
     def _verdict(self, root: Failure) -> str:
@@ -219,6 +220,11 @@ class TrainingFailedError(PolytrainError):
         who = "" if root.rank is None else f"{where}: "
         after = f", after step {root.step}" if root.step else ""
         return f"{who}{root.message}{after} ({self.reason})"
+
+
+def _raised(failure: Failure) -> str:
+    where = "" if failure.rank is None else f"On rank {failure.rank}:\n"
+    return f"\n{where}{failure.traceback.rstrip()}"
 
 
 class BadDataError(PolytrainError, ValueError):

@@ -35,8 +35,15 @@ class Problem:
         return f"{self.field}: {self.what}. {self.remedy}"
 
 
+_LONGEST = 200
+"""Characters of an error in its `repr`."""
+
+
 class PolytrainError(Exception):
     """The root of every error that polytrain raises on purpose."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self).partition(chr(10))[0][:_LONGEST]!r})"
 
 
 class RegistryError(PolytrainError):

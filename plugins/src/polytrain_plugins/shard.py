@@ -81,6 +81,9 @@ class Shard(ABC):
         what = f"{type(self).__name__} has no {name}"
         raise AttributeError(f"{what}: {instead}." if instead else what, name=name, obj=self)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.name!r}, a data set of {self.total_rows} rows>"
+
     @abstractmethod
     def __len__(self) -> int:
         """Rows of this shard as a whole.

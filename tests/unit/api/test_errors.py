@@ -109,12 +109,12 @@ def test_a_failed_training_says_where_what_was_printed_and_what_to_type() -> Non
     assert str(error) == (
         "rank 1 on 10.0.0.3: ValueError: no\nsuch column, after step 7 (no restart is left)\n"
         "\n"
-        "On rank 1:\nTraceback:\n  train()\n"
-        "\n"
         "The last lines of rank 1:\n    reading\n    last words\n"
         "\n"
         "The run's directory: /runs/my run\n"
-        "To see more: polytrain logs '/runs/my run' --rank 1"
+        "To see more: polytrain logs '/runs/my run' --rank 1\n"
+        "\n"
+        "On rank 1:\nTraceback:\n  train()\nValueError: no\nsuch column"
     )
 
 
@@ -149,7 +149,15 @@ def test_a_failure_that_nobody_has_printed_anything_about_names_the_run() -> Non
     text = str(TrainingFailedError("no restart is left", FAILURES, path="/r", host="127.0.0.1"))
     # On one machine every rank is at its loopback address.
     assert text.startswith("rank 1: ValueError: no (")
-    assert text.endswith("To see more: polytrain show /r")
+    assert "\nTo see more: polytrain show /r\n" in text
+
+
+def test_the_last_line_is_what_the_users_code_has_raised() -> None:
+    peer = replace(FAILURES[1], traceback="Tr\n  b\nRuntimeError: peer closed\n")
+    cause = replace(FAILURES[0], traceback="Tr\n  a\nValueError: no\n")
+    lines = str(TrainingFailedError("no", (cause, peer), path="/r", last_lines=("z",))).splitlines()
+    assert lines[-4:] == ["On rank 1:", "Tr", "  a", "ValueError: no"]
+    assert lines.index("RuntimeError: peer closed") < lines.index("On rank 1:")
 
 
 def test_what_ranks_have_raised_alike_is_reported_once() -> None:

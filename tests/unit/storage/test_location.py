@@ -17,12 +17,8 @@ from tests.addresses import SECRET, WITH_A_SECRET
 
 import polytrain
 from polytrain import Checkpoint, CheckpointError, Result
-from polytrain.storage.location import (
-    Location,
-    holds_credentials,
-    is_of_one_process,
-    without_credentials,
-)
+from polytrain.storage.location import Location, is_of_one_process
+from polytrain.text.addresses import holds_credentials, without_credentials
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from polytrain import satellites
 from polytrain.api.returns import Returns
+from polytrain.api.shown import Row, as_html, as_text, line, metrics_text, place
 from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manager import with_validations
@@ -21,10 +22,12 @@ from polytrain.policy.retention import badness, ranked
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.ledger import Ledger
 from polytrain.record.near_runs import no_run_text
+from polytrain.record.reports import Reports
 from polytrain.run.fit import RunOutcome
 from polytrain.run.identity import options_of
 from polytrain.run.run import Run
 from polytrain.storage.location import Location, expect_path
+from polytrain.text.addresses import without_credentials
 from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
 from polytrain_plugins.close_names import did_you_mean
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from polytrain.prediction.predict import PredictionOutput
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result(metaclass=RayTrainClass):
     """The outcome of `Trainer.fit`."""
 
@@ -46,7 +49,7 @@ class Result(metaclass=RayTrainClass):
     checkpoint has returned. Steps that a restart repeated are here once. Millions of them take 8
     bytes for each number; `list(history)` takes far more."""
 
-    histories: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
+    histories: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Rank → its reports, as `history`: rank 0's alone, unless
     `RunConfig(keep_reports="every_rank")`. Ranks that a smaller number of workers doesn't have any
     more keep theirs."""
@@ -82,15 +85,39 @@ class Result(metaclass=RayTrainClass):
     """Why no checkpoint has a score, if the training has ended and each validation failed; else
     empty."""
 
-    storage_filesystem: Any = field(default=None, repr=False)
+    storage_filesystem: Any = None
     """`RunConfig.storage_filesystem` of the run."""
 
-    backend: Backend | None = field(default=None, repr=False)
-    returned: Returns = field(default_factory=Returns, repr=False)
+    backend: Backend | None = None
+    returned: Returns = field(default_factory=Returns)
     """What training functions returned, encoded: read `return_value` instead."""
 
     def __getattr__(self, name: str) -> Any:
         raise missing("polytrain.Result", name)
+
+    def __repr__(self) -> str:
+        title, rows = self._shown()
+        return as_text(f"Result of {title}", rows)
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._shown())
+
+    def _shown(self) -> tuple[str, list[Row]]:
+        """The title and the lines of what a prompt or a notebook shows."""
+        path = without_credentials(self.path)
+        state = "finished" if self.finished else "stopped" if self.stopped else "not finished"
+        checkpoint = "" if self.checkpoint is None else without_credentials(self.checkpoint.path)
+        rows = [
+            ("steps", str(_last_step(self.history))),
+            ("metrics", metrics_text(self.metrics)),
+            ("checkpoint", place(checkpoint)),
+            ("restarts", str(self.restarts or "")),
+            ("stopped", line(str(self.stopped or ""))),
+            ("error", line(str(self.error or self.validation_failure))),
+            ("path", place(path)),
+        ]
+        name = line(PurePosixPath(path).name, 40)
+        return f"{name}: {'failed' if self.error else state}", rows
 
     @classmethod
     def from_path(
@@ -432,6 +459,11 @@ def recorded(
         ),
         backend=backend or _backend(run_history.identity),
     )
+
+
+def _last_step(history: Sequence[Mapping[str, Any]]) -> int:
+    steps = history.steps() if isinstance(history, Reports) else range(1, len(history) + 1)
+    return int(steps[-1]) if len(steps) else 0
 
 
 def newest_intact(store: CheckpointStore, found: FoundCheckpoints) -> Manifest | None:

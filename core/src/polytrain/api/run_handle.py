@@ -17,9 +17,11 @@ from typing import Any, Literal
 
 from polytrain.api.interruption import Resumption, warn
 from polytrain.api.result import Result
+from polytrain.api.shown import Row, as_html, as_text, line, metrics_text
 from polytrain.api.user_frames import user_frames_only
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.requests import StopRequests
+from polytrain.text.short_repr import ShortRepr
 from polytrain_plugins import Attempt, Report, Stopped, hookimpl
 
 REPORTS_KEPT = 10_000
@@ -28,8 +30,8 @@ _LONGEST_WAIT_S = 1.0
 """A signal that comes just before a wait begins doesn't interrupt it, and is handled after it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunStatus(ShortRepr):
     """What a run is doing."""
 
     state: Literal["starting", "training", "restarting", "finished", "stopped", "failed"]
@@ -121,6 +123,7 @@ class RunHandle:
         resumption: Resumption,
     ) -> None:
         self._resumption = resumption
+        self._name = name
         self._requests = requests
         self._watcher = watcher
         self._future: Future[Result] = Future()
@@ -130,6 +133,20 @@ class RunHandle:
         thread = threading.Thread(target=self._train, args=(train,), name=f"polytrain {name}")
         thread.start()
         _call_at_exit(partial(self._end_with_program, thread))
+
+    def __repr__(self) -> str:
+        title, rows = self._shown()
+        return as_text(f"RunHandle of {title}", rows)
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._shown())
+
+    def _shown(self) -> tuple[str, list[Row]]:
+        status = self.status()
+        restarts = str(status.attempt) if status.attempt else ""
+        rows = [("restarts", restarts), ("metrics", metrics_text(status.metrics))]
+        step = [("step", str(status.step))] if status.step else []
+        return f"{line(self._name, 40)}: {status.state}", [*step, *rows]
 
     def _train(self, train: Callable[[], Result]) -> None:
         try:

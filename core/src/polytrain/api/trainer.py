@@ -58,12 +58,14 @@ from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain.storage.retry import no_retries_once
 from polytrain.text.plain_values import plain, with_plain_fields
+from polytrain.text.signatures import name_of
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
 
 logger = logging.getLogger(__name__)
 
 
+@user_frames_only
 def make_trainer(
     backend: str,
     train_loop_per_worker: Callable[..., Any] | None = None,
@@ -139,6 +141,7 @@ class Trainer:
         InvalidJobError: if anything is wrong with the arguments; it lists every problem.
     """
 
+    @user_frames_only
     def __init__(
         self,
         backend: Backend,
@@ -169,6 +172,14 @@ class Trainer:
         self._datasets, problems = checked(spec)
         raise_if_any(problems)
         self._spec = spec.with_program()
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        function = spec.train_loop_per_worker
+        what = [spec.backend.name, *([name_of(function)] if function is not None else [])]
+        config = spec.run_config
+        rest = (spec.scaling_config, RunConfig(name=config.name, storage_path=config.storage_path))
+        return f"<{type(self).__name__} {', '.join(what)}, {', '.join(map(repr, rest))}>"
 
     @overload
     def fit(

@@ -1,4 +1,4 @@
-"""What the user sees of an interruption: the lines of the user's own code."""
+"""What the user sees of an error or an interruption: the lines of the user's own code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from polytrain.data_errors import is_library
+from polytrain_plugins import PolytrainError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,13 +19,16 @@ _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def user_frames_only(function: Callable[P, R]) -> Callable[P, R]:
-    """Take polytrain's frames out of the traceback of an interruption that leaves a function."""
+    """Take polytrain's frames out of the traceback of what leaves a function on purpose.
+
+    That is an interruption, or an error whose text says what is wrong.
+    """
 
     @wraps(function)
     def called(*arguments: P.args, **named: P.kwargs) -> R:
         try:
             return function(*arguments, **named)
-        except (KeyboardInterrupt, SystemExit) as error:
+        except (KeyboardInterrupt, SystemExit, PolytrainError) as error:
             error.__traceback__ = _of_user(error.__traceback__)
             # Without a name: to raise by name would put this frame back.
             raise

@@ -15,15 +15,17 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.starting_point import StartingPoint, fetch, starting_point, verify
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.location import Location, expect_path, without_credentials
+from polytrain.storage.location import Location, expect_path
+from polytrain.text.addresses import without_credentials
+from polytrain.text.short_repr import ShortRepr
 from polytrain_plugins.type_names import a_type
 
 _METADATA = ".metadata.json"
 """File with the values of `set_metadata`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+@dataclass(frozen=True, slots=True, repr=False)
+class Checkpoint(ShortRepr):
     """A directory of files that training can resume from."""
 
     path: str

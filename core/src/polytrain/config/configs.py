@@ -27,7 +27,7 @@ _LEAST_WINDOW_S = 0.1
 
 
 @takes_ray_arguments(**SCALING)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ScalingConfig(Config):
     """How many workers, and what each of them gets."""
 
@@ -124,7 +124,7 @@ class ScalingConfig(Config):
 
 
 @takes_ray_arguments(**DATA)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DataConfig(Config):
     """What is read of a data set, and in which order."""
 
@@ -186,7 +186,7 @@ class DataConfig(Config):
 
 
 @takes_ray_arguments(**FAILURE)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FailureConfig(Config):
     """What to do when something fails."""
 
@@ -231,7 +231,7 @@ class FailureConfig(Config):
 
 
 @takes_ray_arguments(**CHECKPOINT)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckpointConfig(Config):
     """Which checkpoints are made and kept."""
 
@@ -268,7 +268,7 @@ class CheckpointConfig(Config):
 
 
 @takes_ray_arguments(**RUN)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunConfig(Config):
     """Where a run is stored, and how failures, checkpoints and observers are handled."""
 

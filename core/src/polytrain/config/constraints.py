@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
 from polytrain.text.plain_values import is_whole, plain
+from polytrain.text.short_repr import ShortRepr
 from polytrain_plugins import Problem
 from polytrain_plugins.problems import MOST_SECONDS
 from polytrain_plugins.type_names import a_type, with_article
@@ -105,7 +106,7 @@ class Entries:
             yield f"it is {a_type(value)}", "Pass a dict"
 
 
-class Config:
+class Config(ShortRepr):
     """A configuration, a dataclass whose fields state what they take.
 
     It takes NumPy's numbers for what they are, 0 and 1 for truth values, and None for a default
@@ -219,7 +220,8 @@ def _instead(value: Any, wanted: type) -> str:
     name = wanted.__name__
     if value is wanted and issubclass(wanted, Config):
         return f"Pass {name}(…)"
-    known = _hints(wanted) if isinstance(value, Mapping) and issubclass(wanted, Config) else ()
+    cls: Any = wanted
+    known = _hints(cls) if isinstance(value, Mapping) and issubclass(wanted, Config) else ()
     names = ", ".join(f"{each}=…" for each in known if each in value)
     call = f": {name}({names})" if names else ""
     return f"Pass {with_article(name)}{call}"

@@ -25,7 +25,7 @@ class ValidationFn(Protocol):
 
 
 @takes_ray_arguments(**VALIDATION_TASK)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ValidationTaskConfig(Config):
     """How one checkpoint is validated."""
 
@@ -37,7 +37,7 @@ class ValidationTaskConfig(Config):
 
 
 @takes_ray_arguments(**VALIDATION)
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ValidationConfig(Config):
     """How checkpoints are validated in a process of their own, while training continues.
 

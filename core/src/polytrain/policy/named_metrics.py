@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -20,3 +20,12 @@ def named_metric(metrics: Mapping[str, Any], name: str) -> Any:
             raise KeyError(name)
         value = value[key]
     return value
+
+
+def flat_metrics(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the single values of metrics; the name of a nested one is `a/b`."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{inner}", each) for inner, each in flat_metrics(value))
+        elif isinstance(value, bool | int | float | str):
+            yield str(name), value

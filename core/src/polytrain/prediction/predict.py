@@ -50,6 +50,7 @@ from polytrain.prediction.transforms import transform_problems, with_keys
 from polytrain.run.lease import leased
 from polytrain.storage.checks import writing_problems
 from polytrain.storage.location import Location
+from polytrain.text.short_repr import ShortRepr
 from polytrain.workers.available_clusters import available_clusters
 from polytrain_plugins import (
     Backend,
@@ -89,8 +90,8 @@ class PredictionRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionOutput:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PredictionOutput(ShortRepr):
     """Predictions that were stored as Parquet files.
 
     The files' names sort in the order of the rows, which is also the order within a file. All

@@ -25,6 +25,7 @@ from polytrain.record.entries import (
     RunConcluded,
 )
 from polytrain.run.run import Run
+from polytrain.text.short_repr import ShortRepr
 from polytrain_plugins import Problem, RunInfo
 from polytrain_plugins.type_names import a_type
 
@@ -39,8 +40,8 @@ _LONGEST_WAIT = 10_000
 """Reports that wait for other ranks; then the oldest is passed on without them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRunContext:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TrainRunContext(ShortRepr):
     """The run that a callback is called for."""
 
     run: RunInfo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import reprlib
 import sys
 from array import array
 from bisect import bisect_right
@@ -34,6 +35,9 @@ class _WrittenColumn(TypedDict):
 
 _AT_ONCE = 4096
 """Reports that are made into Python objects at once by a loop over them."""
+
+_SHOWN, _LONGEST = 10, 400
+"""Reports, and characters, up to which a history is shown in full."""
 
 
 @dataclass(slots=True)
@@ -269,7 +273,10 @@ class Reports(Sequence[Mapping[str, Any]]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(tuple(self))
+        text = repr(tuple(self[:_SHOWN]))
+        if self._count <= _SHOWN and len(text) <= _LONGEST:
+            return text
+        return f"<{self._count} reports: {reprlib.repr(self[0])} to {reprlib.repr(self[-1])}>"
 
     def _add_steps(self, step: int, row: int | None = None) -> None:
         row = self._count if row is None else row

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from polytrain.functions.code_fingerprint import code_fingerprint
-from polytrain.storage.location import without_credentials
+from polytrain.text.addresses import without_credentials
 from polytrain.text.secret_names import HIDDEN, is_secret
 
 _ROUNDS = 200_000

@@ -9,13 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.location import (
-    Location,
-    holds_credentials,
-    is_of_one_process,
-    is_plain,
-    without_credentials,
-)
+from polytrain.storage.location import Location, is_of_one_process, is_plain
+from polytrain.text.addresses import holds_credentials, without_credentials
 from polytrain_plugins import Problem
 from polytrain_plugins.type_names import a_type
 

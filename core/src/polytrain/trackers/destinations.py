@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polytrain.storage.location import Location, holds_credentials
+from polytrain.storage.location import Location
+from polytrain.text.addresses import holds_credentials
 from polytrain.trackers import NAMES
 from polytrain.trackers.names import tracker_class
 from polytrain.trackers.tracker import Tracker

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polytrain.checkpoint.manifest import Manifest
-from polytrain.storage.location import holds_credentials, without_credentials
 from polytrain.text import strict_json
+from polytrain.text.addresses import holds_credentials, without_credentials
 from polytrain.text.described import shortened
 from polytrain.trackers.description import Description
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain.api.backend_checks import raise_if_any
 from polytrain.checkpoint.events import PartStaged
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import StagedPart
@@ -33,7 +34,7 @@ from polytrain.workers.session.messages import (
     to_part,
     world_from,
 )
-from polytrain_plugins import Offer
+from polytrain_plugins import Offer, Problem
 
 plain = st.recursive(
     st.none()
@@ -126,6 +127,28 @@ def test_an_exception_arrives_with_its_traceback() -> None:
     assert failure.message == "ValueError: no such column: é"
     assert 'raise ValueError("no such column: é")' in failure.traceback
     assert failure.error == b"pickle"
+
+
+def refused(values: object) -> Exception:
+    try:
+        raise_if_any(values)  # type: ignore[arg-type]  # wrong on purpose
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_the_line_that_is_refused_is_the_last_one_of_a_traceback() -> None:
+    problem = Problem(field="a", what="it is wrong", remedy="Mend it")
+    event = heard(raised_message(refused([problem]), None))
+    assert isinstance(event, Failed)
+    assert "in raise_if_any" not in event.failure.traceback
+    assert event.failure.traceback.count("raise_if_any(values)") == 1
+
+
+def test_a_mistake_of_ours_keeps_its_own_line() -> None:
+    event = heard(raised_message(refused(5), None))
+    assert isinstance(event, Failed)
+    assert "in raise_if_any" in event.failure.traceback
 
 
 def test_an_exception_about_an_undecodable_file_name_arrives() -> None:

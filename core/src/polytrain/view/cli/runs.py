@@ -139,7 +139,7 @@ def _number(value: int | None) -> str:
 
 def in_short(metrics: Mapping[str, Any]) -> str:
     """The first few metrics in one line."""
-    from polytrain.view.progress.text import flat_metrics
+    from polytrain.policy.named_metrics import flat_metrics
 
     known = list(flat_metrics(metrics))
     shown = [

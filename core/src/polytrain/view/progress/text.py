@@ -10,6 +10,7 @@ from typing import Any
 from polytrain.errors import Failure
 from polytrain.output.echo import without_colours
 from polytrain.output.line_layout import Part, columns, cut, fitted, printable
+from polytrain.policy.named_metrics import flat_metrics
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
 from polytrain.text.next_command import next_command
@@ -172,15 +173,6 @@ def duration(seconds: float) -> str:
         return f"{hours} h {rest // _MINUTE_S:02d} min"
     days, rest = divmod(int(seconds), _DAY_S)
     return f"{days} d {rest // _HOUR_S} h"
-
-
-def flat_metrics(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the single values of metrics; the name of a nested one is `a/b`."""
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{inner}", each) for inner, each in flat_metrics(value))
-        elif isinstance(value, bool | int | float | str):
-            yield str(name), value
 
 
 def _source(checkpoint: str | None, step: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.storage.location import Location
+from polytrain.text.short_repr import ShortRepr
 from polytrain_plugins import CheckpointKind, World
 
 
@@ -83,14 +84,14 @@ def _path(location: Location) -> str:
     return path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context(metaclass=RayTrainClass):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Context(ShortRepr, metaclass=RayTrainClass):
     """This process's place in the run, with the getters of Ray Train's context."""
 
     _theirs: ClassVar[str] = "TrainContext"
 
     run_name: str
-    world: World
+    world: World = field(repr=False)
     checkpoint_kind: CheckpointKind
     storage: RunStorage = field(repr=False)
 

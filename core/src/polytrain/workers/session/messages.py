@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,15 @@ from polytrain.workers.processes.channel import Message
 from polytrain_plugins import Member, Offer, Stopped, World
 
 _WORKER_PROCESS = "polytrain.workers.session.worker_process"
+
+_PACKAGES = (
+    "polytrain",
+    "polytrain_plugins",
+    "polytrain_torch",
+    "polytrain_xgboost",
+    "polytrain_lightgbm",
+    "polytrain_tf",
+)
 
 
 # From worker process to agent
@@ -129,11 +139,40 @@ def _summary(error: BaseException) -> str:
 
 
 def _of_training(frames: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of the worker process itself."""
-    inner = frames
-    while inner is not None and inner.tb_frame.f_globals.get("__name__") == _WORKER_PROCESS:
-        inner = inner.tb_next
-    return frames if inner is None else inner
+    """Return the traceback without the frames of the worker process itself.
+
+    If a function that the user has called refuses its arguments, the user's line is the last one.
+    """
+    entries = list(_entries(frames))
+    while entries and _module(entries[0]) == _WORKER_PROCESS:
+        del entries[0]
+    if entries and _is_raised_here(entries[-1]):
+        of_others = [place for place, entry in enumerate(entries) if not _is_ours(entry)]
+        entries = entries[: of_others[-1] + 1] if of_others else entries
+    shown = None
+    for entry in reversed(entries):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown or frames
+
+
+def _entries(frames: TracebackType | None) -> Iterator[TracebackType]:
+    while frames is not None:
+        yield frames
+        frames = frames.tb_next
+
+
+def _module(entry: TracebackType) -> str:
+    return str(entry.tb_frame.f_globals.get("__name__"))
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return _module(entry).partition(".")[0] in _PACKAGES
+
+
+def _is_raised_here(entry: TracebackType) -> bool:
+    """Return whether the line is a `raise` statement, and so no mistake of its own."""
+    line = linecache.getline(entry.tb_frame.f_code.co_filename, entry.tb_lineno)
+    return line.lstrip().startswith("raise ")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.text.short_repr import ShortRepr
 
 
 class CheckpointConsistencyMode(Enum):
@@ -32,8 +33,8 @@ class ReportedCheckpointStatus(Enum):
     VALIDATION_FAILED = "VALIDATION_FAILED"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedCheckpoint:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ReportedCheckpoint(ShortRepr):
     """A committed checkpoint of the run."""
 
     checkpoint: Checkpoint
