@@ -193,6 +193,7 @@ def test_an_object_reaches_the_function_and_its_values_the_journal(tmp_path: Pat
     journal = (tmp_path / "run" / "journal.jsonl").read_text()
     assert '"epochs": 2' in journal or '"epochs":2' in journal
     assert "sk-12345" not in journal
+    assert '"optimizer.lr": 0.1' in journal or '"optimizer.lr":0.1' in journal
     # The same config again has the same result; another one is another run.
     trainer(Config()).fit()
     assert len(SEEN) == 1

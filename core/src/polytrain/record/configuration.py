@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from polytrain.config.configs import RunConfig, ScalingConfig
+from polytrain.config.loop_config import recorded
 from polytrain.record.secrecy import shown
 from polytrain.text.described import described, given_fields
 from polytrain.text.secret_names import HIDDEN
@@ -89,17 +90,17 @@ def chosen(options: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def hyperparameters_of(config: Mapping[str, Any] | None, backend: Backend) -> Mapping[str, Any]:
+def hyperparameters_of(config: Any, backend: Backend) -> Mapping[str, Any]:
     """Return a run's hyperparameters, as one level, with `…` for what is secret by its name.
 
     The user's own come first. An option of the backend with a name that they have, too, is named
     after the backend: `torch.timeout_s`.
 
     Args:
-        config: `train_loop_config`.
+        config: `train_loop_config`; an object's fields count also where they are its defaults.
         backend: the backend with its options.
     """
-    own = flattened(shown(described(config or {})))
+    own = flattened(shown(described(recorded(config) or {})))
     options = flattened(shown(described(given_fields(backend))))
     return {
         **own,
