@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from polytrain import InvalidJobError, Trainer
+from polytrain import DataConfig, InvalidJobError, Trainer
 from polytrain.backends.reference import Reference
 
 FRAME = pd.DataFrame({"x": [1.0, 2.0], "y": [1.0, 0.0]})
@@ -37,6 +37,31 @@ def test_data_without_a_name_are_one_problem(datasets: Any, what: str, function:
     assert list(map(str, raised.value.problems)) == [
         f'datasets: it is {what}, not data sets by name. Pass datasets={{"train": …}}'
     ]
+
+
+@pytest.mark.parametrize(
+    ("datasets", "field"),
+    [
+        ({"train": np.zeros(3)}, "datasets['train']"),
+        ({"train": [1.0, 2.0]}, "datasets['train']"),
+        ({"valid": np.zeros((3, 2))}, "datasets['valid']"),
+    ],
+)
+def test_a_named_data_set_that_is_wrong_is_no_dict_of_columns(datasets: Any, field: str) -> None:
+    with pytest.raises(InvalidJobError) as raised:
+        Trainer(Reference(), lambda: None, datasets=datasets)
+    assert [problem.field for problem in raised.value.problems] == [field]
+
+
+def test_a_named_data_set_without_a_chosen_column_is_no_dict_of_columns() -> None:
+    with pytest.raises(InvalidJobError, match="'z'") as raised:
+        Trainer(
+            Reference(),
+            lambda: None,
+            datasets={"valid": FRAME},
+            dataset_config=DataConfig(columns=["z"]),
+        )
+    assert [problem.field for problem in raised.value.problems] == ["datasets['valid']"]
 
 
 def test_a_data_set_that_is_wrong_beside_others_is_named() -> None:

@@ -59,11 +59,18 @@ def described(
 
 def _is_table(columns: Mapping[Any, Any]) -> bool:
     """Return whether a dict that holds no data set is one itself, by columns."""
+    if "train" in columns or any(_is_data(each) for each in columns.values()):
+        return False
     try:
         describe("train", columns)
     except SourceError:
         return False
     return True
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether it is a data set, perhaps one with a mistake, and no column."""
+    return isinstance(value, Mapping) or len(getattr(value, "shape", ())) > 1
 
 
 def _unnamed(data: Any) -> Problem:
