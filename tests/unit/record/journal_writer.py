@@ -14,6 +14,7 @@ from polytrain.record.entries import (
     CheckpointCommitted,
     Entry,
     Launched,
+    LoadMeasured,
     Opened,
     RunConcluded,
     ValidationEnded,
@@ -38,7 +39,7 @@ class JournalWriter:
         """Entries of the current driver, as trackers are given them."""
 
         self.journal: Journal | None = None
-        self.attempt = 0
+        self.attempt = self.loads = 0
 
     def do(self, event: str) -> None:
         if event == "driver" or self.journal is None:
@@ -67,6 +68,12 @@ class JournalWriter:
                         metrics={"accuracy": next(self.values)},
                         reason="",
                     )
+                )
+            case "load":
+                self.loads += 1
+                busy, memory = [0.5, 0.25], [2_000_000, 1_000_000]
+                self.journal.write(
+                    LoadMeasured(attempt=0, window=self.loads, busy=busy, memory=memory)
                 )
             case "restart":
                 self._launch()

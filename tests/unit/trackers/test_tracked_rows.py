@@ -112,6 +112,33 @@ def test_an_undone_step_is_not_sent_where_it_would_stay(tmp_path: Path) -> None:
     assert [row.step for row in missing.next().rows] == [1, 2]
 
 
+def test_a_row_has_the_load_since_the_row_before(tmp_path: Path) -> None:
+    driver, store = JournalWriter(tmp_path), Store()
+    missing = TrackedRows(Position(since=1), can_rewind=True, has_loads=True)
+    for event in ("report", "load", "report", "report", "load", "report", "restart", "report"):
+        driver.do(event)
+    for entry in driver.entries():
+        missing.take(entry)
+    store.deliver(missing)
+    load = {
+        "system/rank_0_busy_percentage": 50,
+        "system/rank_1_busy_percentage": 25,
+        "system/rank_0_memory_megabytes": 2,
+        "system/rank_1_memory_megabytes": 1,
+    }
+    shown = [
+        {name: value for name, value in row.items() if name.startswith("system/")}
+        for row in store.metrics()
+    ]
+    assert shown == [{}]
+    for event in ("load", "report", "report"):
+        driver.do(event)
+    for entry in driver.taken[-3:]:
+        missing.take(entry)
+    store.deliver(missing)
+    assert [dict(row).items() >= load.items() for row in store.metrics()] == [False, True, False]
+
+
 def test_all_rows_are_sent_on_request_and_not_again(tmp_path: Path) -> None:
     driver, store = JournalWriter(tmp_path), Store()
     for event in ("report", "report"):

@@ -304,6 +304,31 @@ def test_a_tracker_that_comes_back_catches_up_while_the_run_lasts(
     assert "10500 steps behind" in caplog.text
 
 
+def test_loads_that_the_journal_joins_take_no_row_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = ("load", "load", "restart", "report", "report")
+    monkeypatch.setattr("polytrain.trackers.tracking._QUEUED", len(last))
+    monkeypatch.setattr("polytrain.trackers.tracking._SEND_EVERY_S", 0.001)
+    monkeypatch.setattr("polytrain.trackers.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
+    is_back = threading.Event()
+
+    def unreachable() -> None:
+        if not is_back.is_set():
+            raise ConnectionError("no route to the tracker")
+
+    tracker = Memory(hook=unreachable)
+    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+        writer = JournalWriter(tmp_path, tracking.follow)
+        for event in ("report",) * 20 + ("commit", "load", *last):
+            writer.do(event)
+        is_back.set()
+        assert tracker.has(20)
+        writer.do("commit")
+        assert tracker.has(22)
+        writer.finish()
+
+
 @pytest.mark.parametrize("lasting", [1, 2, 5])
 def test_a_tracker_that_is_slow_gets_every_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: int

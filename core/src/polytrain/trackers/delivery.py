@@ -167,7 +167,10 @@ class TrackerDelivery:
 
     def _take_from(self, position: Position) -> None:
         self.missing = TrackedRows(
-            position, can_rewind=self._tracker.can_rewind, all_rows=self._all_rows
+            position,
+            can_rewind=self._tracker.can_rewind,
+            all_rows=self._all_rows,
+            has_loads=self._tracker.has_system_metrics,
         )
         self._token, self._checkpoint = -1, ""
         self._started_with = RunFacts()

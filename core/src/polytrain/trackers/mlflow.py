@@ -49,6 +49,8 @@ class MLflow(Tracker):
         log_checkpoint: whether the newest checkpoint is logged at the end, as an artifact
             `checkpoint.json` with its path, step, metrics, and its files' names and hashes.
             The files themselves aren't copied.
+        system_metrics: whether a row also has how busy each rank was, and its memory, if that was
+            measured since the row before: every `FailureConfig.straggler_window_s` seconds.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -58,6 +60,11 @@ class MLflow(Tracker):
     uri: str | None = None
     experiment: str | None = None
     log_checkpoint: bool = False
+    system_metrics: bool = False
+
+    @property
+    def has_system_metrics(self) -> bool:
+        return self.system_metrics
 
     def __repr__(self) -> str:
         # Commands and errors show it.

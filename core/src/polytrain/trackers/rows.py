@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Annotated
@@ -13,6 +14,7 @@ from polytrain.record.entries import (
     CheckpointCommitted,
     Entry,
     Launched,
+    LoadMeasured,
     MetricsReported,
     Opened,
     ReportBlock,
@@ -75,16 +77,31 @@ class TrackedRows:
     checkpoint is damaged, the tracker keeps its rows, and they aren't sent again.
     """
 
-    def __init__(self, position: Position, *, can_rewind: bool, all_rows: bool = False) -> None:
+    def __init__(
+        self,
+        position: Position,
+        *,
+        can_rewind: bool,
+        all_rows: bool = False,
+        has_loads: bool = False,
+    ) -> None:
         """
         Args:
             position: the tracker's position in the run since it was last started over.
             can_rewind: whether the tracker can remove rows.
             all_rows: whether it also gets rows that a restart may undo.
+            has_loads: whether rows have system metrics.
         """
         self.position = position
         self._can_rewind = can_rewind
         self._is_final = can_rewind or all_rows
+        self._has_loads = has_loads
+        self._load: Mapping[str, float] = {}
+        """System metrics for the next row."""
+
+        self._loads: dict[int, Mapping[str, float]] = {}
+        """Step → system metrics in its row."""
+
         self._settled = _ALL if self._is_final else 0
         """The last step that is ready to be sent."""
 
@@ -115,6 +132,8 @@ class TrackedRows:
                 self._settled = max(self._settled, step)
             case ValidationEnded():
                 self._validated(entry)
+            case LoadMeasured() if self._has_loads:
+                self._load = _system_metrics(entry)
             case RunConcluded(succeeded=True):
                 self._settled = _ALL
 
@@ -161,6 +180,8 @@ class TrackedRows:
         if self._start == len(self._reports):
             self._clear()
         del self._amendments[: len(delivery.amendments)]
+        for row in delivery.rows:
+            self._loads.pop(row.step, None)
 
     def _clear(self) -> None:
         self._reports, self._times, self._start = Reports(), array("d"), 0
@@ -172,6 +193,9 @@ class TrackedRows:
         self._known = new.behind
         start = max(new.start, _count(new.reports, self.sent))
         if start < len(new.reports):
+            if self._load:
+                self._loads[int(new.reports.steps()[start])] = self._load
+                self._load = {}
             self._reports.extend(new.reports, start=start)
             self._times.extend(new.times[start:])
 
@@ -180,6 +204,7 @@ class TrackedRows:
         self._reports.drop_after(step)
         del self._times[len(self._reports) :]
         self._start = min(self._start, len(self._reports))
+        self._loads = {at: load for at, load in self._loads.items() if at <= step}
         self._amendments = [each for each in self._amendments if each[1].step <= step]
         if not self._is_final:
             self._settled = step
@@ -199,9 +224,22 @@ class TrackedRows:
         steps = self._reports.steps()[self._start : stop].tolist()
         times, metrics = self._times[self._start : stop], self._reports[self._start : stop]
         return tuple(
-            Row(step=step, time=time, metrics=flat(each))
+            Row(step=step, time=time, metrics={**flat(each), **self._loads.get(step, {})})
             for step, time, each in zip(steps, times, metrics, strict=True)
         )
+
+
+def _system_metrics(load: LoadMeasured) -> Mapping[str, float]:
+    """Return each rank's load, under names that MLflow and W&B take for system metrics."""
+    busy = {
+        f"system/rank_{rank}_busy_percentage": round(100 * share, 2)
+        for rank, share in enumerate(load.busy)
+    }
+    memory = {
+        f"system/rank_{rank}_memory_megabytes": taken / 1e6
+        for rank, taken in enumerate(load.memory)
+    }
+    return {**busy, **memory}
 
 
 def _count(reports: Reports, step: int) -> int:

@@ -37,6 +37,8 @@ class TensorBoard(Tracker):
     Args:
         directory: the log directory, in which the run has a directory of its name; by default
             `tensorboard` in the run's directory.
+        system_metrics: whether a row also has how busy each rank was, and its memory, if that was
+            measured since the row before: every `FailureConfig.straggler_window_s` seconds.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -44,6 +46,11 @@ class TensorBoard(Tracker):
     can_rewind: ClassVar[bool] = True
 
     directory: str | None = None
+    system_metrics: bool = False
+
+    @property
+    def has_system_metrics(self) -> bool:
+        return self.system_metrics
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

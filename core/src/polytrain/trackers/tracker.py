@@ -104,6 +104,11 @@ class Tracker(RecordFollower, ABC):
     when no restart can undo them."""
 
     @property
+    def has_system_metrics(self) -> bool:
+        """Whether its rows also have how busy the ranks were before."""
+        return False
+
+    @property
     def is_rewritten(self) -> bool:
         """Whether a closed store can't be continued, only replaced by a complete one."""
         return False

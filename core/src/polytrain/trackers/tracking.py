@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from polytrain.errors import RunOwnedError
-from polytrain.record.entries import Entry, MetricsReported, ReportBlock
+from polytrain.record.entries import Entry, LoadMeasured, MetricsReported, ReportBlock
 from polytrain.record.history import JOURNAL, entries, read_history
 from polytrain.trackers.delivery import (
     StoreBehindError,
@@ -31,6 +31,10 @@ _SEND_EVERY_S = 1.0
 _RETRY_AFTER_AT_MOST_S = 60.0
 _END_WITHIN_S = 60.0
 """Seconds that the end of a run waits for its trackers."""
+
+
+_UNCOUNTED = (MetricsReported, ReportBlock, LoadMeasured)
+"""Entries without a number of their own. Reports have numbers, and the journal joins loads."""
 
 
 class _JournalBehindError(Exception):
@@ -131,7 +135,7 @@ class _Courier:
 
     def take(self, entry: Entry) -> None:
         self._queue.append((self._taken, entry))
-        self._taken += not isinstance(entry, MetricsReported)
+        self._taken += not isinstance(entry, _UNCOUNTED)
 
     def start(self) -> None:
         self._thread.start()
@@ -239,7 +243,7 @@ class _Courier:
             self._next = None
             if number == known:
                 delivery.take(entry)
-                self._known += not is_report
+                self._known += not isinstance(entry, _UNCOUNTED)
 
     def _take_journal(self, delivery: TrackerDelivery) -> None:
         """Take the journal's entries since the run was last started over."""
@@ -249,7 +253,7 @@ class _Courier:
             if entry.token >= self._facts.since:
                 delivery.take(entry)
                 is_own = entry.token == self._own_token
-                self._known += is_own and not isinstance(entry, MetricsReported | ReportBlock)
+                self._known += is_own and not isinstance(entry, _UNCOUNTED)
         self._needs_journal = False
 
     def _release(self) -> None:

@@ -56,6 +56,8 @@ class WandB(Tracker):
             or the run's directory.
         log_checkpoint: whether the newest checkpoint is logged at the end, as an artifact that
             refers to its address: its files aren't copied.
+        system_metrics: whether a row also has how busy each rank was, and its memory, if that was
+            measured since the row before: every `FailureConfig.straggler_window_s` seconds.
     """
 
     name: ClassVar[str] = "wandb"
@@ -68,6 +70,11 @@ class WandB(Tracker):
     mode: Literal["online", "offline"] | None = None
     directory: str | None = None
     log_checkpoint: bool = False
+    system_metrics: bool = False
+
+    @property
+    def has_system_metrics(self) -> bool:
+        return self.system_metrics
 
     @property
     def is_rewritten(self) -> bool:

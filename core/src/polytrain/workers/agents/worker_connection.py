@@ -133,7 +133,7 @@ class WorkerConnection:
         probes: list[Probe] = []
         if (timeout_s := self._hang_timeout_s) is not None:
             probes.append(ProgressProbe(attempt=attempt, rank=rank, timeout_s=timeout_s, now=now))
-        if (window_s := self._straggler_window_s) is not None and len(self.order.members) > 1:
+        if (window_s := self._straggler_window_s) is not None:
             probes.append(UtilizationProbe(attempt=attempt, rank=rank, window_s=window_s, now=now))
         page, pid = self.child.page, self.child.pid
         self._watches = [Watch(probe, page=page, pid=pid, tell=self._on_event) for probe in probes]
