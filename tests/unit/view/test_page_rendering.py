@@ -108,6 +108,16 @@ def test_no_text_of_a_run_is_markup(written: str) -> None:
     assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
 
 
+def test_every_region_has_a_name_of_its_own(written: str) -> None:
+    parsed = Parsed(written)
+    titles = dict(re.findall(r'<h2 id="([^"]*)">([^<]*)</h2>', written))
+    names = [titles[str(each["aria-labelledby"])] for each in parsed.of("section")]
+    names += [str(each["aria-label"]) for each in parsed.of("div") if each.get("role") == "region"]
+    assert len(names) > 10
+    assert len(set(names)) == len(names)
+    assert "<th></th>" not in written
+
+
 def test_nothing_in_it_is_elsewhere(written: str) -> None:
     parsed = Parsed(written)
     for tag, attributes in parsed.tags:

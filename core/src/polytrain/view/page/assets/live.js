@@ -2,8 +2,15 @@
 // Follows an active run: fetches the page again, and changes in this one what differs. So zoom,
 // focus, scrolling, selected text and opened details stay.
 (() => {
+  const LIVE = "Live: this page follows the run.";
   const status = document.getElementById("live");
   const time = () => new Date().toLocaleTimeString();
+
+  // Screen readers read it out: it changes only when something has.
+  const say = (text, isLost = false) => {
+    if (status.textContent !== text) status.textContent = text;
+    status.classList.toggle("lost", isLost);
+  };
 
   const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE ? (node.dataset.key ?? (node.id || node.nodeName)) : node.nodeName);
 
@@ -28,9 +35,9 @@
         else old.insertBefore(found, place);
         if (found.nodeType !== Node.ELEMENT_NODE) {
           if (found.data !== child.data) found.data = child.data;
-        } else if (!found.isEqualNode(child)) {
+        } else if (!found.matches(".controls") && !found.isEqualNode(child)) {
           sameAttributes(found, child);
-          if (!found.matches(".chart, .controls")) change(found, child);
+          if (!found.matches(".chart")) change(found, child);
         }
       }
     }
@@ -40,7 +47,7 @@
   const follow = async () => {
     const wait = Number(document.body.dataset.refresh);
     if (!wait) {
-      status.textContent = "The run has ended: this page is complete.";
+      say("The run is no longer active: this page doesn't change any more.");
       return;
     }
     await new Promise((done) => setTimeout(done, wait * 1000));
@@ -54,18 +61,15 @@
       for (const part of ["header", "main", "footer"]) change(document.querySelector(part), fresh.querySelector(part));
       document.getElementById("facts").textContent = fresh.getElementById("facts").textContent;
       page.update();
-      status.textContent = "Live: read at " + time() + ".";
-      status.classList.remove("lost");
+      delete status.dataset.since;
+      say(LIVE);
     } catch (error) {
-      status.textContent = "Not live since " + (status.dataset.since ??= time()) + ": " + error.message + ". Trying again.";
-      status.classList.add("lost");
-      follow();
-      return;
+      const since = (status.dataset.since ??= time());
+      say("Not live since " + since + ", and trying again: " + error.message, true);
     }
-    delete status.dataset.since;
     follow();
   };
 
-  status.textContent = "Live: read at " + time() + ".";
+  say(LIVE);
   follow();
 })();

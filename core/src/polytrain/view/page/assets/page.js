@@ -64,7 +64,13 @@ const page = (() => {
             ? [each]
             : [{ ...each, alpha: 0.3 }, { ...each, label: each.label + ", smoothed", values: smoothed(each.values, settings.smoothing) }]);
 
-  const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  // Read once for all charts: each reading may cost a layout of the page.
+  let palette = {};
+  const readPalette = () => {
+    const style = getComputedStyle(root);
+    palette = Object.fromEntries([...COLORS, "--faint", "--line"].map((name) => [name, style.getPropertyValue(name).trim()]));
+  };
+  const color = (name) => palette[name];
 
   const drawRestarts = (chart) => {
     const { ctx, bbox } = chart;
@@ -111,13 +117,12 @@ const page = (() => {
     return { isLog, place, placed, valueAt, spread: isLog ? 0 : most - least };
   };
 
-  const draw = (element, zoom) => {
+  const draw = (element, width, zoom) => {
     const { lines: plain, name } = drawn[Number(element.dataset.chart)];
     const lines = withSmoothing(plain);
     const scale = scaleOf(lines);
     const data = uPlot.join(lines.map(({ steps, values }) => [steps, values.map(scale.placed)]));
     const originals = uPlot.join(lines.map(({ steps, values }) => [steps, values]));
-    const width = root.classList.contains("paper") ? PAPER_WIDTH : element.clientWidth || PAPER_WIDTH;
     let labels = new Map();
     let base = "";
     const axis = () => ({ stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 } });
@@ -194,24 +199,35 @@ const page = (() => {
     return min > chart.all[0] || max < chart.all[1] ? { min, max } : null;
   };
 
-  const drawAll = () => {
-    const elements = [...document.querySelectorAll(".chart")];
-    for (const [element, chart] of charts) {
-      chart.destroy();
-      if (!elements.includes(element)) charts.delete(element);
-    }
-    for (const element of elements) {
-      const before = charts.get(element);
-      const isSame = before !== undefined && before.name === drawn[Number(element.dataset.chart)].name;
-      const chart = draw(element, isSame ? zoomOf(before) : null);
-      if (isSame && before.cursor.left >= 0) chart.setCursor({ left: before.cursor.left, top: before.cursor.top });
+  // Folded charts are drawn when they are opened.
+  const drawMissing = (before = new Map()) => {
+    const isPaper = root.classList.contains("paper");
+    const missing = [...document.querySelectorAll(".chart")].filter((element) => !charts.has(element) && element.checkVisibility());
+    const widths = missing.map((element) => (isPaper ? PAPER_WIDTH : element.clientWidth));
+    missing.forEach((element, at) => {
+      const old = before.get(element);
+      const isSame = old !== undefined && old.name === drawn[Number(element.dataset.chart)].name;
+      const chart = draw(element, widths[at], isSame ? zoomOf(old) : null);
+      if (isSame && old.cursor.left >= 0) chart.setCursor({ left: old.cursor.left, top: old.cursor.top });
       charts.set(element, chart);
-    }
+    });
+    root.dataset.charts = String(charts.size);
+  };
+
+  const drawAll = () => {
+    const before = new Map(charts);
+    for (const chart of charts.values()) chart.destroy();
+    charts.clear();
+    readPalette();
+    drawMissing(before);
   };
 
   const resize = () => {
-    for (const [element, chart] of charts)
-      if (element.clientWidth > 0 && element.clientWidth !== chart.width) chart.setSize({ width: element.clientWidth, height: HEIGHT });
+    const widths = [...charts.keys()].map((element) => element.clientWidth);
+    [...charts.values()].forEach((chart, at) => {
+      if (widths[at] > 0 && widths[at] !== chart.width) chart.setSize({ width: widths[at], height: HEIGHT });
+    });
+    drawMissing();
   };
 
   // The arrow keys move the cursor from point to point, + and - zoom, Escape shows the whole curve.
@@ -273,13 +289,12 @@ const page = (() => {
 
   const update = () => {
     read();
+    for (const controls of document.querySelectorAll(".controls")) controls.hidden = false;
     drawAll();
     find();
-    root.dataset.charts = String(charts.size);
   };
 
   update();
-  for (const controls of document.querySelectorAll(".controls")) controls.hidden = false;
   addEventListener("resize", resize);
   addEventListener("toggle", resize, true);
   addEventListener("keydown", onKey);
