@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 
+from polytrain.errors import Failure, FailureKind
 from polytrain.events.output import Output
 from polytrain.output.worker_output import WorkerOutput
 
@@ -112,6 +113,24 @@ def test_a_bar_of_progress_is_one_line_and_all_of_it_is_in_the_log(
         output.write(wrote("\n"))
     assert capsys.readouterr().out == "(rank 0) 100%\n"
     assert (tmp_path / "logs" / "rank_0.log").read_bytes() == b"\r10%\r50%\r100%\n"
+
+
+def test_the_traceback_of_a_rank_is_in_its_log_and_not_shown_twice(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
+        output.write(wrote("before\n", rank=1))
+        output.log_traceback(
+            Failure(
+                kind=FailureKind.USER_ERROR,
+                rank=1,
+                message="ValueError: no",
+                traceback="Traceback:\n  …\nValueError: no\n",
+            )
+        )
+    log = (tmp_path / "logs" / "rank_1.log").read_text()
+    assert log == "before\n\nTraceback:\n  …\nValueError: no\n"
+    assert "ValueError" not in capsys.readouterr().out
 
 
 class Broken(io.TextIOBase):

@@ -176,6 +176,11 @@ def test_a_run_is_shown_with_what_its_attempts_came_to(
     first, second = facts["attempts"]
     assert first["failure"] == "USER_ERROR: rank 0: OSError: the disk is away"
     assert second["failure"] is None
+    assert second["traceback"] is None
+    assert first["traceback"].startswith("Traceback (most recent call last):\n")
+    main(["show", str(storage / "mended")])
+    last = first["traceback"].rstrip().split("\n")[-1]
+    assert f"        {last}" in capsys.readouterr().out.splitlines()
     assert sum(facts["seconds"].values()) == pytest.approx(
         polytrain.Result.from_path(storage / "mended").ledger.wall_s
     )

@@ -135,7 +135,7 @@ def test_a_run_that_trains_shows_step_rate_time_left_metrics_and_what_is_saved()
     play.take("Committed", checkpoint="checkpoint_000001", step=10)
     first, second = play.shown()
     assert first == "higgs · step 20 of 2000 · 1 steps/s · 33 min left · loss 0.05 · saved 10"
-    assert second == "2 ranks · goodput 87%"
+    assert second == "2 ranks · 0:23 elapsed · goodput 87%"
 
 
 def test_without_a_total_there_is_no_time_left() -> None:
@@ -191,7 +191,7 @@ def test_restarts_and_their_last_cause_are_in_the_second_line() -> None:
     play.take("Load", attempt=1, window=0, busy=[0.93, 0.4])
     assert play.shown()[1] == (
         "2 ranks █▄ · 1 restart, last: rank 1 on 10.0.0.3: killed by SIGKILL before its "
-        "training was … · goodput 77%"
+        "training wa… · 0:26 elapsed · goodput 77%"
     )
 
 
@@ -224,7 +224,7 @@ def test_the_failure_that_ends_a_run_is_left_to_the_exception() -> None:
     play.fail(decision="failure 1 of max_failures=0")
     play.take("Concluded", succeeded=False, stopped=None, reason="failure 1 of max_failures=0")
     assert play.said == []
-    assert ended(RUN, play.progress) == "higgs: failed: failure 1 of max_failures=0"
+    assert [*ended(RUN, play.progress)] == ["higgs: failed after 23 s: failure 1 of max_failures=0"]
 
 
 def test_a_failure_before_a_stop_is_reported_since_nothing_is_raised() -> None:
@@ -272,19 +272,25 @@ def test_where_lines_stay_there_is_one_for_each_event() -> None:
         "higgs: restart 1: resumes after step 40, from checkpoint_000001",
         "higgs: training on 2 ranks",
     ]
-    assert ended(RUN, play.progress) == "higgs: finished, 1 restart"
+    assert [*ended(RUN, play.progress)] == [
+        "higgs: finished after 55 s, 1 restart",
+        "  step 40: loss 0.02041",
+        "  checkpoint of step 40: /runs/higgs/checkpoints/checkpoint_000001",
+        "  more: polytrain show /runs/higgs",
+    ]
 
 
 def test_the_last_line_says_that_every_validation_failed() -> None:
     play = trained()
     why = "its validation failed: ValueError: no"
     play.take("Concluded", succeeded=True, stopped=None, reason="", validation_failure=why)
-    assert ended(RUN, play.progress) == f"higgs: finished, but no checkpoint has a score: {why}"
+    first, *_ = ended(RUN, play.progress)
+    assert first == f"higgs: finished after 23 s, but no checkpoint has a score: {why}"
     assert json.loads(ended_line(RUN, play.progress, now=play.now))["validation_failure"] == why
 
 
 def test_a_driver_that_ends_without_a_conclusion_was_interrupted() -> None:
-    assert ended(RUN, trained().progress) == "higgs: interrupted"
+    assert next(ended(RUN, trained().progress)) == "higgs: interrupted after 23 s"
 
 
 def test_a_request_to_stop_is_shown_until_the_run_has_stopped() -> None:
@@ -294,13 +300,14 @@ def test_a_request_to_stop_is_shown_until_the_run_has_stopped() -> None:
     assert "stops after its next checkpoint: stopped by a signal: SIGINT" in play.shown()[1]
     play.take("AttemptEnded", attempt=0, failure=None, reason="")
     play.take("Concluded", succeeded=False, stopped={"by": "signal", "reason": ""}, reason=reason)
-    assert ended(RUN, play.progress) == f"higgs: stopped: {reason}"
+    assert next(ended(RUN, play.progress)) == f"higgs: stopped after 23 s: {reason}"
 
 
 def test_a_heartbeat_is_one_line_with_all_of_it() -> None:
     play = trained()
     assert heartbeat(RUN, play.progress, now=play.now) == (
-        "higgs: step 20 of 2000, 1 steps/s, 33 min left, loss 0.05, 2 ranks, goodput 87%"
+        "higgs: step 20 of 2000, 1 steps/s, 33 min left, loss 0.05, 2 ranks, 0:23 elapsed, "
+        "goodput 87%"
     )
 
 
@@ -326,7 +333,10 @@ def test_no_metric_breaks_a_line_and_no_line_is_too_wide(width: int, signs: Any)
 
 
 def test_forty_columns_hold_the_step_and_the_time_left() -> None:
-    assert trained().shown(40) == ("step 20 of 2000 · 33 min left", "2 ranks · goodput 87%")
+    assert trained().shown(40) == (
+        "step 20 of 2000 · 33 min left",
+        "2 ranks · 0:23 elapsed · goodput 87%",
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,3 +418,43 @@ def test_the_lines_of_a_second_driver_begin_where_the_first_one_ended() -> None:
     assert "step 12 of 2000 · repeating up to 20" in second.shown()[0]
     assert second.progress.stage is Stage.TRAINING
     assert second.said[0] == "higgs: restart 1: resumes after step 10, from checkpoint_000001"
+
+
+def test_a_long_step_shows_that_time_passes() -> None:
+    play = trained(total=None)
+    assert "ago" not in play.shown()[0]
+    assert "0:23 elapsed" in play.shown()[1]
+    play.now += 30
+    assert "· 1 steps/s · reported 30 s ago ·" in play.shown()[0]
+    assert "0:53 elapsed" in play.shown()[1]
+
+
+def test_the_first_report_already_has_a_rate() -> None:
+    play = Play()
+    play.open(total=10)
+    play.launch()
+    play.join()
+    play.now += 29
+    play.report([1])
+    first, _ = play.shown()
+    assert "step 1 of 10 · 30 s/step · 270 s left" in first or "30 s/step · 4 min left" in first
+
+
+def test_the_end_has_the_best_value_of_the_metric_that_ranks_checkpoints() -> None:
+    play = Play()
+    play.take("Opened", anew=True, world_size=2, began=T0, ranking=["auc", "max"])
+    play.launch()
+    play.join()
+    for step, auc in ((1, 0.5), (2, 0.9), (3, float("nan")), (4, 0.7)):
+        play.report([step], {"auc": auc})
+    play.take("Concluded", succeeded=True, stopped=None, reason="every rank finished")
+    assert "  best auc: 0.9, of step 2" in [*ended(RUN, play.progress)]
+
+
+def test_the_traceback_of_a_failure_is_shown_though_the_run_goes_on() -> None:
+    play = trained()
+    frames = [f"  frame {number}" for number in range(60)]
+    play.fail(kind="USER_ERROR", traceback="\n".join(["Traceback:", *frames, "ValueError: no"]))
+    assert "    ValueError: no" in play.said
+    assert "      frame 59" in play.said
+    assert "      frame 0" not in play.said

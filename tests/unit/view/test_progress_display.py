@@ -53,7 +53,8 @@ def test_a_stream_that_knows_few_characters_gets_the_others_as_escapes(
     sys.stderr.flush()
     assert written.getvalue().decode("ascii").splitlines() == [
         "gr\\xf6\\xdfe: starting (2 workers here), in /runs/r",
-        "gr\\xf6\\xdfe: finished",
+        "gr\\xf6\\xdfe: finished after 0.0 s",
+        "  more: polytrain show /runs/r",
     ]
 
 

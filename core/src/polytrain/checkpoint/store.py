@@ -42,7 +42,7 @@ from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
 
-_CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"
 
 _SHOWN_WITHIN_S = 60.0
 """Longest time until a network file system shows files that another node wrote."""
@@ -109,7 +109,7 @@ class CheckpointStore:
     @property
     def checkpoints(self) -> Location:
         """The location of all checkpoints."""
-        return self.location.below(_CHECKPOINTS)
+        return self.location.below(CHECKPOINTS)
 
     @property
     def near_staging(self) -> Path | None:
@@ -156,7 +156,7 @@ class CheckpointStore:
                 if name in stored_already:
                     digest = hashlib.file_digest(opened, "sha256").hexdigest()
                 else:
-                    path = f"{_CHECKPOINTS}/{directory}/{name}"
+                    path = f"{CHECKPOINTS}/{directory}/{name}"
                     digest = self._storage.put(staged / name, path, move=True)
                 # Use the descriptor: the file may have been moved.
                 status = os.fstat(opened.fileno())
@@ -199,7 +199,7 @@ class CheckpointStore:
             StoredFile(
                 name=name,
                 size=size,
-                sha256=self._storage.digest(f"{_CHECKPOINTS}/{directory}/{name}"),
+                sha256=self._storage.digest(f"{CHECKPOINTS}/{directory}/{name}"),
                 rank=rank,
             )
             for name, size in sorted(sizes.items())
@@ -222,7 +222,7 @@ class CheckpointStore:
             retry_s=min(self.location.retry_s, _SHOWN_WITHIN_S),
             what=manifest.directory,
         )
-        path = f"{_CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
+        path = f"{CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
         text = manifest.to_json().encode()
         self._storage.write(path, text)
         # If this driver was paused after its check, a successor may have deleted the files, which
@@ -257,8 +257,8 @@ class CheckpointStore:
             OSError: the storage failed.
         """
         files: dict[str, dict[str, int]] = {}
-        for path, size in self._storage.list(_CHECKPOINTS).items():
-            directory, _, name = path.removeprefix(f"{_CHECKPOINTS}/").partition("/")
+        for path, size in self._storage.list(CHECKPOINTS).items():
+            directory, _, name = path.removeprefix(f"{CHECKPOINTS}/").partition("/")
             files.setdefault(directory, {})[name] = size
         own = [name for name in files if _is_since(name, since_token)]
         committed = [name for name in own if MANIFEST_NAME in files[name]]
@@ -309,7 +309,7 @@ class CheckpointStore:
         if not self.location.is_local:
             sizes = self._sizes(manifest.directory)
             return {name: (sizes.get(name, -1),) for name in names}
-        root = f"{_CHECKPOINTS}/{manifest.directory}"
+        root = f"{CHECKPOINTS}/{manifest.directory}"
         try:
             statuses = self._retrying(lambda: self._files.statuses(root, names))
         except FileNotFoundError:
@@ -325,8 +325,8 @@ class CheckpointStore:
         Raises:
             OSError: the storage failed.
         """
-        self._storage.delete(f"{_CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
-        self._storage.delete_below(f"{_CHECKPOINTS}/{directory}")
+        self._storage.delete(f"{CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
+        self._storage.delete_below(f"{CHECKPOINTS}/{directory}")
 
     def sweep(self, *, before: AttemptId) -> None:
         """Delete the uncommitted files of earlier attempts, which have ended.
@@ -336,21 +336,21 @@ class CheckpointStore:
         """
         if self.location.is_local:
             # List only names: a directory may have no complete file, or thousands.
-            names = {name for name, _ in self._files.names(_CHECKPOINTS)}
+            names = {name for name, _ in self._files.names(CHECKPOINTS)}
             committed = set(filter(self._is_committed, names))
         else:
-            paths = [path.split("/") for path in self._storage.list(_CHECKPOINTS)]
+            paths = [path.split("/") for path in self._storage.list(CHECKPOINTS)]
             names = {path[1] for path in paths}
             committed = {path[1] for path in paths if path[2:] == [MANIFEST_NAME]}
         for name in names - committed:
             parsed = parse_directory_name(name)
             if parsed is not None and parsed[1] < before:
-                self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
+                self._storage.delete_below(f"{CHECKPOINTS}/{name}")
 
     def _is_committed(self, name: str) -> bool:
         """Return whether a directory of a local storage has a manifest."""
         try:
-            self._files.status(f"{_CHECKPOINTS}/{name}/{MANIFEST_NAME}")
+            self._files.status(f"{CHECKPOINTS}/{name}/{MANIFEST_NAME}")
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
@@ -375,7 +375,7 @@ class CheckpointStore:
             )
 
     def _sizes(self, directory: str) -> dict[str, int]:
-        root = f"{_CHECKPOINTS}/{directory}"
+        root = f"{CHECKPOINTS}/{directory}"
         return {
             path.removeprefix(f"{root}/"): size for path, size in self._storage.list(root).items()
         }
@@ -389,7 +389,7 @@ class CheckpointStore:
     def _read(self, directory: str) -> Manifest | str:
         try:
             manifest = parse_manifest(
-                self._storage.read(f"{_CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
+                self._storage.read(f"{CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
             )
         except UnknownFormatError as error:
             # A checkpoint of an unknown format isn't damaged, and must not be deleted.
@@ -408,14 +408,14 @@ class CheckpointStore:
         """Return damage by entries that are neither file nor directory: engines open paths here."""
         if self.location.is_local:
             try:
-                self._files.check(f"{_CHECKPOINTS}/{manifest.directory}")
+                self._files.check(f"{CHECKPOINTS}/{manifest.directory}")
             except ForeignFileError as error:
                 return (str(error),)
         return ()
 
     def _digest(self, manifest: Manifest, file: StoredFile) -> str:
         try:
-            return self._storage.digest(f"{_CHECKPOINTS}/{manifest.directory}/{file.name}")
+            return self._storage.digest(f"{CHECKPOINTS}/{manifest.directory}/{file.name}")
         except FileNotFoundError:
             return ""
 

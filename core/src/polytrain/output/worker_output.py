@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TextIO
 
+from polytrain.errors import Failure
 from polytrain.events.output import BarMoved, Output
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.echo import output_line, without_colours, write_line
@@ -112,6 +113,16 @@ class WorkerOutput:
         """Show a rank's progress bars as they are now, in place of those before."""
         if not (self.muted or self._is_hidden(moved.rank)):
             self._bars.put(moved.rank, moved.rows)
+
+    def log_traceback(self, failure: Failure) -> None:
+        """Append a rank's traceback to its log: the rank has sent it, and hasn't printed it."""
+        if not failure.traceback or (failure.rank is None):
+            return
+        text = f"\n{failure.traceback.rstrip()}\n"
+        log = self._log(failure.rank)
+        self._of_the_logs.give(
+            lambda: log.write(text, retry_s=self.retry_s), size=len(text) + _OVERHEAD
+        )
 
     def log_of(self, rank: int | None) -> str:
         """Return the path or address of a rank's log; empty if it has written nothing."""

@@ -123,6 +123,14 @@ class Ledger:
         since = max(0.0, now - self._now) if trains and now is not None else 0.0
         return sum(self.seconds[account] for account in _TRAINING) + since
 
+    def elapsed_s(self, now: float) -> float:
+        """Return the total time until a moment.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        return self.wall_s + (max(0.0, now - self._now) if self._account is not None else 0.0)
+
     @property
     def goodput(self) -> float:
         """The fraction of time with new training progress, between 0 and 1."""

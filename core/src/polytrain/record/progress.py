@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Any
 
 from polytrain.record.entries import (
@@ -73,6 +74,12 @@ class Progress:
     committed: int | None = None
     """Step of the newest committed checkpoint; None if there is none."""
 
+    checkpoint: str = ""
+    """Name of its directory; empty if there is none."""
+
+    best: tuple[str, float, int] | None = None
+    """The metric by which checkpoints are ranked, its best reported value, and that one's step."""
+
     validations: int = 0
     """Validations that aren't done."""
 
@@ -94,6 +101,10 @@ class Progress:
 
     concluded: RunConcluded | None = None
     """The conclusion; None until there is one."""
+
+    _ranking: tuple[str | None, str] = (None, "max")
+    _began: tuple[float, int] = (0.0, 0)
+    """Seconds of training and the highest step before this attempt."""
 
     _reported_at: float = 0.0
     _newest: tuple[float, int] = (0.0, 0)
@@ -117,7 +128,7 @@ class Progress:
             case MetricsReported(rank=0):
                 self._reported(entry)
             case CheckpointCommitted(step=step):
-                self.committed = step
+                self.committed, self.checkpoint = step, entry.checkpoint
             case LoadMeasured(busy=busy):
                 self.busy = busy
             case ValidationRequested():
@@ -141,8 +152,9 @@ class Progress:
         """New steps per second of training, lately; None if there are too few."""
         if not self._samples:
             return None
-        passed_s = self._newest[0] - self._samples[0][0]
-        done = self._newest[1] - self._samples[0][1]
+        # Until there is a second report, the time to the first one has to do.
+        since_s, since = self._samples[0] if len(self._samples) > 1 else self._began
+        passed_s, done = self._newest[0] - since_s, self._newest[1] - since
         return done / passed_s if done > 0 and passed_s > 0 else None
 
     @property
@@ -150,6 +162,16 @@ class Progress:
         """The step up to which this attempt repeats what an earlier one did; None if it doesn't."""
         highest = self.ledger.highest_step
         return highest if self.step < highest and self.stage is Stage.TRAINING else None
+
+    def unreported_s(self, now: float) -> float | None:
+        """Return the seconds since the last report while an attempt trains; None if it has none.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        if self.stage is not Stage.TRAINING or not self.has_reported:
+            return None
+        return max(0.0, now - self._reported_at)
 
     def left_s(self, now: float) -> float | None:
         """Return the seconds of training that are left; None if that is unknown.
@@ -173,14 +195,16 @@ class Progress:
         self.stage, self.since = Stage.PLACING, opened.time
         self.concluded = self.last_failed = None
         self.is_over = False
+        self._ranking = opened.ranking
 
     def _launched(self, launched: Launched) -> None:
         self.stage, self.joined, self.world_size = Stage.LOADING, 0, launched.world_size
         self.step, self.has_reported, self.busy = launched.step, False, ()
         self.stopping = ""
         self.restarts = self.ledger.restarts
+        self._began = self.ledger.seconds["train"], self.ledger.highest_step
         if launched.start is not None:
-            self.committed = launched.step
+            self.committed, self.checkpoint = launched.step, PurePosixPath(launched.start).name
 
     def _reported(self, report: MetricsReported) -> None:
         self.step, self.metrics, self.has_reported = report.step, report.metrics, True
@@ -188,6 +212,18 @@ class Progress:
         self._newest = self.ledger.seconds["train"], self.ledger.highest_step
         if not self._samples or self._newest[0] - self._samples[-1][0] >= _SAMPLE_EVERY_S:
             self._samples.append(self._newest)
+        self._note_best(report)
+
+    def _note_best(self, report: MetricsReported) -> None:
+        name, order = self._ranking
+        value = report.metrics.get(name) if name is not None else None
+        if name is None or not isinstance(value, int | float) or value != value:
+            return
+        is_better = self.best is None or (
+            value > self.best[1] if order == "max" else value < self.best[1]
+        )
+        if is_better:
+            self.best = name, value, report.step
 
     def _enter(self, entry: Transitioned) -> None:
         if isinstance(entry, DrainRequested):

@@ -348,6 +348,8 @@ class Controller:
                         failures=action.failures,
                     )
                 )
+                for failure in action.failures:
+                    self.output.log_traceback(failure)
                 self._distrust_after_storage_failure()
                 why = reason if root is None else f"{root} ({reason})"
                 self.publisher.attempt_ended(

@@ -20,7 +20,7 @@ from polytrain.text.next_command import next_command
 from polytrain.view.cli.found import FoundRun
 from polytrain.view.cli.logs import LOGS, log_of
 from polytrain.view.cli.runs import in_short
-from polytrain.view.progress.text import duration
+from polytrain.view.progress.text import duration, traceback_lines
 from polytrain.view.run_end import run_end
 
 _RANKS = 16
@@ -52,6 +52,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
                 "launched": each.launched,
                 "ended": each.ended,
                 "failure": _failure(each),
+                "traceback": None if each.failure is None else each.failure.traceback or None,
                 "reason": each.reason,
             }
             for each in history.attempts
@@ -109,6 +110,7 @@ def run_lines(run: FoundRun) -> Iterator[str]:
             message, *more = f"{_failure(each)} ({each.reason})".split("\n")
             yield f"      {message}"
             yield from (f"        {line}" for line in more)
+            yield from (f"    {line}" for line in traceback_lines(each.failure))
     yield from _next_command(run)
     yield ""
     ranks = history.ranks.overviews()

@@ -178,7 +178,12 @@ class _Follower:
 
         self.print_line(started(self.run))
         self.on_event = print_event
-        stack.callback(lambda: self.print_line(ended(self.run, self.progress)))
+
+        def print_end() -> None:
+            for line in ended(self.run, self.progress):
+                self.print_line(line)
+
+        stack.callback(print_end)
 
     def print_line(self, line: str) -> None:
         """Have a line printed, unless the reader of the stream is gone."""
@@ -246,7 +251,7 @@ def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
         output.show([*events, *follower.now(state)])
 
     def show_end() -> None:
-        output.show([*events, ended(follower.run, follower.progress)])
+        output.show([*events, *ended(follower.run, follower.progress)])
 
     follower.on_event = take_event
     follower.queue.give(show)

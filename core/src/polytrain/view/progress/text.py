@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.errors import Failure
 from polytrain.output.echo import without_colours
 from polytrain.output.line_layout import Part, columns, cut, fitted, printable
@@ -20,6 +21,10 @@ SHOWN_METRICS = 4
 _NAME_WIDTH = 24
 _VALUE_WIDTH = 12
 _CAUSE_WIDTH, _LEAST_CAUSE = 80, 24
+_TRACEBACK_LINES = 40
+_LATE_AFTER_S = 2.0
+"""Seconds after which it is said how long ago the last report was."""
+
 _BAR_RANKS = 16
 """With more ranks, each has no bar of its own."""
 
@@ -68,7 +73,9 @@ def state_lines(
     first = [Part(text=_name(run, width), weight=2), *_state(progress, now, signs)]
     return (
         fitted(first, width, separator=signs.separator, mark=signs.mark),
-        fitted(list(_world(progress, signs)), width, separator=signs.separator, mark=signs.mark),
+        fitted(
+            list(_world(progress, now, signs)), width, separator=signs.separator, mark=signs.mark
+        ),
     )
 
 
@@ -92,7 +99,7 @@ def bar_lines(
 
 def heartbeat(run: RunInfo, progress: Progress, *, now: float) -> str:
     """Return what a run is doing as one line, of any length."""
-    parts = [*_state(progress, now, PLAIN), *_world(progress, PLAIN)]
+    parts = [*_state(progress, now, PLAIN), *_world(progress, now, PLAIN)]
     return f"{run.name}: {PLAIN.separator.join(part.text for part in parts if part.text)}"
 
 
@@ -135,24 +142,51 @@ def failure_lines(run: RunInfo, ended: AttemptEnded) -> Iterator[str]:
         return
     step = f", after step {failure.step}" if failure.step else ""
     yield f"{run.name}: failed: {printable(str(failure))}{step} ({ended.reason})"
+    yield from traceback_lines(failure)
     for line in failure.last_lines:
         yield f"    {printable(line)}"
     yield f"  more: {command(run, failure)}"
 
 
-def ended(run: RunInfo, progress: Progress) -> str:
-    """Return the last line of a run, after its driver has released everything."""
+def traceback_lines(failure: Failure) -> Iterator[str]:
+    """Yield the rank's traceback, indented; of a long one the end."""
+    lines = failure.traceback.rstrip().split("\n") if failure.traceback else []
+    if len(lines) > _TRACEBACK_LINES:
+        yield f"    … {len(lines) - _TRACEBACK_LINES} lines before"
+    yield from (f"    {printable(line)}" for line in lines[-_TRACEBACK_LINES:])
+
+
+def ended(run: RunInfo, progress: Progress) -> Iterator[str]:
+    """Yield the last lines of a run, after its driver has released everything."""
     restarts = f", {_numbered(progress.restarts, 'restart')}" if progress.restarts else ""
+    took = f" after {duration(progress.ledger.wall_s)}{restarts}"
     concluded = progress.concluded
     if concluded is None:
-        return f"{run.name}: interrupted{restarts}"
-    if concluded.succeeded:
+        yield f"{run.name}: interrupted{took}"
+    elif concluded.succeeded:
         why = f" ({concluded.reason})" if concluded.stopped else ""
         failure = concluded.validation_failure
         unscored = f", but no checkpoint has a score: {printable(failure)}" if failure else ""
-        return f"{run.name}: finished{restarts}{why}{unscored}"
-    verdict = "stopped" if concluded.stopped else "failed"
-    return f"{run.name}: {verdict}{restarts}: {concluded.reason}"
+        yield f"{run.name}: finished{took}{why}{unscored}"
+    else:
+        verdict = "stopped" if concluded.stopped else "failed"
+        yield f"{run.name}: {verdict}{took}: {concluded.reason}"
+        if not concluded.stopped:
+            # The exception that `fit()` raises has the rest.
+            return
+    if progress.step:
+        metrics = [
+            f"{cut(printable(name), _NAME_WIDTH)} {_value(value, PLAIN)}"
+            for name, value in _first_metrics(progress.metrics)
+        ]
+        yield f"  step {progress.step}: {', '.join(metrics) or 'no metrics'}"
+    if progress.best is not None:
+        name, value, step = progress.best
+        yield f"  best {cut(printable(name), _NAME_WIDTH)}: {_value(value, PLAIN)}, of step {step}"
+    if progress.checkpoint:
+        place = f"{run.path}/{CHECKPOINTS}/{progress.checkpoint}"
+        yield f"  checkpoint of step {progress.committed}: {place}"
+    yield f"  more: {next_command(run.path, None, has_output=False)}"
 
 
 def command(run: RunInfo, failure: Failure) -> str:
@@ -191,6 +225,9 @@ def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Part]:
     if progress.repeats_until is not None:
         yield Part(text=f"repeating up to {progress.repeats_until}", weight=8)
     yield Part(text=_rate(progress.steps_per_s), weight=5)
+    unreported_s = progress.unreported_s(now)
+    if unreported_s is not None and unreported_s >= _LATE_AFTER_S:
+        yield Part(text=f"reported {duration(unreported_s)} ago", weight=8)
     left_s = progress.left_s(now)
     if left_s is not None:
         yield Part(text=f"{duration(left_s)} left", weight=7)
@@ -202,7 +239,7 @@ def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Part]:
         yield Part(text=f"saved {progress.committed}", weight=4)
 
 
-def _world(progress: Progress, signs: Signs) -> Iterator[Part]:
+def _world(progress: Progress, now: float, signs: Signs) -> Iterator[Part]:
     busy = _busy(progress.busy, signs)
     ranks = _ranks(progress.world_size)
     yield Part(text=f"{ranks} {busy}".rstrip(), weight=5)
@@ -217,8 +254,16 @@ def _world(progress: Progress, signs: Signs) -> Iterator[Part]:
         text = f"{_numbered(progress.restarts, 'restart')}{last}"
         text = cut(text, _CAUSE_WIDTH, mark=signs.mark)
         yield Part(text=text, weight=3, least=_LEAST_CAUSE)
+    elapsed_s = int(progress.ledger.elapsed_s(now))
+    yield Part(text=f"{_clock(elapsed_s)} elapsed", weight=6)
     if progress.ledger.seconds["train"]:
         yield Part(text=f"goodput {progress.ledger.goodput:.0%}", weight=2)
+
+
+def _clock(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def _waits(progress: Progress, now: float) -> str:
