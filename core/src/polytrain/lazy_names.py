@@ -61,7 +61,9 @@ def missing(module: str, name: str) -> Exception:
     """Return the error for a name that a module doesn't have."""
     instead = satellites.missing.sentence(module, name) if satellites.has("missing") else None
     if instead is None:
-        return AttributeError(f"module {module!r} has no attribute {name!r}")
+        _, _, last = module.rpartition(".")
+        what = f"{last!r} object" if last[:1].isupper() else f"module {module!r}"
+        return AttributeError(f"{what} has no attribute {name!r}")
     # `from module import name` replaces the text of an AttributeError by its own.
     is_import = _is_import_statement(sys._getframe(1))
     return ImportError(instead, name=module) if is_import else AttributeError(instead)

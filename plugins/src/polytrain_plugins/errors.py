@@ -32,7 +32,8 @@ class Problem:
     """What to write instead."""
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.what}. {self.remedy}"
+        end = "" if self.what.endswith(("?", ".")) else "."
+        return f"{self.field}: {self.what}{end} {self.remedy}"
 
 
 _LONGEST = 200

@@ -8,6 +8,7 @@ from typing import Any
 
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.errors import Problem
+from polytrain_plugins.type_names import quoted
 
 
 def options_beside_function(backend: Any, names: Iterable[str]) -> Iterator[Problem]:
@@ -56,7 +57,7 @@ def timeout_problems(**options: Any) -> Iterator[Problem]:
         if not is_number or not 0 < value <= MOST_SECONDS:
             yield Problem(
                 field=option,
-                what=f"{value!r} is not a number of seconds",
+                what=f"{quoted(value)} is not a number of seconds",
                 remedy=f"Give a number of seconds above 0 and at most {MOST_SECONDS:g}",
             )
 

@@ -16,11 +16,24 @@ _SPOKEN_VOWEL = re.compile(
 """How a name begins that is spoken with a vowel first."""
 
 
+_LONGEST = 80
+"""Characters of a wrong value that tell the user which one it is."""
+
+
 def a_type(value: Any) -> str:
     """Return what a value is: `an int`, `None`, or `the class Adam` for a class itself."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "None" if value is None else with_article(type(value).__name__)
+
+
+def quoted(value: Any) -> str:
+    """Return a value as one writes it, if that is a short line; otherwise what it is."""
+    text = repr(value)
+    if isinstance(value, str) and len(text) > _LONGEST:
+        return f"{text[:_LONGEST]}…"
+    is_written = len(text) <= _LONGEST and text.isprintable() and not text.startswith("<")
+    return text if is_written else a_type(value)
 
 
 def with_article(name: str) -> str:

@@ -7,6 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from polytrain.config.configs import (
+    CheckpointConfig,
+    DataConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+)
+from polytrain.config.constraints import Config
 from polytrain.config.installation import installation_problems
 from polytrain.config.loop_config import call_problems, config_problems
 from polytrain.config.run_spec import RunSpec
@@ -25,6 +33,7 @@ from polytrain_plugins import (
     load_backend,
 )
 from polytrain_plugins.close_names import did_you_mean
+from polytrain_plugins.type_names import quoted
 
 
 def raise_if_any(problems: Iterable[Problem]) -> None:
@@ -39,7 +48,7 @@ def raise_if_any(problems: Iterable[Problem]) -> None:
 
 
 def unknown_options(
-    cls: type[Backend], options: Mapping[str, Any], others: Iterable[str]
+    cls: type[Backend], options: Mapping[str, Any], others: Iterable[str], *, has_function: bool
 ) -> Iterator[Problem]:
     """Options that the backend doesn't have.
 
@@ -47,19 +56,41 @@ def unknown_options(
         cls: the backend.
         options: what the user passed.
         others: names that may have been meant, besides the backend's options.
+        has_function: whether there is a training function, whose config may have been meant.
     """
     known = _option_fields(cls)
-    for name in options:
-        if name not in known:
-            remedy = did_you_mean(name, [*known, *others])
-            other = None if remedy else _backend_with(name)
-            if other is not None:
-                remedy = f"The {other} backend has it: make_trainer({other!r}, {name}=…). "
-            yield Problem(
-                field=name,
-                what=f"the {cls.name} backend has no such option",
-                remedy=f"{remedy}It has: {', '.join(known) or 'none'}",
-            )
+    for name in [name for name in options if name not in known]:
+        call = _call_with(name)
+        if call is None:
+            call = did_you_mean(name, [*known, *others])
+            if has_function and not call:
+                call = f"For the training function, pass train_loop_config={{{name!r}: …}}. "
+            elif not call and (other := _backend_with(name)) is not None:
+                call = f"The {other} backend has it: make_trainer({other!r}, {name}=…). "
+            call += f"It has: {', '.join(known) or 'none'}"
+        what = f"the {cls.name} backend has no such option"
+        yield Problem(field=name, what=what, remedy=call)
+
+
+_CALLS: Mapping[str, type[Config]] = {
+    "scaling_config=ScalingConfig({}=…)": ScalingConfig,
+    "run_config=RunConfig({}=…)": RunConfig,
+    "run_config=RunConfig(failure_config=FailureConfig({}=…))": FailureConfig,
+    "run_config=RunConfig(checkpoint_config=CheckpointConfig({}=…))": CheckpointConfig,
+    "dataset_config=DataConfig({}=…)": DataConfig,
+}
+"""How a field of a configuration is passed."""
+
+_FORMER_NAMES = {"config": "train_loop_config", "data": "datasets", "dataset": "datasets"}
+
+
+def _call_with(name: str) -> str | None:
+    """Return how to pass what the user has named, if it is no option of a backend."""
+    if name in _FORMER_NAMES:
+        return f"Pass {_FORMER_NAMES[name]}=…"
+    found = (call for call, cls in _CALLS.items() if any(each.name == name for each in fields(cls)))  # type: ignore[arg-type]  # every configuration is a dataclass
+    call = next(found, None)
+    return None if call is None else f"Pass {call.format(name)}"
 
 
 def _backend_with(option: str) -> str | None:
@@ -95,7 +126,7 @@ def function_problems(spec: RunSpec) -> Iterator[Problem]:
     if not callable(function):
         yield Problem(
             field="train_loop_per_worker",
-            what=f"{function!r} is not callable",
+            what=f"{quoted(function)} is not callable",
             remedy="Pass the function itself",
         )
         return

@@ -126,7 +126,9 @@ def start_of(spec: RunSpec) -> StartingPoint:
 def _start_problems(spec: RunSpec) -> Iterable[Problem]:
     given: Any = spec.restore_from
     if given is not None and not isinstance(given, Checkpoint | str | Path):
-        yield wrong_type("restore_from", given, Checkpoint)
+        wrong = wrong_type("restore_from", given, Checkpoint)
+        is_result = isinstance(getattr(given, "checkpoint", None), Checkpoint)
+        yield replace(wrong, remedy="Pass its checkpoint") if is_result else wrong
         return
     try:
         start_of(spec)

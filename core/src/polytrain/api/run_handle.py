@@ -200,11 +200,18 @@ class RunHandle:
             self._requests.request(Stopped(by="signal", reason=signal_name))
             return True
 
+        if timeout is not None and not isinstance(timeout, int | float):
+            raise TypeError(f"timeout has to be a number of seconds or None, not {timeout!r}")
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with stop_requests(ask, explain=self._explain) as interrupts, interrupts.allowed():
             while not self._future.done() and (left_s := deadline - time.monotonic()) > 0:
                 wait([self._future], min(left_s, _LONGEST_WAIT_S))
-        return self._future.result(timeout=0)
+        if not self._future.done():
+            raise TimeoutError(
+                f"The run {self._name} hasn't ended within {timeout} s, and continues. Wait again "
+                "with result(), or end it with stop()."
+            )
+        return self._future.result()
 
     def _explain(self, signal_name: str) -> None:
         if not self._future.done():

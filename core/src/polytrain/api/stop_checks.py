@@ -11,6 +11,7 @@ from polytrain.policy.stop_rule import STEP, is_good_when_small, limit_of
 from polytrain.text.plain_values import is_whole
 from polytrain.text.signatures import accepts, written
 from polytrain_plugins import Problem
+from polytrain_plugins.type_names import quoted
 
 _FIELD = "RunConfig.stop"
 _EXAMPLE = '{"loss": "<= 0.1", "training_iteration": 100}'
@@ -42,7 +43,7 @@ def stop_problems(run: Any) -> Iterator[Problem]:
     else:
         yield Problem(
             field=_FIELD,
-            what=f"{stop!r} is neither limits nor a function",
+            what=f"{quoted(stop)} is neither limits nor a function",
             remedy=f"Give limits, for example {_EXAMPLE}, or a function of a report",
         )
 
@@ -60,7 +61,7 @@ def _limit_problems(name: Any, limit: Any, checkpoints: Any) -> Iterator[Problem
         if not is_whole(limit) or limit < 1:
             yield Problem(
                 field=field,
-                what=f"{limit!r} is not a number of steps",
+                what=f"{quoted(limit)} is not a number of steps",
                 remedy="Give a whole number, 1 or more",
             )
         return

@@ -61,6 +61,7 @@ from polytrain.text.plain_values import plain, with_plain_fields
 from polytrain.text.signatures import name_of
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
+from polytrain_plugins.type_names import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,9 @@ def make_trainer(
         "restore_from": restore_from,
         "validation_config": validation_config,
     }
-    unknown = tuple(unknown_options(cls, options, arguments))
+    unknown = tuple(
+        unknown_options(cls, options, arguments, has_function=train_loop_per_worker is not None)
+    )
     missing = tuple(missing_options(cls, options))
     if unknown or missing:
         names = {problem.field for problem in unknown}
@@ -423,7 +426,7 @@ def _trained(
 def _no_backend(given: Any) -> Problem:
     return Problem(
         field="backend",
-        what=f"{given!r} is not a backend",
+        what=f"{quoted(given)} is not a backend",
         remedy="Pass one, such as XGBoost(…), or use make_trainer with its name",
     )
 
@@ -431,7 +434,7 @@ def _no_backend(given: Any) -> Problem:
 def _no_name(given: Any) -> Problem:
     return Problem(
         field="backend",
-        what=f"{given!r} is not the name of a backend",
+        what=f"{quoted(given)} is not the name of a backend",
         remedy='Pass one, such as "xgboost", or the backend itself to Trainer(…)',
     )
 

@@ -10,20 +10,20 @@ from typing import Any
 from polytrain.config.constraints import Checked, Wrong
 from polytrain_plugins import Job, Problem, is_instance_of, missing_columns
 from polytrain_plugins.close_names import did_you_mean_file
-from polytrain_plugins.type_names import a_type
+from polytrain_plugins.type_names import a_type, quoted
 
 
 def _one_column(given: Any) -> Iterator[Wrong]:
     """Yield the reason if this doesn't name exactly one column."""
     if isinstance(given, list | tuple) and all(isinstance(each, str) for each in given):
         yield (
-            f"{given!r} names several columns, and the option takes one",
+            f"{quoted(given)} names several columns, and the option takes one",
             "Name one column. For several labels train a model for each, or use a "
             "training function",
         )
     elif not isinstance(given, str):
         yield (
-            f"{given!r} is {a_type(given)}, not the name of a column",
+            f"{quoted(given)} is not the name of a column",
             "Give the name of a column",
         )
 
@@ -31,7 +31,7 @@ def _one_column(given: Any) -> Iterator[Wrong]:
 def _a_dict(given: Any) -> Iterator[Wrong]:
     """Yield the reason if this can't be `params`."""
     if not isinstance(given, Mapping):
-        yield f"{given!r} is not a dict", "Pass params={…}"
+        yield f"{quoted(given)} is not a dict", "Pass params={…}"
 
 
 COLUMN = Checked(_one_column)

@@ -42,6 +42,7 @@ class Checkpoint(ShortRepr):
         Raises:
             CheckpointError: there is no such directory.
         """
+        expect_path(path)
         if not Path(path).is_dir():
             raise CheckpointError(
                 f"No directory {str(path)!r} to make a checkpoint from. "
@@ -123,6 +124,8 @@ class Checkpoint(ShortRepr):
         Raises:
             CheckpointError: it is committed already, or isn't on this machine.
         """
+        if not isinstance(metadata, Mapping):
+            raise TypeError(f"The metadata of a checkpoint are a dict, not {a_type(metadata)}.")
         location = self._location()
         directory = Path(location.address)
         if not location.is_local or (directory / MANIFEST_NAME).exists():

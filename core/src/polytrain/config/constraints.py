@@ -19,7 +19,7 @@ from polytrain.text.plain_values import is_whole, plain
 from polytrain.text.short_repr import ShortRepr
 from polytrain_plugins import Problem
 from polytrain_plugins.problems import MOST_SECONDS
-from polytrain_plugins.type_names import a_type, with_article
+from polytrain_plugins.type_names import a_type, quoted, with_article
 
 Wrong = tuple[str, str]
 """What is wrong with a value, and the remedy."""
@@ -47,7 +47,7 @@ class Whole:
         is_in_range = is_whole(value) and value >= self.least
         if not is_in_range or (self.most is not None and value > self.most):
             wanted = f"a number of {self.of}" if self.of else "a whole number that can be kept"
-            yield f"{value!r} is not {wanted}", self.remedy
+            yield f"{quoted(value)} is not {wanted}", self.remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Seconds:
         or_none = f", or None {self.or_none}" if self.or_none else ""
         remedy = f"Give a number of seconds, {at_least}{or_none}"
         if not is_number or math.isnan(value):
-            yield f"{value!r} is not a number of seconds", remedy
+            yield f"{quoted(value)} is not a number of seconds", remedy
         elif value > MOST_SECONDS:
             limits = f"{at_least} and at most {MOST_SECONDS:g}"
             yield f"{value!r} is too long", f"Give a number of seconds, {limits}{or_none}"
@@ -83,7 +83,7 @@ class Function:
 
     def wrong(self, value: Any) -> Iterator[Wrong]:
         if not callable(value):
-            yield f"{value!r} is not callable", self.remedy
+            yield f"{quoted(value)} is not callable", self.remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def field_problems(config: Any, name: str | None = None) -> Iterator[Problem]:
         elif (choices := _choices(hint)) and not _is_one_of(value, choices):
             given = [*choices, None] if NoneType in members else choices
             remedy = f"Give {' or '.join(map(repr, given))}"
-            yield Problem(field=path, what=f"{value!r} is unknown", remedy=remedy)
+            yield Problem(field=path, what=f"{quoted(value)} is unknown", remedy=remedy)
 
 
 def _is_one_of(value: Any, choices: list[Any]) -> bool:

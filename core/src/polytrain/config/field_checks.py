@@ -10,7 +10,7 @@ from typing import Any
 
 from polytrain.config.constraints import Wrong, wrong_type
 from polytrain.text.plain_values import is_whole
-from polytrain_plugins.type_names import a_type
+from polytrain_plugins.type_names import a_type, quoted
 
 _NAME_BYTES = 255
 """Length of a file's name that every usual file system takes."""
@@ -31,12 +31,12 @@ def worker_count(count: Any) -> Iterator[Wrong]:
         is_pair = isinstance(count, tuple) and is_whole(least) and is_whole(most)
         if not is_pair or not 1 <= least <= most:
             yield (
-                f"{count!r} is not a pair of the least and the most workers",
+                f"{quoted(count)} is not a pair of the least and the most workers",
                 "Give two numbers, the smaller first, for example (2, 8)",
             )
     elif not is_whole(count) or count < 0:
         yield (
-            f"{count!r} is not a number of workers",
+            f"{quoted(count)} is not a number of workers",
             "Give a whole number: 1 or more, or 0 to train in this process; or the least "
             "and the most, for example (2, 8)",
         )
@@ -47,7 +47,7 @@ def resource_amounts(given: Mapping[Any, Any]) -> Iterator[Wrong]:
     for name, amount in given.items():
         if not isinstance(amount, int | float) or amount < 0:
             yield (
-                f"{amount!r} is not an amount of {name!r}",
+                f"{quoted(amount)} is not an amount of {name!r}",
                 'Give a number, 0 or more, for example {"CPU": 2}',
             )
         meant = _FOLDED.get(str(name).casefold().replace("_", "").rstrip("s"))
@@ -104,7 +104,7 @@ def metric_name(name: Any) -> Iterator[Wrong]:
     """Yield why a metric can't have this name."""
     if not isinstance(name, str) or name == "":
         yield (
-            f"{name!r} is not the name of a metric",
+            f"{quoted(name)} is not the name of a metric",
             'Give the name of a reported metric, for example "loss", or None',
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from polytrain.config.configs import DataConfig, ScalingConfig
@@ -20,6 +20,8 @@ from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.type_names import a_type
 
 logger = logging.getLogger(__name__)
+
+_OPTIONS = tuple(each.name for each in fields(DataConfig))
 
 _MUCH = 2.0
 """A read amplification that deserves a warning."""
@@ -249,6 +251,15 @@ def _too_few(name: str, count: int, what: str, num_workers: int) -> Iterator[Pro
 def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Problem]:
     if not isinstance(configs, Mapping):
         yield wrong_type("dataset_config", configs, dict)
+        return
+    options = [name for name in configs if name in _OPTIONS and name not in datasets]
+    if options:
+        call = ", ".join(f"{name}=…" for name in options)
+        yield Problem(
+            field="dataset_config",
+            what="it is a dict of options, not DataConfigs by the data sets' names",
+            remedy=f"Pass DataConfig({call}), for all data sets, or one for each name",
+        )
         return
     for name, config in configs.items():
         field = f"dataset_config[{name!r}]"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from polytrain.config.configs import CheckpointConfig, RunConfig
 from polytrain.policy.named_metrics import named_metric
 from polytrain_plugins import Report, Stopped
+from polytrain_plugins.type_names import quoted
 
 STEP = "training_iteration"
 """The name of the step among the limits, as in Ray Tune."""
@@ -175,10 +176,10 @@ def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
     if isinstance(given, str):
         matched = _TEXT.fullmatch(given)
         if matched is None:
-            raise ValueError(f"{given!r} is not a limit")
+            raise ValueError(f"{quoted(given)} is not a limit")
         comparison, value = matched[1], _number(matched[2])  # type: ignore[assignment]  # by the pattern
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{given!r} is not a limit")
+        raise ValueError(f"{quoted(given)} is not a limit")
     return Limit(metric=name, comparison=comparison, value=value)
 
 

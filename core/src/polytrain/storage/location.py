@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from polytrain.config.field_checks import path_or_address
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage
 from polytrain.text.addresses import ADDRESS, holds_credentials, without_credentials
+from polytrain_plugins.type_names import quoted
 
 RETRY_S = 600.0
 """Seconds for which failing calls are retried by default."""
@@ -19,8 +21,11 @@ def expect_path(path: str | Path) -> None:
     """Refuse what no file can have as its path, with a better message than the system's.
 
     Raises:
+        TypeError: it is no text.
         ValueError: it can't be a path; the message names it and the remedy.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{quoted(path)} is not a path. Give a path or an address.")
     for what, remedy in path_or_address(path):
         raise ValueError(f"The path {what}. {remedy}")
 
@@ -44,10 +49,11 @@ class Location:
         """Return the location of a user's path, address or path on a file system.
 
         Raises:
+            TypeError: it is no text.
             ValueError: no file can have this path; the message has the remedy.
         """
+        expect_path(path)
         text = str(path)
-        expect_path(text)
         if getattr(filesystem, "type_name", None) == "local" and is_plain(text):
             # Arrow's local file system follows links; `LocalStorage` doesn't.
             filesystem = None

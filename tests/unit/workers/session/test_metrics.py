@@ -78,7 +78,7 @@ def test_what_is_refused_deep_inside_is_named_with_its_path() -> None:
 
 @pytest.mark.parametrize("metrics", [0.5, [1], None, {1}])
 def test_metrics_are_a_dict(metrics: Any) -> None:
-    with pytest.raises(TypeError, match=f"not {type(metrics).__name__}"):
+    with pytest.raises(TypeError, match=f"not (a )?{type(metrics).__name__.removesuffix('Type')}"):
         plain_metrics(metrics)
 
 

@@ -30,6 +30,7 @@ from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data_errors import SourceError
 from polytrain.ray_api.dataset import is_ray_dataset
 from polytrain_plugins import DatasetInfo
+from polytrain_plugins.type_names import a_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,9 @@ def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
     if gives_rows(data):
         return from_table(table_of_dicts(data), columns)
     kind = type(data)
-    raise SourceError(f"{kind.__module__}.{kind.__qualname__} is not a data set", _way(data))
+    is_builtin = kind.__module__ == "builtins"
+    named = a_type(data) if is_builtin else f"{kind.__module__}.{kind.__qualname__}"
+    raise SourceError(f"{named} is not a data set", _way(data))
 
 
 def _way(data: Any) -> str:

@@ -79,9 +79,8 @@ def expect_checkpoint(checkpoint: Any) -> None:
         TypeError: the reported value is something else.
     """
     if not isinstance(checkpoint, Checkpoint):
-        kind = type(checkpoint)
         raise TypeError(
-            f"report takes a polytrain.Checkpoint, not {kind.__module__}.{kind.__qualname__}. "
+            f"report takes a polytrain.Checkpoint, not {a_type(checkpoint)}. "
             "Pass polytrain.Checkpoint.from_directory(path)."
         )
 

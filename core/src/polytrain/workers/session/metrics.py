@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polytrain.text import strict_json
+from polytrain_plugins.type_names import a_type
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -16,7 +17,10 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: they are nested too deeply for the run's journal.
     """
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"report takes a dict of metrics, not {type(metrics).__name__}.")
+        raise TypeError(
+            f"report takes a dict of metrics, not {a_type(metrics)}. "
+            'Pass it by name: report({"loss": …}).'
+        )
     plain = {str(name): _plain(str(name), value) for name, value in metrics.items()}
     # Leave two levels for the journal's own fields around them.
     if any(isinstance(value, dict | list) for value in plain.values()):

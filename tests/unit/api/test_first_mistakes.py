@@ -1,0 +1,168 @@
+"""What a newcomer types first, and what is wrong with it: a sentence with the thing to write."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import polytrain
+from polytrain import (
+    Checkpoint,
+    DataConfig,
+    InvalidJobError,
+    Result,
+    RunConfig,
+    Trainer,
+    make_trainer,
+)
+from polytrain.api.interruption import Resumption
+from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.backends.reference import Reference
+from polytrain.run.requests import StopRequests
+from polytrain.workers.session.checkpoint_files import expect_checkpoint
+from polytrain.workers.session.metrics import plain_metrics
+
+FRAME = pd.DataFrame({"x": [1.0, 2.0], "y": [1.0, 0.0]})
+
+
+def train(config: Any) -> None: ...
+
+
+def make(backend: Any = "reference", function: Any = train, **arguments: Any) -> Trainer:
+    return make_trainer(backend, function, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": polytrain}, "backend: a module is not the name of a backend. Pass one, such"),
+        ({"function": [FRAME] * 9}, "train_loop_per_worker: a list is not callable. Pass the"),
+        ({"num_workers": 4}, "no such option. Pass scaling_config=ScalingConfig(num_workers=…)"),
+        ({"use_gpu": True}, "no such option. Pass scaling_config=ScalingConfig(use_gpu=…)"),
+        ({"name": "first"}, "no such option. Pass run_config=RunConfig(name=…)"),
+        (
+            {"max_failures": 3},
+            "Pass run_config=RunConfig(failure_config=FailureConfig(max_failures=…))",
+        ),
+        ({"num_to_keep": 3}, "RunConfig(checkpoint_config=CheckpointConfig(num_to_keep=…))"),
+        ({"shuffle": True}, "no such option. Pass dataset_config=DataConfig(shuffle=…)"),
+        ({"config": {"lr": 1}}, "no such option. Pass train_loop_config=…"),
+        ({"data": FRAME}, "no such option. Pass datasets=…"),
+        ({"epochs": 3}, "For the training function, pass train_loop_config={'epochs': …}. It has"),
+        ({"scaling_config": {"num_workers": 4}}, "Pass a ScalingConfig: ScalingConfig(num_worke"),
+        (
+            {"run_config": RunConfig(storage_path="s4://bucket/runs")},
+            "s4:// is unknown. Did you mean s3:// or gs://? Check the address",
+        ),
+        (
+            {"datasets": {"train": FRAME}, "dataset_config": {"shuffle": True}},
+            "dataset_config: it is a dict of options, not DataConfigs by the data sets' names. "
+            "Pass DataConfig(shuffle=…)",
+        ),
+        ({"datasets": {"train": None}}, "datasets['train']: None is not a data set. Pass a path"),
+        (
+            {"restore_from": Result(path="/runs/run", checkpoint=Checkpoint("/runs/run/c"))},
+            "restore_from: it is a Result. Pass its checkpoint",
+        ),
+    ],
+)
+def test_a_trainers_argument(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJobError) as raised:
+        make(**arguments)
+    [problem] = raised.value.problems
+    assert message in str(problem)
+
+
+def test_a_column_instead_of_its_name_is_named_by_its_type() -> None:
+    with pytest.raises(InvalidJobError, match="a Series is not the name of a metric"):
+        make(
+            run_config=RunConfig(
+                checkpoint_config=polytrain.CheckpointConfig(
+                    checkpoint_score_attribute=pd.Series(np.zeros(100))  # type: ignore[arg-type]  # wrong on purpose
+                )
+            )
+        )
+
+
+def test_configurations_by_name_are_no_dict_of_options() -> None:
+    Trainer(
+        Reference(),
+        train,
+        datasets={"shuffle": FRAME},
+        dataset_config={"shuffle": DataConfig(shuffle=True)},
+    )
+
+
+def handle() -> RunHandle:
+    return RunHandle(
+        lambda: Result(path="/runs/run"),
+        name="run",
+        requests=StopRequests(),
+        watcher=Watcher(),
+        resumption=Resumption(address="/runs/run", new_name=None, starts_over=False),
+    )
+
+
+RESULT = Result(path="/runs/run", metrics={"loss": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: Result.from_path(None), TypeError, "None is not a path. Give a path or an addre"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: polytrain.load(RESULT), TypeError, "a Result is not a path"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: RESULT.report(None), TypeError, "None is not a path"),  # type: ignore[arg-type]  # wrong on purpose
+        (lambda: RESULT.model, AttributeError, "'Result' object has no attribute 'model'"),
+        (lambda: Checkpoint.from_directory(None), TypeError, "None is not a path"),  # type: ignore[arg-type]  # wrong on purpose
+        (
+            lambda: Checkpoint("/tmp").set_metadata([1]),  # type: ignore[arg-type]  # wrong on purpose
+            TypeError,
+            "The metadata of a checkpoint are a dict, not a list.",
+        ),
+        (
+            lambda: plain_metrics(0.5),  # type: ignore[arg-type]  # wrong on purpose
+            TypeError,
+            'report takes a dict of metrics, not a float. Pass it by name: report({"loss": …}).',
+        ),
+        (
+            lambda: expect_checkpoint("/tmp"),
+            TypeError,
+            "report takes a polytrain.Checkpoint, not a str. Pass polytrain.Checkpoint.from_dir",
+        ),
+        (
+            lambda: handle().result("5"),  # type: ignore[arg-type]  # wrong on purpose
+            TypeError,
+            "timeout has to be a number of seconds or None, not '5'",
+        ),
+    ],
+)
+def test_a_call(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as raised:
+        call()
+    assert message in str(raised.value)
+
+
+def test_a_run_that_has_not_ended_in_time_is_named() -> None:
+    ended = threading.Event()
+
+    def waits() -> Result:
+        ended.wait()
+        return RESULT
+
+    running = RunHandle(
+        waits,
+        name="first",
+        requests=StopRequests(),
+        watcher=Watcher(),
+        resumption=Resumption(address="/runs/run", new_name=None, starts_over=False),
+    )
+    try:
+        with pytest.raises(TimeoutError, match=r"The run first hasn't ended within 0\.01 s"):
+            running.result(0.01)
+    finally:
+        ended.set()
