@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wcwidth import wcswidth
 
-from polytrain.output.line_layout import Part, columns, cut, fitted, printable
+from polytrain.output.line_layout import Segment, columns, cut, fitted, printable
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_columns_are_those_of_a_terminal(text: str) -> None:
 
 
 PARTS = [
-    Part(text="higgs", weight=2),
-    Part(text="step 412 of 2000", weight=9),
-    Part(text="41 s left", weight=7),
-    Part(text="", weight=9),
-    Part(text="loss 0.31", weight=1),
-    Part(text="auc 0.9", weight=1),
+    Segment(text="higgs", weight=2),
+    Segment(text="step 412 of 2000", weight=9),
+    Segment(text="41 s left", weight=7),
+    Segment(text="", weight=9),
+    Segment(text="loss 0.31", weight=1),
+    Segment(text="auc 0.9", weight=1),
 ]
 
 
@@ -66,8 +66,11 @@ def test_the_least_important_parts_go_first(width: int, line: str) -> None:
 
 
 def test_a_part_that_may_be_cut_is_cut_before_any_is_left_out() -> None:
-    parts = [Part(text="2 ranks", weight=5), Part(text="killed by SIGKILL", weight=1, least=8)]
-    parts.append(Part(text="goodput 91%", weight=2))
+    parts = [
+        Segment(text="2 ranks", weight=5),
+        Segment(text="killed by SIGKILL", weight=1, least=8),
+    ]
+    parts.append(Segment(text="goodput 91%", weight=2))
     assert fitted(parts, 36) == "2 ranks · killed by S… · goodput 91%"
     assert fitted(parts, 34) == "2 ranks · killed by… · goodput 91%"
     assert fitted(parts, 28) == "2 ranks · goodput 91%"

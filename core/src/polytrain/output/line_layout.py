@@ -10,8 +10,8 @@ _WIDE = ("F", "W")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A part of a line."""
+class Segment:
+    """A part of a line that is dropped or cut as a whole."""
 
     text: str
     weight: int
@@ -54,7 +54,7 @@ def cut(text: str, width: int, *, mark: str = "…") -> str:
     return f"{text[:end]}{mark}"
 
 
-def fitted(parts: Sequence[Part], width: int, *, separator: str = " · ", mark: str = "…") -> str:
+def fitted(parts: Sequence[Segment], width: int, *, separator: str = " · ", mark: str = "…") -> str:
     """Join the parts that there is room for.
 
     Args:
@@ -78,7 +78,7 @@ def fitted(parts: Sequence[Part], width: int, *, separator: str = " · ", mark: 
     return ""
 
 
-def _cut_by(excess: int, part: Part, mark: str) -> str:
+def _cut_by(excess: int, part: Segment, mark: str) -> str:
     """Return a part's text shortened by `excess` columns; empty if it can't be."""
     room = columns(part.text) - excess
     return "" if part.least is None or room < part.least else cut(part.text, room, mark=mark)

@@ -10,7 +10,7 @@ from typing import Any
 from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.errors import Failure
 from polytrain.output.echo import without_colours
-from polytrain.output.line_layout import Part, columns, cut, fitted, printable
+from polytrain.output.line_layout import Segment, columns, cut, fitted, printable
 from polytrain.policy.named_metrics import flat_metrics
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
@@ -70,7 +70,7 @@ def state_lines(
         width: columns of a line.
         signs: what the stream can show.
     """
-    first = [Part(text=_name(run, width), weight=2), *_state(progress, now, signs)]
+    first = [Segment(text=_name(run, width), weight=2), *_state(progress, now, signs)]
     return (
         fitted(first, width, separator=signs.separator, mark=signs.mark),
         fitted(
@@ -215,49 +215,49 @@ def _source(checkpoint: str | None, step: int) -> str:
     return f"resumes after step {step}, from {PurePosixPath(checkpoint).name}"
 
 
-def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Part]:
+def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Segment]:
     if progress.stage is not Stage.TRAINING or not progress.has_reported:
-        yield Part(text=_waits(progress, now), weight=10)
+        yield Segment(text=_waits(progress, now), weight=10)
         if not progress.step:
             return
     total = f" of {progress.total}" if progress.total is not None else ""
-    yield Part(text=f"step {progress.step}{total}", weight=9)
+    yield Segment(text=f"step {progress.step}{total}", weight=9)
     if progress.repeats_until is not None:
-        yield Part(text=f"repeating up to {progress.repeats_until}", weight=8)
-    yield Part(text=_rate(progress.steps_per_s), weight=5)
+        yield Segment(text=f"repeating up to {progress.repeats_until}", weight=8)
+    yield Segment(text=_rate(progress.steps_per_s), weight=5)
     unreported_s = progress.unreported_s(now)
     if unreported_s is not None and unreported_s >= _LATE_AFTER_S:
-        yield Part(text=f"reported {duration(unreported_s)} ago", weight=8)
+        yield Segment(text=f"reported {duration(unreported_s)} ago", weight=8)
     left_s = progress.left_s(now)
     if left_s is not None:
-        yield Part(text=f"{duration(left_s)} left", weight=7)
+        yield Segment(text=f"{duration(left_s)} left", weight=7)
     shown = list(_first_metrics(progress.metrics))
     for place, (name, value) in enumerate(shown):
         text = f"{cut(printable(name), _NAME_WIDTH, mark=signs.mark)} {_value(value, signs)}"
-        yield Part(text=text, weight=6 if place == 0 else 1)
+        yield Segment(text=text, weight=6 if place == 0 else 1)
     if progress.committed is not None:
-        yield Part(text=f"saved {progress.committed}", weight=4)
+        yield Segment(text=f"saved {progress.committed}", weight=4)
 
 
-def _world(progress: Progress, now: float, signs: Signs) -> Iterator[Part]:
+def _world(progress: Progress, now: float, signs: Signs) -> Iterator[Segment]:
     busy = _busy(progress.busy, signs)
     ranks = _ranks(progress.world_size)
-    yield Part(text=f"{ranks} {busy}".rstrip(), weight=5)
+    yield Segment(text=f"{ranks} {busy}".rstrip(), weight=5)
     if progress.stopping:
         why = f"stops after its next checkpoint: {printable(progress.stopping)}"
-        yield Part(text=cut(why, _CAUSE_WIDTH, mark=signs.mark), weight=4, least=_LEAST_CAUSE)
+        yield Segment(text=cut(why, _CAUSE_WIDTH, mark=signs.mark), weight=4, least=_LEAST_CAUSE)
     if progress.validations:
-        yield Part(text=f"{_numbered(progress.validations, 'validation')} left", weight=1)
+        yield Segment(text=f"{_numbered(progress.validations, 'validation')} left", weight=1)
     if progress.restarts:
         failed = progress.failed
         last = "" if failed is None else f", last: {printable(str(failed.failure))}"
         text = f"{_numbered(progress.restarts, 'restart')}{last}"
         text = cut(text, _CAUSE_WIDTH, mark=signs.mark)
-        yield Part(text=text, weight=3, least=_LEAST_CAUSE)
+        yield Segment(text=text, weight=3, least=_LEAST_CAUSE)
     elapsed_s = int(progress.ledger.elapsed_s(now))
-    yield Part(text=f"{_clock(elapsed_s)} elapsed", weight=6)
+    yield Segment(text=f"{_clock(elapsed_s)} elapsed", weight=6)
     if progress.ledger.seconds["train"]:
-        yield Part(text=f"goodput {progress.ledger.goodput:.0%}", weight=2)
+        yield Segment(text=f"goodput {progress.ledger.goodput:.0%}", weight=2)
 
 
 def _clock(seconds: int) -> str:
