@@ -14,7 +14,7 @@ from polytrain.prediction.scheduling import (
     Lost,
     Predicted,
     Raised,
-    Ready,
+    WorkerReady,
     Workers,
     predicted_parts,
 )
@@ -33,7 +33,7 @@ class Played(Workers):
             fate: of a worker and a part: None to predict it.
         """
         self._fate = fate
-        self._events: list[Event] = [Ready(worker=worker) for worker in range(count)]
+        self._events: list[Event] = [WorkerReady(worker=worker) for worker in range(count)]
         self.given: list[tuple[int, list[int]]] = []
         self.replaced: list[int] = []
 
@@ -45,11 +45,11 @@ class Played(Workers):
             self._events.append(event or Predicted(worker=worker, part=done))
             if event is not None:
                 return
-        self._events.append(Ready(worker=worker))
+        self._events.append(WorkerReady(worker=worker))
 
     def replace(self, worker: int) -> None:
         self.replaced.append(worker)
-        self._events.append(Ready(worker=worker))
+        self._events.append(WorkerReady(worker=worker))
 
     def next(self) -> Event:
         return self._events.pop(0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.predictor import PredictedPart, PredictionTask, Predictor
-from polytrain.prediction.scheduling import Event, Predicted, Ready, Workers
+from polytrain.prediction.scheduling import Event, Predicted, WorkerReady, Workers
 
 
 class InlineWorkers(Workers):
@@ -27,6 +27,6 @@ class InlineWorkers(Workers):
     def next(self) -> Event:
         if self._predictor is None:
             self._predictor = Predictor(self._task)
-            return Ready(worker=0)
+            return WorkerReady(worker=0)
         part = next(self._parts, None)
-        return Ready(worker=0) if part is None else Predicted(worker=0, part=part)
+        return WorkerReady(worker=0) if part is None else Predicted(worker=0, part=part)

@@ -15,8 +15,8 @@ from polytrain.prediction.scheduling import (
     PickledTask,
     Predicted,
     Raised,
-    Ready,
     RowsOf,
+    WorkerReady,
     Workers,
 )
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
@@ -91,7 +91,7 @@ class LocalWorkers(Workers):
         # No time limit: a part may take any time, and the end of a lost process is an event.
         match self._pool.next():
             case Sent(number=number, message=["ready"]):
-                return Ready(worker=self._workers[number])
+                return WorkerReady(worker=self._workers[number])
             case Sent(number=number, message=["predicted", part]):
                 return Predicted(worker=self._workers[number], part=pickle.loads(part))
             case Sent(message=["raised", error]):

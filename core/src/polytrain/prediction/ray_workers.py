@@ -20,8 +20,8 @@ from polytrain.prediction.scheduling import (
     PickledTask,
     Predicted,
     Raised,
-    Ready,
     RowsOf,
+    WorkerReady,
     Workers,
 )
 from polytrain.ray_api.state import free_resources, living_nodes
@@ -136,7 +136,7 @@ class RayWorkers(Workers):
         self._has_started = True
         if worker in self._loading or part is None:
             self._loading.discard(worker)
-            return Ready(worker=worker)
+            return WorkerReady(worker=worker)
         self._calls[self._actors[worker].next.remote()] = worker
         return Predicted(worker=worker, part=part)
 

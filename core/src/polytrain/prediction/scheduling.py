@@ -25,7 +25,7 @@ MOST_LOSSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class WorkerReady:
     """A worker has loaded the model, or has predicted its unit."""
 
     worker: int
@@ -54,7 +54,7 @@ class Lost:
     reason: str
 
 
-Event = Ready | Predicted | Raised | Lost
+Event = WorkerReady | Predicted | Raised | Lost
 
 
 class Workers(ABC):
@@ -87,7 +87,7 @@ def predicted_parts(workers: Workers, work: Sequence[Unit]) -> Iterator[Predicte
     while waiting or given:
         event = workers.next()
         match event:
-            case Ready(worker=worker):
+            case WorkerReady(worker=worker):
                 given.pop(worker, None)
                 idle.append(worker)
             case Predicted(worker=worker, part=part):

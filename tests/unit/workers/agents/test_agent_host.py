@@ -10,7 +10,7 @@ import psutil
 import pytest
 from tests.unit.workers.agents.agent_specs import agent_spec
 
-from polytrain.workers.agents.agent_host import AgentHost, Mail, Ready
+from polytrain.workers.agents.agent_host import AgentHost, AgentReady, Mail
 from polytrain.workers.agents.placement import NodeAddress
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
@@ -29,7 +29,7 @@ def test_an_agent_ends_while_others_use_the_zygote_that_it_started(
         host = AgentHost(spec, b"job", HERE, {}, tell=lambda *mail: arrived.put_nowait(mail))
         for number in (0, 1):
             host.start(number)
-            assert isinstance((await arrived.get())[1][0], Ready)
+            assert isinstance((await arrived.get())[1][0], AgentReady)
         [zygote] = set(psutil.Process().children()) - others
         await host.end(0)
         assert zygote.is_running()

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class AgentReady:
     """An agent is ready for a rank."""
 
     place: NodeAddress
@@ -37,7 +37,7 @@ class Broken:
     reason: str
 
 
-Mail = Sequence[AgentEvent | Ready | Broken]
+Mail = Sequence[AgentEvent | AgentReady | Broken]
 """Events that an agent sends together."""
 
 
@@ -113,7 +113,7 @@ class AgentHost:
                 logger.warning("The zygote, process %d, is still in use, or hangs", zygote.pid)
 
     async def _serve(self, number: int, agent: Agent) -> None:
-        self._tell(number, (Ready(place=await agent.place()),))
+        self._tell(number, (AgentReady(place=await agent.place()),))
         async for events in agent.events():
             self._tell(number, events)
 

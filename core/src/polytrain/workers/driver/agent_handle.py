@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polytrain.errors import FailureKind
-from polytrain.workers.agents.agent_host import Broken, Mail, Ready
+from polytrain.workers.agents.agent_host import AgentReady, Broken, Mail
 from polytrain.workers.agents.calls import AgentEvent
 from polytrain.workers.agents.placement import NodeAddress
 
@@ -58,10 +58,10 @@ def delivery(agent_handle: AgentHandle, mail: Mail) -> Delivery:
 
 
 def _for_driver(
-    agent_handle: AgentHandle, mail: AgentEvent | Ready | Broken
+    agent_handle: AgentHandle, mail: AgentEvent | AgentReady | Broken
 ) -> AgentEvent | Arrived | Gone:
     match mail:
-        case Ready(place=place):
+        case AgentReady(place=place):
             return Arrived(agent_handle=agent_handle, place=place)
         case Broken(reason=reason):
             return Gone(agent_handle=agent_handle, kind=FailureKind.AGENT_LOST, reason=reason)
