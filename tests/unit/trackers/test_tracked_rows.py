@@ -29,17 +29,17 @@ class Store:
     rows: dict[int, Row] = field(default_factory=dict)
 
     def deliver(self, missing: TrackedRows) -> None:
-        while not (delivery := missing.next()).is_empty:
-            if delivery.rewind is not None:
-                self.rows = {s: row for s, row in self.rows.items() if s <= delivery.rewind}
-            for row in delivery.rows:
+        while not (changes := missing.next()).is_empty:
+            if changes.rewind is not None:
+                self.rows = {s: row for s, row in self.rows.items() if s <= changes.rewind}
+            for row in changes.rows:
                 assert row.step > max(self.rows, default=0)
                 self.rows[row.step] = row
-            for late in delivery.amendments:
+            for late in changes.amendments:
                 old = self.rows[late.step]
                 metrics = {**old.metrics, **late.metrics}
                 self.rows[late.step] = Row(step=old.step, time=old.time, metrics=metrics)
-            missing.done(delivery)
+            missing.done(changes)
 
     def metrics(self) -> list[Mapping[str, Any]]:
         return [self.rows[step].metrics for step in sorted(self.rows)]

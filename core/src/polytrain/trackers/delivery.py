@@ -121,18 +121,18 @@ class TrackerDelivery:
         """
         self._describe()
         while is_wanted():
-            delivery = self.missing.next()
-            if delivery.is_empty:
+            changes = self.missing.next()
+            if changes.is_empty:
                 break
             with self._opened_sink() as sink:
-                if delivery.rewind is not None:
-                    sink.rewind(delivery.rewind)
-                if delivery.rows:
-                    sink.write(delivery.rows)
-                for row in delivery.amendments:
+                if changes.rewind is not None:
+                    sink.rewind(changes.rewind)
+                if changes.rows:
+                    sink.write(changes.rows)
+                for row in changes.amendments:
                     sink.amend(row)
-            self.missing.done(delivery)
-            self.rows += len(delivery.rows)
+            self.missing.done(changes)
+            self.rows += len(changes.rows)
             self._keep_sometimes()
         self._keep_sometimes()
 

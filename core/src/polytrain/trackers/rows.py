@@ -50,7 +50,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class StoreChanges:
     """The next changes to a store, in this order."""
 
     rewind: int | None
@@ -152,15 +152,15 @@ class TrackedRows:
         """Number of missing rows that no restart undoes, or that can be removed later."""
         return max(0, _count(self._reports, self._settled) - self._start)
 
-    def next(self) -> Delivery:
-        """Return the next delivery. Call `done` after it is made."""
+    def next(self) -> StoreChanges:
+        """Return the next changes. Call `done` after they are made."""
         rows = self._ready()
         sent = rows[-1].step if rows else self.sent
         amendments = tuple(takewhile(lambda each: each[1].step <= sent, self._amendments))
         amended = amendments[-1][0] if amendments else self.position.amendments
         if len(amendments) == len(self._amendments):
             amended = max(amended, self._validations)
-        return Delivery(
+        return StoreChanges(
             rewind=self._rewind,
             rows=rows,
             amendments=tuple(row for _, row in amendments),
@@ -172,15 +172,15 @@ class TrackedRows:
             ),
         )
 
-    def done(self, delivery: Delivery) -> None:
-        """Note that a delivery was made."""
-        self.position = delivery.position
+    def done(self, changes: StoreChanges) -> None:
+        """Note that changes were made."""
+        self.position = changes.position
         self._rewind = None
-        self._start += len(delivery.rows)
+        self._start += len(changes.rows)
         if self._start == len(self._reports):
             self._clear()
-        del self._amendments[: len(delivery.amendments)]
-        for row in delivery.rows:
+        del self._amendments[: len(changes.amendments)]
+        for row in changes.rows:
             self._loads.pop(row.step, None)
 
     def _clear(self) -> None:
