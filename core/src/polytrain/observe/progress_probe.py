@@ -144,7 +144,7 @@ class Probe(Protocol):
         """Sample the process, and return an event if there is one."""
 
 
-class Watch:
+class PeriodicProbe:
     """Samples a running worker process periodically, until it is closed."""
 
     def __init__(

@@ -10,7 +10,7 @@ from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.events.output import BarMoved, Output, OutputRoute
-from polytrain.observe.progress_probe import Probe, ProgressProbe, Watch
+from polytrain.observe.progress_probe import PeriodicProbe, Probe, ProgressProbe
 from polytrain.observe.stacks import stacks_of
 from polytrain.observe.utilization_probe import UtilizationProbe
 from polytrain.workers.agents.calls import AgentEvent
@@ -70,7 +70,7 @@ class WorkerConnection:
         self._hang_timeout_s = hang_timeout_s
         self._straggler_window_s = straggler_window_s
         self._passes_all_reports = passes_all_reports
-        self._watches: list[Watch] = []
+        self._watches: list[PeriodicProbe] = []
         self._reports = ReportReader(Ring(self.child.page.reports))
         self._next_look: asyncio.TimerHandle | None = None
 
@@ -136,7 +136,9 @@ class WorkerConnection:
         if (window_s := self._straggler_window_s) is not None:
             probes.append(UtilizationProbe(attempt=attempt, rank=rank, window_s=window_s, now=now))
         page, pid = self.child.page, self.child.pid
-        self._watches = [Watch(probe, page=page, pid=pid, tell=self._on_event) for probe in probes]
+        self._watches = [
+            PeriodicProbe(probe, page=page, pid=pid, tell=self._on_event) for probe in probes
+        ]
 
     def _look_away(self) -> None:
         for watch in self._watches:

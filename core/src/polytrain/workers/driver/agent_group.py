@@ -59,14 +59,14 @@ PRELOAD = ("polytrain.workers.session.worker_process", "numpy")
 PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
 
 
-class Watch(Protocol):
+class BackgroundActivity(Protocol):
     """A background activity that runs until it is closed."""
 
     def close(self) -> None:
         """End the activity."""
 
 
-class StreamSource(Watch, Protocol):
+class StreamSource(BackgroundActivity, Protocol):
     """Starts the streaming data sets of each attempt."""
 
     def start(self) -> tuple[StreamOrder, ...]:
@@ -118,7 +118,7 @@ class AgentCluster(Cluster, SharedStore, Protocol):
             held: the resources of all workers together.
         """
 
-    def watch(self, tell: Callable[[frozenset[str]], None]) -> Watch:
+    def watch(self, tell: Callable[[frozenset[str]], None]) -> BackgroundActivity:
         """Report draining nodes."""
 
 
