@@ -32,14 +32,14 @@ from polytrain.workers.agents.placement import NodeAddress, members
 from polytrain.workers.agents.shard_cache import ShardCache
 from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.processes.client import ZygoteSpec
-from polytrain.workers.processes.zygotes import Listener
+from polytrain.workers.processes.zygote_client import Listener
 from polytrain.workers.session.job import JobMemory, LaunchOrder
 from polytrain_plugins import Offer
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
 
 
-class FakeZygotes:
+class FakeZygoteClient:
     """Forks nothing, and kills nothing."""
 
     theirs: ClassVar[socket.socket]
@@ -52,7 +52,7 @@ class FakeZygotes:
 
     def fork(self, attempt: int, *, descriptors: list[int], **rest: Any) -> None:
         # The process's end of the socket: nobody reads it, unless the test does.
-        FakeZygotes.theirs = socket.socket(fileno=socket.dup(descriptors[0]))
+        FakeZygoteClient.theirs = socket.socket(fileno=socket.dup(descriptors[0]))
 
     def kill(self, attempt: int) -> None:
         """The process hangs in the kernel."""
@@ -63,7 +63,7 @@ class FakeZygotes:
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSpec:
-    monkeypatch.setattr("polytrain.workers.agents.agent.Zygotes", FakeZygotes)
+    monkeypatch.setattr("polytrain.workers.agents.agent.ZygoteClient", FakeZygoteClient)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return agent_spec(tmp_path, kill_timeout_s=0.01)
 
@@ -163,7 +163,7 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
         await agent.carry_out(SendRoster(attempt=0, offers=offers))
         await agent.carry_out(ReadStacks(attempt=0, pausing=False))
         assert "it has not been forked yet" in (await received(agent, Stacks)).text
-        process = SocketChannel(FakeZygotes.theirs)
+        process = SocketChannel(FakeZygoteClient.theirs)
         receive = asyncio.get_running_loop().run_in_executor
         start, roster = [await receive(None, process.receive) for _ in range(2)]
         assert (start[0], roster[0]) == ("start", "roster")
@@ -181,8 +181,8 @@ def test_a_refused_fork_leaves_no_descriptor_open(
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(FakeZygotes, "fork", refuse)
-    FakeZygotes.theirs = socket.socket()
+    monkeypatch.setattr(FakeZygoteClient, "fork", refuse)
+    FakeZygoteClient.theirs = socket.socket()
 
     async def test(agent: Agent) -> None:
         before = os.listdir("/proc/self/fd")
@@ -208,7 +208,7 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
             raise OSError(errno.EMFILE, "too many open files")
         return pipe()
 
-    FakeZygotes.theirs = socket.socket()
+    FakeZygoteClient.theirs = socket.socket()
 
     async def test(agent: Agent) -> None:
         before = os.listdir("/proc/self/fd")

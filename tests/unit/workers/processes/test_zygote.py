@@ -31,7 +31,7 @@ from polytrain.workers.processes.channel import SocketChannel, pack
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.processes.forked import ForkRequest
 from polytrain.workers.processes.requirements import system_problems
-from polytrain.workers.processes.zygotes import Listener, Zygotes
+from polytrain.workers.processes.zygote_client import Listener, ZygoteClient
 
 WORKER = "polytrain.workers.session.worker_process"
 
@@ -204,7 +204,7 @@ def test_an_agent_hears_what_its_zygote_has_died_of() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(spec.name)
             listener.listen()
-            zygotes = Zygotes(spec, WORKER, listener=heard)
+            zygotes = ZygoteClient(spec, WORKER, listener=heard)
             await zygotes.connect()
             connection, _ = listener.accept()
             zygotes.fork(3, environment={}, directory="/", argv=[], descriptors=[])
@@ -236,7 +236,7 @@ def test_agents_hear_what_their_zygote_has_written_before_it_died(tmp_path: Path
             path=(str(tmp_path), *sys.path),
         )
         heard = [Heard(), Heard()]
-        zygotes = [Zygotes(spec, WORKER, listener=each) for each in heard]
+        zygotes = [ZygoteClient(spec, WORKER, listener=each) for each in heard]
         await zygotes[0].connect()
         fifo = await asyncio.to_thread(open, tmp_path / "fifo", "w")
         await zygotes[1].connect()

@@ -29,7 +29,7 @@ from polytrain.workers.processes.client import (
     attempts_to_connect,
     zygote_name,
 )
-from polytrain.workers.processes.zygotes import Zygotes
+from polytrain.workers.processes.zygote_client import ZygoteClient
 
 SLOW_TO_END = """
 import os, resource, socket, sys
@@ -223,7 +223,7 @@ def test_a_connection_is_made_once_there_is_room_for_it() -> None:
 def test_an_agent_does_its_other_work_while_it_does_not_reach_its_zygote() -> None:
     async def test() -> None:
         spec = spec_named(f"\0{secrets.token_hex(8)}")
-        zygotes = Zygotes(spec, "", listener=Mock())
+        zygotes = ZygoteClient(spec, "", listener=Mock())
         with taken(spec.name):
             connecting = asyncio.create_task(zygotes.connect())
             # A loop that was blocked would do nothing of this before the address is free.

@@ -46,7 +46,7 @@ from polytrain.workers.agents.rank_data import RankData
 from polytrain.workers.agents.storage_marker import storage_problem
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
-from polytrain.workers.processes.zygotes import Zygotes
+from polytrain.workers.processes.zygote_client import ZygoteClient
 from polytrain.workers.session.job import JobMemory, LaunchOrder
 from polytrain.workers.session.messages import (
     checkpoints_message,
@@ -85,7 +85,9 @@ class Agent:
         """
         self._spec = spec
         self._place = place
-        self._zygotes = Zygotes(node_zygote(spec.zygote, spec.prefix, place), _ENTRY, listener=self)
+        self._zygotes = ZygoteClient(
+            node_zygote(spec.zygote, spec.prefix, place), _ENTRY, listener=self
+        )
         self._environment = {
             **spec.environment,
             **os.environ,

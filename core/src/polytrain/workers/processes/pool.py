@@ -21,7 +21,7 @@ from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.child import Child
 from polytrain.workers.processes.client import ZygoteSpec, has_ended, zygote_name
 from polytrain.workers.processes.loop_thread import LoopThread
-from polytrain.workers.processes.zygotes import Zygotes
+from polytrain.workers.processes.zygote_client import ZygoteClient
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class ProcessPool:
 
         self._all_have_ended = False
 
-        self._zygotes = Zygotes(spec, entry, listener=self)
+        self._zygotes = ZygoteClient(spec, entry, listener=self)
         self._loop = LoopThread("polytrain-processes")
 
     def start(self, number: int, message: Message) -> None:

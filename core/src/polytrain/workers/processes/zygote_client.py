@@ -38,7 +38,7 @@ class Listener(Protocol):
         """Handle that the process's zygote is gone; `why` is empty if it gave no reason."""
 
 
-class Zygotes:
+class ZygoteClient:
     """The connection to the node's zygote, and to the next one if that ends.
 
     The first client starts the node's zygote. All methods run on one event loop.
