@@ -13,14 +13,14 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, parts_to_shared_memory, to_buffer
 from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.functions.pickling import pickled_apart, pickled_with, unpickled
-from polytrain.workers.agents.shared_store import OpenShared, Shared, SharedStore
+from polytrain.workers.agents.shared_store import OpenedBytes, SharedBytes, SharedStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRequest:
     """The specs and rows of all data sets that one agent needs."""
 
-    specs: Shared
+    specs: SharedBytes
     """Pickled for worker processes; the agent doesn't read them."""
 
     shard_cache: bytes
@@ -30,7 +30,7 @@ class CacheRequest:
     references: list[Any]
     """References to Ray objects in `shard_cache`, sent separately so that Ray counts them."""
 
-    tables: tuple[Shared, ...]
+    tables: tuple[SharedBytes, ...]
     """The tables that all agents share, in the order of the data sets."""
 
     def is_like(self, other: CacheRequest) -> bool:
@@ -88,7 +88,7 @@ class ShardCachePlanner:
 class ShardCache:
     """The data that an agent holds."""
 
-    opened: tuple[OpenShared, ...]
+    opened: tuple[OpenedBytes, ...]
     """The memory of the pickled specs, then of each data set's table."""
 
     request: CacheRequest
@@ -128,5 +128,5 @@ def hold(request: CacheRequest, before: ShardCache | None) -> ShardCache:
             opened.append(next(tables).open())
         else:
             rows = parts_to_shared_memory(held.parts(), held.schema, len(held.rows))
-            opened.append(OpenShared(descriptor=rows))
+            opened.append(OpenedBytes(descriptor=rows))
     return ShardCache(opened=tuple(opened), request=request)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenShared:
-    """Shared memory that an agent has opened."""
+class OpenedBytes:
+    """Shared bytes that an agent has opened."""
 
     descriptor: int
     extent: Extent | None = None
@@ -23,10 +23,10 @@ class OpenShared:
     """An object that must exist while the memory is used, such as one of Ray's."""
 
 
-class Shared(Protocol):
+class SharedBytes(Protocol):
     """Bytes of the driver that all agents can read."""
 
-    def open(self) -> OpenShared:
+    def open(self) -> OpenedBytes:
         """Open the bytes in an agent."""
 
     def close(self) -> None:
@@ -40,5 +40,5 @@ class SharedStore(Protocol):
     def reference_type(self) -> type | tuple[type, ...]:
         """Types in a data set that must be sent separately."""
 
-    def share(self, content: pa.Buffer) -> Shared:
+    def share(self, content: pa.Buffer) -> SharedBytes:
         """Put bytes where all agents can read them."""

@@ -19,7 +19,7 @@ from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
 from polytrain.workers.agents.placement import NodeAddress
-from polytrain.workers.agents.shared_store import OpenShared
+from polytrain.workers.agents.shared_store import OpenedBytes
 from polytrain.workers.driver.agent_handle import AgentHandle, Delivery, delivery
 from polytrain.workers.processes.loop_thread import LoopThread
 
@@ -101,9 +101,9 @@ class LocalMemory:
 
     descriptor: int
 
-    def open(self) -> OpenShared:
+    def open(self) -> OpenedBytes:
         """Open the memory for one agent's worker processes."""
-        return OpenShared(descriptor=os.dup(self.descriptor), extent=None, kept=None)
+        return OpenedBytes(descriptor=os.dup(self.descriptor), extent=None, kept=None)
 
     def close(self) -> None:
         """Free the memory once no agent uses it."""

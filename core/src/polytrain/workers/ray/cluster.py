@@ -23,7 +23,7 @@ from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.shared_store import OpenShared
+from polytrain.workers.agents.shared_store import OpenedBytes
 from polytrain.workers.driver.agent_group import StreamSource
 from polytrain.workers.driver.agent_handle import Delivery
 from polytrain.workers.driver.local_cluster import Nothing
@@ -113,7 +113,7 @@ class RayMemory:
 
     references: list[Any]
 
-    def open(self) -> OpenShared:
+    def open(self) -> OpenedBytes:
         """Open the bytes in an agent."""
         # No time limit: it may be transferred from another node. The agent waits in another thread,
         # and ends its attempt on request.
@@ -122,7 +122,7 @@ class RayMemory:
             bytes_to_shared_memory(memoryview(array)),
             None,
         )
-        return OpenShared(descriptor=descriptor, extent=extent, kept=array)
+        return OpenedBytes(descriptor=descriptor, extent=extent, kept=array)
 
     def close(self) -> None:
         """Do nothing: Ray counts the references."""
