@@ -7,7 +7,7 @@ from typing import Any
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.policy.labels import Labels, allowed
-from polytrain.policy.scaling import Fit, largest_fit
+from polytrain.policy.scaling import Capacity, worker_capacity
 from polytrain_plugins import Problem
 from polytrain_plugins.close_names import did_you_mean
 
@@ -68,12 +68,12 @@ def label_problems(
             )
             continue
         workers = wanted.count(selector) + scaling.standby
-        fit = largest_fit(able, scaling.resources)
-        if workers > fit.workers:
+        capacity = worker_capacity(able, scaling.resources)
+        if workers > capacity.workers:
             yield Problem(
                 field=field,
                 what=f"{workers} workers need nodes with labels that meet {dict(selector)}, and "
-                f"those can hold {fit.workers}: {fit.reason}",
+                f"those can hold {capacity.workers}: {capacity.reason}",
                 remedy="Use fewer workers, or add nodes with these labels",
             )
 
@@ -103,34 +103,39 @@ def cluster_problems(
     """
     least = scaling.min_workers
     if autoscaler_totals is not None:
-        fit = largest_fit([autoscaler_totals], scaling.resources)
-        if least + scaling.standby > fit.workers:
-            yield _too_many(scaling, fit, "the cluster's autoscaler can add", [autoscaler_totals])
+        capacity = worker_capacity([autoscaler_totals], scaling.resources)
+        if least + scaling.standby > capacity.workers:
+            yield _too_many(
+                scaling, capacity, "the cluster's autoscaler can add", [autoscaler_totals]
+            )
         # The autoscaler chooses the nodes.
         return
-    fit = largest_fit(node_totals, scaling.resources)
-    if least + scaling.standby > fit.workers:
-        yield _too_many(scaling, fit, "the cluster can hold", node_totals)
+    capacity = worker_capacity(node_totals, scaling.resources)
+    if least + scaling.standby > capacity.workers:
+        yield _too_many(scaling, capacity, "the cluster can hold", node_totals)
     elif strategy_problem := _strategy_problem(scaling, node_totals):
         yield strategy_problem
 
 
 def _too_many(
-    scaling: ScalingConfig, fit: Fit, than: str, node_totals: Sequence[Mapping[str, float]]
+    scaling: ScalingConfig,
+    capacity: Capacity,
+    than: str,
+    node_totals: Sequence[Mapping[str, float]],
 ) -> Problem:
     least = scaling.min_workers
-    if least > fit.workers:
+    if least > capacity.workers:
         return Problem(
             field="ScalingConfig.num_workers",
-            what=f"{least} is more than {than}: {fit.reason}",
-            remedy=f"Use num_workers={fit.workers}"
-            if fit.workers
+            what=f"{least} is more than {than}: {capacity.reason}",
+            remedy=f"Use num_workers={capacity.workers}"
+            if capacity.workers
             else _meant(scaling, node_totals) or "Ask for less per worker",
         )
     return Problem(
         field="ScalingConfig.standby",
-        what=f"{scaling.standby} besides {least} workers is more than {than}: {fit.reason}",
-        remedy=f"Use standby={fit.workers - least}",
+        what=f"{scaling.standby} besides {least} workers is more than {than}: {capacity.reason}",
+        remedy=f"Use standby={capacity.workers - least}",
     )
 
 
@@ -150,7 +155,7 @@ def _strategy_problem(
 ) -> Problem | None:
     """What makes the placement strategy impossible on these nodes."""
     workers = 0 if scaling.is_elastic else scaling.max_workers
-    held = [largest_fit([totals], scaling.resources).workers for totals in node_totals]
+    held = [worker_capacity([totals], scaling.resources).workers for totals in node_totals]
     able = sum(count > 0 for count in held)
     if scaling.placement_strategy == "STRICT_SPREAD" and workers > able:
         return Problem(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from polytrain.config.configs import ScalingConfig
-from polytrain.policy.scaling import largest_fit
+from polytrain.policy.scaling import worker_capacity
 from polytrain_plugins import Problem
 
 _OF_ONE_MACHINE = frozenset({"CPU", "memory", "GPU"})
@@ -114,12 +114,12 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
         )
         return
     least = scaling.min_workers + scaling.standby
-    fit = largest_fit([around.machine], scaling.resources)
-    if least > fit.workers:
+    capacity = worker_capacity([around.machine], scaling.resources)
+    if least > capacity.workers:
         yield Problem(
             field="ScalingConfig.num_workers",
             what=f"{least} workers are more than this machine can hold ({_has(scaling, around)})",
-            remedy=f"Use num_workers={max(1, fit.workers - scaling.standby)}, "
+            remedy=f"Use num_workers={max(1, capacity.workers - scaling.standby)}, "
             f"{_share_cpus(scaling, around)}or use a Ray cluster: set RAY_ADDRESS, or call "
             "ray.init()",
         )

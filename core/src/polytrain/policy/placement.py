@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, only_we_use
-from polytrain.policy.scaling import holds, largest_fit
+from polytrain.policy.scaling import holds, worker_capacity
 
 Nodes = Mapping[str, Mapping[str, float]]
 """Resources of each node, total or free."""
@@ -111,8 +111,8 @@ class PlacementPolicy:
         """
         leaving = frozenset(number for number, node in agents.items() if node in avoid)
         others = [resources for node, resources in living.items() if node not in avoid]
-        fit = largest_fit(others, self.scaling.resources).workers
-        if not leaving or fit >= self.scaling.min_workers:
+        capacity = worker_capacity(others, self.scaling.resources).workers
+        if not leaving or capacity >= self.scaling.min_workers:
             return Departure(leaving=leaving, avoided=avoid)
         reason = (
             f"{len(leaving)} agent(s) stay on nodes that they should leave: no others can hold the "

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Capacity:
     """The maximum number of workers on a cluster, and why it isn't more."""
 
     workers: int
     reason: str
 
 
-def largest_fit(node_totals: Sequence[Mapping[str, float]], demand: Mapping[str, float]) -> Fit:
+def worker_capacity(
+    node_totals: Sequence[Mapping[str, float]], demand: Mapping[str, float]
+) -> Capacity:
     """Count the workers that fit on the nodes if nothing else runs there.
 
     Args:
@@ -34,11 +36,13 @@ def largest_fit(node_totals: Sequence[Mapping[str, float]], demand: Mapping[str,
         ", ".join(f"{totals.get(name, 0.0):g} {name}" for name in needed) for totals in node_totals
     )
     nodes = "1 node" if len(node_totals) == 1 else f"{len(node_totals)} nodes"
-    return Fit(workers=workers, reason=f"each worker takes {one}; the cluster has {nodes} ({held})")
+    return Capacity(
+        workers=workers, reason=f"each worker takes {one}; the cluster has {nodes} ({held})"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class WorkerCount:
     """The number of workers of the next attempt, and the reason."""
 
     workers: int
@@ -54,7 +58,7 @@ class SizePolicy:
     standby: int = 0
     """Number of agents to keep as spares."""
 
-    def first(self, *, up: int, room: int) -> Size | None:
+    def first(self, *, up: int, room: int) -> WorkerCount | None:
         """Return the size of the first attempt; None while agents are still starting.
 
         Args:
@@ -64,9 +68,9 @@ class SizePolicy:
         wanted = min(self.most, max(self.least, room))
         if up < wanted:
             return None
-        return Size(workers=wanted, reason=f"{wanted} workers are ready")
+        return WorkerCount(workers=wanted, reason=f"{wanted} workers are ready")
 
-    def after_loss(self, *, size: int, up: int) -> Size | None:
+    def after_loss(self, *, size: int, up: int) -> WorkerCount | None:
         """Return the size with which to continue at once; None if too few are left.
 
         Args:
@@ -77,10 +81,10 @@ class SizePolicy:
         if workers < self.least:
             return None
         if workers == size:
-            return Size(workers=workers, reason="every lost worker has been replaced")
-        return Size(workers=workers, reason=f"{workers} of {size} workers are left")
+            return WorkerCount(workers=workers, reason="every lost worker has been replaced")
+        return WorkerCount(workers=workers, reason=f"{workers} of {size} workers are left")
 
-    def after_place(self, *, size: int, up: int) -> Size | None:
+    def after_place(self, *, size: int, up: int) -> WorkerCount | None:
         """Return the size of the attempt that is being placed; None if there are too few agents.
 
         Args:
@@ -89,7 +93,7 @@ class SizePolicy:
         """
         return self.growth(size=size, up=up) or self.after_loss(size=size, up=up)
 
-    def growth(self, *, size: int, up: int) -> Size | None:
+    def growth(self, *, size: int, up: int) -> WorkerCount | None:
         """Return the size to grow to at the next checkpoint; None if the run can't grow.
 
         Args:
@@ -99,12 +103,12 @@ class SizePolicy:
         workers = min(self.most, up - self.standby)
         if workers <= size:
             return None
-        return Size(workers=workers, reason=f"there is room for {workers} workers now")
+        return WorkerCount(workers=workers, reason=f"there is room for {workers} workers now")
 
 
 def holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:
     """Return whether there are enough resources for one worker."""
-    return largest_fit([totals], demand).workers > 0
+    return worker_capacity([totals], demand).workers > 0
 
 
 def _units(amount: float) -> int:

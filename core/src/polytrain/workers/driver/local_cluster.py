@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
-from polytrain.policy.scaling import largest_fit
+from polytrain.policy.scaling import worker_capacity
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
@@ -62,7 +62,7 @@ class LocalCluster:
             spec,
             job,
             place=NodeAddress(node_id=self.node_id, host="127.0.0.1"),
-            room=largest_fit([self._resources], scaling.resources).workers,
+            room=worker_capacity([self._resources], scaling.resources).workers,
             gpus=visible_gpus(os.environ),
             gpus_per_agent=scaling.gpus_per_worker,
             mailbox=mailbox,

@@ -23,7 +23,7 @@ from polytrain.events.attempt import (
 )
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.placement import PlacementPolicy
-from polytrain.policy.scaling import SizePolicy, largest_fit
+from polytrain.policy.scaling import SizePolicy, worker_capacity
 from polytrain.workers.agents.placement import NodeAddress, rank_order
 from polytrain.workers.driver.agent_handle import AgentHandle, Gone
 
@@ -344,7 +344,9 @@ class WorkerPool:
 
     def _room(self) -> int:
         """Return the number of further workers for which there are free resources."""
-        return largest_fit([*self._cluster.free_nodes().values()], self._scaling.resources).workers
+        return worker_capacity(
+            [*self._cluster.free_nodes().values()], self._scaling.resources
+        ).workers
 
     def _free_bundles(self) -> list[int]:
         taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
