@@ -18,7 +18,7 @@ from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.lazy_names import RayTrainClass, missing
-from polytrain.policy.retention import badness, ranked
+from polytrain.policy.retention import best_first_key, ranked
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.ledger import Ledger
 from polytrain.record.near_runs import no_run_text
@@ -203,7 +203,7 @@ class Result(metaclass=RayTrainClass):
         if mode not in ("max", "min"):
             raise ValueError(f"mode: {mode!r} is unknown. Give 'max' or 'min'.")
         config = CheckpointConfig(checkpoint_score_attribute=metric, checkpoint_score_order=mode)
-        ranks = [(badness(metrics, config), each) for each, metrics in self.best_checkpoints]
+        ranks = [(best_first_key(metrics, config), each) for each, metrics in self.best_checkpoints]
         if not ranks:
             return None
         (has_none, _), best = min(ranks, key=lambda rank: rank[0])

@@ -33,7 +33,7 @@ def ranked(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
     newest_first = list(reversed(checkpoints))
     if config.checkpoint_score_attribute is None:
         return newest_first
-    return sorted(newest_first, key=lambda checkpoint: badness(checkpoint.metrics, config))
+    return sorted(newest_first, key=lambda checkpoint: best_first_key(checkpoint.metrics, config))
 
 
 def missing_score(metrics: Mapping[str, Any], config: CheckpointConfig) -> str | None:
@@ -64,7 +64,7 @@ def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Ke
     return [c for c in ranked(checkpoints, config)[config.num_to_keep :] if c not in newest]
 
 
-def badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool, float]:
+def best_first_key(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool, float]:
     """Return the sort key that orders checkpoints from best to worst."""
     try:
         value = named_metric(metrics, str(config.checkpoint_score_attribute))
