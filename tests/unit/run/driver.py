@@ -26,7 +26,7 @@ from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
 from polytrain.run.actions import Conclude
-from polytrain.run.attached import Companion
+from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
@@ -191,9 +191,9 @@ class Driver:
     released: threading.Event = field(default_factory=threading.Event)
     """Set when training has ended and the run waits for validations alone."""
 
-    def companion(self, manager: CheckpointManager, journal: Journal) -> Companion:
+    def attached(self, manager: CheckpointManager, journal: Journal) -> AttachedWork:
         """What works on checkpoints beside training."""
-        return Companion()
+        return AttachedWork()
 
     def conclude(self) -> Conclude:
         """Run to the end."""
@@ -222,7 +222,7 @@ class Driver:
         ):
             journal.write(Opened(anew=True, identity={}, world_size=self.world_size))
             observers = self.observers
-            companion = self.companion(self.manager, journal)
+            attached = self.attached(self.manager, journal)
             self.controller = Controller(
                 state=State(
                     world_size=self.world_size, policy=FailurePolicy(max_failures=self.max_failures)
@@ -236,7 +236,7 @@ class Driver:
                     journal=journal,
                     background_tasks=background_tasks,
                     observers=observers,
-                    companion=companion,
+                    attached=attached,
                 ),
                 lease=lease,
                 journal=journal,
@@ -252,7 +252,7 @@ class Driver:
                 health_monitor=HealthMonitor(
                     config=self.failure_config, group=group, journal=journal
                 ),
-                companion=companion,
+                attached=attached,
                 stop_requests=self.stop_requests,
                 remote_requests=RemoteRequests(location.open(), 1, stop=self.stop_requests.request),
                 release_workers=self.released.set,

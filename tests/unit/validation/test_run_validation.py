@@ -20,7 +20,7 @@ from polytrain.output.observers import Observers
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.record.history import read_history
 from polytrain.record.journal import Journal
-from polytrain.run.attached import Companion
+from polytrain.run.attached import AttachedWork
 from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.agents.calls import AgentEvent
@@ -78,7 +78,7 @@ class ValidatingDriver(Driver):
         default_factory=lambda: ValidationConfig(fn=lambda checkpoint: {})
     )
 
-    def companion(self, manager: CheckpointManager, journal: Journal) -> Companion:
+    def attached(self, manager: CheckpointManager, journal: Journal) -> AttachedWork:
         made = ValidationCoordinator(
             config=self.validation_config, manager=manager, journal=journal
         )

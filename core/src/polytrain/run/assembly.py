@@ -16,7 +16,7 @@ from polytrain.output.streams import are_one
 from polytrain.output.worker_output import WorkerOutput, opened_output
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.journal import Journal
-from polytrain.run.attached import Companion
+from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
@@ -70,7 +70,7 @@ def controller_of(
         BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
     )
     # Close it after the workers: it may have restarted the zygote that they share.
-    companion = stack.enter_context(_companion(run, group, journal, output))
+    attached = stack.enter_context(_attached_work(run, group, journal, output))
     workers = stack.enter_context(contextlib.ExitStack())
     workers.callback(group.close)
     failure = run.spec.run_config.failure_config
@@ -82,7 +82,7 @@ def controller_of(
         journal=journal,
         background_tasks=background_tasks,
         observers=observers,
-        companion=companion,
+        attached=attached,
     )
     return Controller(
         state=State(
@@ -111,7 +111,7 @@ def controller_of(
         health_monitor=HealthMonitor(
             config=run.spec.run_config.failure_config, group=group, journal=journal
         ),
-        companion=companion,
+        attached=attached,
         stop_requests=run.stop_requests,
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,
@@ -130,10 +130,12 @@ def _remote_requests(run: Run) -> RemoteRequests:
     )
 
 
-def _companion(run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput) -> Companion:
+def _attached_work(
+    run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput
+) -> AttachedWork:
     # Even without a function, validations of earlier drivers may be pending.
     if run.spec.validation_config is None and not run.manager.validations:
-        return Companion()
+        return AttachedWork()
     return satellites.validation.opened(run, group, journal, output.write)
 
 

@@ -10,7 +10,7 @@ from polytrain.errors import Failure
 from polytrain.policy.validation import Validation
 
 
-class Companion:
+class AttachedWork:
     """Works on a run's checkpoints beside training. This one does nothing.
 
     The controller polls it for results, and waits for the rest when training has ended.
@@ -19,7 +19,7 @@ class Companion:
     failure: Failure | None = None
     """A failure of its work that ends the run."""
 
-    def __enter__(self) -> Companion:
+    def __enter__(self) -> AttachedWork:
         return self
 
     def __exit__(

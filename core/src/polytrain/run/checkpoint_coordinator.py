@@ -28,7 +28,7 @@ from polytrain.policy.retention import missing_score
 from polytrain.policy.validation import Validation, ValidationStatus
 from polytrain.record.entries import CheckpointCommitted, CheckpointDropped
 from polytrain.record.journal import Journal
-from polytrain.run.attached import Companion
+from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.lease import Lease
 from polytrain.workers.agents.calls import Acknowledge, StoreRest
@@ -52,7 +52,7 @@ class CheckpointCoordinator:
     journal: Journal
     background_tasks: BackgroundTasks
     observers: Observers
-    companion: Companion = field(default_factory=Companion)
+    attached: AttachedWork = field(default_factory=AttachedWork)
     _attempt: int = -1
     _rank_0_is_gone: bool = False
     _tracker: PartTracker | None = None
@@ -184,7 +184,7 @@ class CheckpointCoordinator:
 
     def _give_commit(self, manifest: Manifest) -> None:
         # Request it before the commit, which syncs the journal, so that the request isn't lost.
-        self.companion.request(manifest)
+        self.attached.request(manifest)
         commit = partial(self._commit, manifest, self.manager.ranks_of(manifest.number))
         self.background_tasks.give(commit, attempt=manifest.attempt_id.attempt)
 

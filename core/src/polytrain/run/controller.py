@@ -30,7 +30,7 @@ from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import AttemptEnded, Launched, RunConcluded
 from polytrain.record.journal import Journal
 from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
-from polytrain.run.attached import Companion
+from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.health_monitor import HealthMonitor
@@ -76,7 +76,7 @@ class Controller:
     health_monitor: HealthMonitor
     stop_requests: StopRequests
     remote_requests: RemoteRequests
-    companion: Companion = field(default_factory=Companion)
+    attached: AttachedWork = field(default_factory=AttachedWork)
     commit_search: CommitSearch = field(default_factory=CommitSearch)
     stop_rule: StopRule = field(default_factory=StopRule)
     release_workers: Callable[[], None] = lambda: None
@@ -133,13 +133,13 @@ class Controller:
             return conclusion
         drain = self.state.drain
         stopped = None if drain is None else drain.stopped
-        if self.companion.is_busy:
+        if self.attached.is_busy:
             if stopped is not None and not stopped.is_final:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
-            logger.info("Training has ended; %d validations are left.", self.companion.pending)
+            logger.info("Training has ended; %d validations are left.", self.attached.pending)
             # They may wait for the workers' resources.
             self.release_workers()
-        while self.companion.is_busy and self.companion.failure is None:
+        while self.attached.is_busy and self.attached.failure is None:
             if self.lease.lost is not None:
                 failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
                 reason = "another driver works on the run"
@@ -148,19 +148,19 @@ class Controller:
             if stopped is not None:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             self._take_validations(wait=True)
-        if self.companion.failure is not None:
+        if self.attached.failure is not None:
             reason = "ValidationConfig(on_failure='fail') ends the run"
-            failures = (self.companion.failure,)
+            failures = (self.attached.failure,)
             return Conclude(succeeded=False, reason=reason, failures=failures)
-        self.companion.warn_if_unused()
-        return replace(conclusion, validation_failure=self.companion.all_failed)
+        self.attached.warn_if_unused()
+        return replace(conclusion, validation_failure=self.attached.all_failed)
 
     def _take_validations(self, *, wait: bool = False) -> None:
         if wait:
             with self.interrupts.allowed():
-                taken = self.companion.take(wait=True)
+                taken = self.attached.take(wait=True)
         else:
-            taken = self.companion.take()
+            taken = self.attached.take()
         for ended in taken:
             self.checkpoints.validated(ended)
             stopped = self.stop_rule.limit_met_by(ended.step, ended.metrics)
@@ -173,7 +173,7 @@ class Controller:
         """Answer requests for checkpoints, unless they wait for pending validations."""
         questions, self._unanswered = self._unanswered, []
         for asked in questions:
-            if asked.validated and self.companion.is_busy:
+            if asked.validated and self.attached.is_busy:
                 self._unanswered.append(asked)
             else:
                 found = self.checkpoints.manager.reported()
@@ -193,7 +193,7 @@ class Controller:
 
     def _wake(self) -> None:
         self.group.wake()
-        self.companion.nudge()
+        self.attached.nudge()
 
     def _finish_tasks(self) -> None:
         with self.interrupts.allowed():
@@ -272,7 +272,7 @@ class Controller:
         self._note_commit()
         if self.lease.lost is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(lease_lost(self.lease.lost, attempt=self.state.attempt))
-        failure = self.companion.failure
+        failure = self.attached.failure
         if failure is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(Failed(attempt=self.state.attempt, failure=failure))
         self._take_stop_requests()

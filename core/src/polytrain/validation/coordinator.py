@@ -17,7 +17,7 @@ from polytrain.events.output import Output
 from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
 from polytrain.record.entries import ValidationEnded, ValidationRequested
 from polytrain.record.journal import Journal
-from polytrain.run.attached import Companion
+from polytrain.run.attached import AttachedWork
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class _Ended:
     """The outcome; None if it was cancelled."""
 
 
-class ValidationCoordinator(Companion):
+class ValidationCoordinator(AttachedWork):
     """Runs a run's validations; the controller polls it for ended ones.
 
     One thread waits for the running validation. The controller's thread does everything else.
