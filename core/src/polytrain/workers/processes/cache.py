@@ -31,7 +31,7 @@ class KeptZygote:
     """Identifies the zygotes of its run on every node."""
 
     connection: ZygoteConnection
-    likeness: tuple[str, ZygoteSpec, Mapping[str, str], Sequence[str], int]
+    reuse_key: tuple[str, ZygoteSpec, Mapping[str, str], Sequence[str], int]
     """Node, modules, environment, installed versions and umask, on which the zygote depends besides
     editable code files."""
 
@@ -53,15 +53,15 @@ def kept_or_new_zygote(spec: ZygoteSpec, node_id: str) -> KeptZygote:
         spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
-    likeness = node_id, spec, _relevant_variables(), sorted(_installed(spec.path)), umask()
+    reuse_key = node_id, spec, _relevant_variables(), sorted(_installed(spec.path)), umask()
     kept = _taken()
     if kept is not None:
-        if kept.likeness == likeness and kept.connection.is_current():
+        if kept.reuse_key == reuse_key and kept.connection.is_current():
             return kept
         kept.connection.end()
     token = secrets.token_hex(8)
     connection = ZygoteConnection.open(replace(spec, name=zygote_name(token, node_id)))
-    return KeptZygote(token=token, connection=connection, likeness=likeness)
+    return KeptZygote(token=token, connection=connection, reuse_key=reuse_key)
 
 
 def _relevant_variables() -> dict[str, str]:
