@@ -10,7 +10,7 @@ from itertools import count
 
 from harness import OURS, Bound, Figure, conclude, durations, parse, sizes
 
-from polytrain.data.plan.order import Order
+from polytrain.data.plan.order import ShardOrder
 from polytrain.data.plan.row_plan import Plan, Shuffle
 
 _ROWS = 10**9
@@ -91,7 +91,7 @@ def _plan(shuffle: Shuffle) -> Plan:
     return Plan(rows=_ROWS, shards=_SHARDS, shuffle=shuffle)
 
 
-def _row(order: Order, index: int) -> int:
+def _row(order: ShardOrder, index: int) -> int:
     [selection] = order.select(range(index, index + 1))
     return int(selection.rows[0])
 

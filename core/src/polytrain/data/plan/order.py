@@ -46,7 +46,7 @@ class Selection(NamedTuple):
         return self._replace(places=range(len(self.region)))
 
 
-class Order:
+class ShardOrder:
     """The order of a canonical shard's rows in one epoch: windows, and rows within each window.
 
     Without shuffling, and if all rows are shuffled, the shard is one window.
@@ -125,7 +125,7 @@ class Order:
 class GroupOrder:
     """The order of groups, as an order of their rows. Indices count groups."""
 
-    def __init__(self, groups: Order, starts: RowNumbers) -> None:
+    def __init__(self, groups: ShardOrder, starts: RowNumbers) -> None:
         """
         Args:
             groups: their order.

@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
-from polytrain.data.plan.order import Order
+from polytrain.data.plan.order import ShardOrder
 from polytrain.storage.typed_json import Count
 
 Shuffle: TypeAlias = bool | Literal["window"]
@@ -144,7 +144,7 @@ class EpochOrder:
     def __init__(self, plan: Plan, number: int) -> None:
         self._plan = plan
         self._number = number
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, ShardOrder] = {}
 
     def __getitem__(self, position: int) -> int:
         """The row at a position."""
@@ -153,13 +153,13 @@ class EpochOrder:
         [selection] = order.select(range(index, index + 1))
         return int(selection.rows[0])
 
-    def of_shard(self, shard: int) -> Order:
+    def of_shard(self, shard: int) -> ShardOrder:
         """The order of one canonical shard's rows."""
         if shard not in self._orders:
             plan = self._plan
             key = (plan.seed, self._number, shard) if plan.shuffle else None
             window = plan.window if plan.shuffle == "window" else None
-            self._orders[shard] = Order(plan.shard_rows(shard), key, window)
+            self._orders[shard] = ShardOrder(plan.shard_rows(shard), key, window)
         return self._orders[shard]
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.plan.order import GroupOrder, Order, Selection
+from polytrain.data.plan.order import GroupOrder, Selection, ShardOrder
 from polytrain.data.read.pieces import Piece
 from polytrain.data.shards.decoded import Array, DecodedTable, TableRows
 from polytrain.data.shards.kept_pieces import KeptPieces
@@ -28,7 +28,7 @@ _SPARE_MEMORY = 4
 _READERS = 4
 """Threads that read ahead, however many canonical shards a rank reads from."""
 
-ShardOrders: TypeAlias = Callable[[int], Order | GroupOrder]
+OrderOfShard: TypeAlias = Callable[[int], ShardOrder | GroupOrder]
 """Returns the order of a canonical shard in one epoch, for its number."""
 
 Take: TypeAlias = Callable[[Sequence[tuple[int, range]]], list[TableRows]]
@@ -50,7 +50,7 @@ class ReadableRows(ABC):
         """Return how many of these rows exist."""
 
     @abstractmethod
-    def reading(self, orders: ShardOrders) -> AbstractContextManager[Take]:
+    def reading(self, orders: OrderOfShard) -> AbstractContextManager[Take]:
         """Open one pass over the rows, in these orders."""
 
 
@@ -85,7 +85,7 @@ class MappedRows(ReadableRows):
         return int(self.read(rows).num_rows)
 
     @contextmanager
-    def reading(self, orders: ShardOrders) -> Iterator[Take]:
+    def reading(self, orders: OrderOfShard) -> Iterator[Take]:
         def take(share: Sequence[tuple[int, range]]) -> list[TableRows]:
             found = [part.rows for shard, at in share for part in orders(shard).select(at)]
             arrays = [rows for rows in found if not isinstance(rows, range)]
@@ -153,7 +153,7 @@ class PieceRows(ReadableRows):
         return sum(len(part) for _, part in self._parts(rows))
 
     @contextmanager
-    def reading(self, orders: ShardOrders) -> Iterator[Take]:
+    def reading(self, orders: OrderOfShard) -> Iterator[Take]:
         if all(piece.seekable(scattered=True) for piece in self._pieces):
             yield partial(self._take_items, orders)
             return
@@ -178,7 +178,7 @@ class PieceRows(ReadableRows):
                 kept.close()
 
     def _take_items(
-        self, orders: ShardOrders, share: Sequence[tuple[int, range]]
+        self, orders: OrderOfShard, share: Sequence[tuple[int, range]]
     ) -> list[TableRows]:
         """Take rows that can be read one by one, such as items of a map-style data set."""
         lends = all(piece.reads_into_own_memory for piece in self._pieces)
@@ -189,7 +189,7 @@ class PieceRows(ReadableRows):
                 tables += [self.read(rows)] if isinstance(rows, range) else self.take(rows.tolist())
         return [TableRows.of(table, lends=lends) for table in tables]
 
-    def _regions(self, order: Order | GroupOrder, indices: range) -> Iterator[Selection]:
+    def _regions(self, order: ShardOrder | GroupOrder, indices: range) -> Iterator[Selection]:
         """Select rows by the regions that are read at once: windows, or pieces if not shuffled."""
         for selection in order.select(indices):
             if selection.rows_at is not None:

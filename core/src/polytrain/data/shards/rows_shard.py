@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.plan.cursor import Cursor, Epoch
-from polytrain.data.plan.order import GroupOrder, Order
+from polytrain.data.plan.order import GroupOrder, ShardOrder
 from polytrain.data.plan.position import DataPosition
 from polytrain.data.plan.row_plan import Cut, EpochOrder
 from polytrain.data.shards.decoded import TableRows, to_batch
@@ -82,7 +82,7 @@ class RowsShard(BatchedShard):
         orders = plan.epoch(epoch.number)
 
         @cache
-        def order_of(shard: int) -> Order | GroupOrder:
+        def order_of(shard: int) -> ShardOrder | GroupOrder:
             order = orders.of_shard(shard)
             return order if starts is None else GroupOrder(order, starts)
 
