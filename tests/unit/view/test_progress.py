@@ -18,12 +18,15 @@ from polytrain.view.progress.text import (
     ASCII,
     UNICODE,
     duration,
+    end_style,
     ended,
     event_lines,
+    event_style,
     heartbeat,
     signs_for,
     started,
     state_lines,
+    state_styled,
 )
 from polytrain_plugins import RunInfo
 
@@ -458,3 +461,33 @@ def test_the_traceback_of_a_failure_is_shown_though_the_run_goes_on() -> None:
     assert "    ValueError: no" in play.said
     assert "      frame 59" in play.said
     assert "      frame 0" not in play.said
+
+
+def test_states_have_colours_that_suit_any_background() -> None:
+    play = trained()
+    play.fail()
+    play.launch(1, step=20)
+    play.join(1)
+    first, second = state_styled(play.shown(), signs=UNICODE)
+    assert first.startswith("\x1b[1mhiggs\x1b[0m · ")
+    assert "\x1b[35m1 restart\x1b[0m, last: " in second
+    assert end_style(play.progress) == "35"
+    play.take("Concluded", succeeded=True, stopped=None, reason="every rank finished")
+    assert end_style(play.progress) == "32"
+    bar = state_styled(["(rank 1) 10%", "higgs", "2 ranks"], signs=UNICODE)[0]
+    assert bar == "\x1b[2m(rank 1)\x1b[0m 10%"
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "style"),
+    [
+        ("AttemptEnded", {"attempt": 0, "failure": FAILURE, "reason": ""}, "31"),
+        ("AttemptEnded", {"attempt": 0, "failure": None, "reason": ""}, "35"),
+        ("Launched", {"attempt": 1, "step": 0, "start": None, "world_size": 2}, "35"),
+        ("Joined", {"phase": "Training", "attempt": 0}, ""),
+    ],
+)
+def test_an_event_has_the_colour_of_what_it_means(
+    event: str, fields: dict[str, Any], style: str
+) -> None:
+    assert event_style(entry_of({"time": T0, "event": event, **fields})) == style

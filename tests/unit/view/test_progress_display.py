@@ -124,6 +124,7 @@ def test_of_two_runs_at_once_one_has_the_bottom_of_the_terminal(
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         second = dataclasses.replace(RUN, name="second")

@@ -11,6 +11,7 @@ import re
 import sys
 from typing import TextIO
 
+from polytrain.output.colours import Style, has_colours, painted
 from polytrain.output.line_layout import printable
 from polytrain.output.notebook_output import is_notebook
 from polytrain.output.streams import write_text
@@ -19,14 +20,17 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _NO_COLOUR = "\x1b[0m"
 
 
-def echo(line: str = "", *, err: bool = False) -> None:
+def echo(line: str = "", *, err: bool = False, style: Style = Style.PLAIN) -> None:
     """Print one line, with escapes for unprintable characters, including line ends.
 
     Args:
         line: the line.
         err: whether to print to standard error.
+        style: how it stands out, where there are colours.
     """
-    write_line(printable(line), sys.stderr if err else sys.stdout)
+    target = sys.stderr if err else sys.stdout
+    text = printable(line)
+    write_line(painted(text, style) if style and has_colours(target) else text, target)
 
 
 def echo_lines(text: str, *, err: bool = False) -> None:
@@ -46,6 +50,21 @@ def output_line(line: str, target: TextIO) -> str:
     if len(texts) == 1 or not (_is_terminal(target) or is_notebook()):
         return "".join(texts)
     return "".join(f"{text}{colour}" for text, colour in zip(texts, colours, strict=True))
+
+
+def rank_line(prefix: str, line: str, target: TextIO, *, is_coloured: bool) -> str:
+    """Return a rank's output line as `output_line` does, with a prefix that is dim.
+
+    Args:
+        prefix: what stands in front of the line.
+        line: the line.
+        target: the stream.
+        is_coloured: whether the stream has colours.
+    """
+    shown = output_line(f"{prefix}{line}", target)
+    if not is_coloured:
+        return shown
+    return f"{painted(prefix.rstrip(), Style.DIM)}{shown[len(prefix.rstrip()) :]}"
 
 
 def without_colours(line: str) -> str:

@@ -18,7 +18,8 @@ from typing import Literal, TextIO
 from polytrain.errors import Failure
 from polytrain.events.output import BarMoved, Output
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.echo import output_line, without_colours, write_line
+from polytrain.output.colours import has_colours
+from polytrain.output.echo import rank_line, without_colours, write_line
 from polytrain.output.lines import LineBuffer
 from polytrain.output.live_bars import LiveBars
 from polytrain.output.rank_log import RankLog
@@ -76,6 +77,9 @@ class WorkerOutput:
         self._queues = CallQueues(at_once=True) if queues is None else queues
         self._of_the_logs = self._queues.of(self, left_out=self._warn_of_logs)
         self._bars = LiveBars() if bars is None else bars
+        self._coloured: dict[int, bool] = {}
+        """By the identity of a stream: whether it has colours."""
+
         self._warned: set[str] = set()
         self.muted = False
 
@@ -158,7 +162,10 @@ class WorkerOutput:
         # A program without a terminal may have neither stream.
         if target is None or self._is_hidden(rank) or is_muted:
             return
-        shown = output_line(f"({_name(rank)}) {line}", target)
+        key = id(target)
+        if key not in self._coloured:
+            self._coloured[key] = has_colours(target)
+        shown = rank_line(f"({_name(rank)}) ", line, target, is_coloured=self._coloured[key])
         self._queues.of(target).give(
             partial(self._print, stream, target, shown), size=len(shown) + _OVERHEAD
         )

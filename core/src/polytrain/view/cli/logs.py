@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import click
 
-from polytrain.output.echo import echo, output_line, write_line
+from polytrain.output.colours import has_colours
+from polytrain.output.echo import echo, rank_line, write_line
 from polytrain.record.state import RunState
 from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
 
@@ -28,6 +29,7 @@ def command(run: str, rank: int | None, follow: bool) -> None:
     """Print what the ranks of RUN have printed, one rank after another."""
     found = named_run(run)
     seen = {path: 0 for path in _paths(found, rank)}
+    is_coloured = has_colours(sys.stdout)
     while True:
         is_running = follow and found.state is RunState.RUNNING
         for path in _paths(found, rank):
@@ -36,7 +38,8 @@ def command(run: str, rank: int | None, follow: bool) -> None:
             # A line that isn't finished yet is printed with its rest.
             end = written.rfind(b"\n") + 1 if is_running else len(written)
             for line in _lines(written[seen.get(path, 0) : end]):
-                write_line(output_line(f"{prefix}{line}", sys.stdout), sys.stdout)
+                shown = rank_line(prefix, line, sys.stdout, is_coloured=is_coloured)
+                write_line(shown, sys.stdout)
             seen[path] = end
         if not is_running:
             if not any(seen.values()):

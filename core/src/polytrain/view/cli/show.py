@@ -7,7 +7,9 @@ import threading
 
 import click
 
+from polytrain.output.colours import Style
 from polytrain.output.echo import echo
+from polytrain.record.state import RunState
 from polytrain.view.cli.found import (
     FoundRun,
     WholeNumber,
@@ -16,6 +18,13 @@ from polytrain.view.cli.found import (
     print_json,
     run_argument,
 )
+
+_STYLES = {
+    RunState.FINISHED: Style.GOOD,
+    RunState.FAILED: Style.BAD,
+    RunState.STOPPED: Style.CHANGED,
+    RunState.INTERRUPTED: Style.CHANGED,
+}
 
 
 @click.command("show")
@@ -54,7 +63,9 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
     if as_json:
         print_json("show", facts(found))
     else:
-        for line in run_lines(found):
+        first, *lines = run_lines(found)
+        echo(first, style=_STYLES.get(found.state, Style.PLAIN))
+        for line in lines:
             echo(line)
     return found.exit_code
 

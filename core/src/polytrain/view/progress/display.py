@@ -14,6 +14,7 @@ from functools import partial
 from typing import Literal, TextIO, TypeVar
 
 from polytrain.output.call_queues import CallQueue, CallQueues
+from polytrain.output.colours import Style, has_colours, painted
 from polytrain.output.echo import write_line
 from polytrain.output.line_layout import printable
 from polytrain.output.live_bars import LiveBars
@@ -27,12 +28,15 @@ from polytrain.view.progress.status_lines import StatusLines, can_stay
 from polytrain.view.progress.text import (
     UNICODE,
     bar_lines,
+    end_style,
     ended,
     event_lines,
+    event_style,
     heartbeat,
     signs_for,
     started,
     state_lines,
+    state_styled,
 )
 from polytrain_plugins import RunInfo
 
@@ -141,6 +145,7 @@ class _Follower:
         self.progress = progress
         self.lock = threading.Lock()
         self.stream = stream
+        self.has_colours = has_colours(stream)
         self.clock = clock
         self.queue = queue
         self.bars: LiveBars | None = None
@@ -173,27 +178,31 @@ class _Follower:
         """Print the run's start now, a line for each event, and its end when the stack unwinds."""
 
         def print_event(entry: Entry) -> None:
+            style = event_style(entry)
             for line in event_lines(self.run, self.progress, entry):
-                self.print_line(line)
+                self.print_line(line, style)
 
         self.print_line(started(self.run))
         self.on_event = print_event
 
         def print_end() -> None:
+            style = end_style(self.progress)
             for line in ended(self.run, self.progress):
-                self.print_line(line)
+                self.print_line(line, style)
+                style = Style.PLAIN
 
         stack.callback(print_end)
 
-    def print_line(self, line: str) -> None:
+    def print_line(self, line: str, style: Style = Style.PLAIN) -> None:
         """Have a line printed, unless the reader of the stream is gone."""
-        self.queue.give(partial(self._print, line), size=len(line))
+        self.queue.give(partial(self._print, line, style), size=len(line))
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, style: Style) -> None:
         if self._is_broken:
             return
         try:
-            write_line(printable(line), self.stream)
+            text = printable(line)
+            write_line(painted(text, style) if self.has_colours else text, self.stream)
         except (OSError, ValueError):
             self._is_broken = True
 
@@ -234,7 +243,8 @@ def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
     if follower.bars is not None:
         follower.bars.are_shown = True
     follower.print_events(stack)
-    status = StatusLines(follower.stream, lines)
+    styled = partial(state_styled, signs=signs) if follower.has_colours else list
+    status = StatusLines(follower.stream, lines, styled=styled)
     follower.queue.give(status.open)
     stack.callback(follower.queue.give, status.close)
     follower.draw_again(stack, status.draw, itertools.repeat(_DRAW_EVERY_S))

@@ -44,16 +44,23 @@ class StatusLines:
     """Lines at the bottom of a terminal. At the end they are gone, and all of it scrolls again."""
 
     def __init__(
-        self, stream: TextIO, lines: Lines, *, now: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO,
+        lines: Lines,
+        *,
+        styled: Callable[[Sequence[str]], Sequence[str]] = list,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             stream: the terminal.
             lines: returns them; called at each drawing. Their number may change.
+            styled: colours printable lines.
             now: reads a monotonic clock, in seconds.
         """
         self._descriptor = stream.fileno()
         self._lines = lines
+        self._styled = styled
         self._now = now
         self._count = 0
         """How many lines there is room for."""
@@ -136,7 +143,7 @@ class StatusLines:
     def _placed(self, size: os.terminal_size, lines: Sequence[str]) -> str:
         # The region once more: another program may have reset it, such as an editor after Ctrl-Z.
         placed = f"{_SAVE}{_ESC}[1;{size.lines - self._count}r"
-        for row, line in enumerate(lines, start=size.lines - self._count + 1):
+        for row, line in enumerate(self._styled(lines), start=size.lines - self._count + 1):
             placed += f"{_ESC}[{row};1H{_ERASE_LINE}{line}"
         return placed + _RESTORE
 

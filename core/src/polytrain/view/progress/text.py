@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -9,6 +10,7 @@ from typing import Any
 
 from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.errors import Failure
+from polytrain.output.colours import Style, painted
 from polytrain.output.echo import without_colours
 from polytrain.output.line_layout import Segment, columns, cut, fitted, printable
 from polytrain.policy.named_metrics import flat_metrics
@@ -27,6 +29,9 @@ _LATE_AFTER_S = 2.0
 
 _BAR_RANKS = 16
 """With more ranks, each has no bar of its own."""
+
+_RANK = re.compile(r"\A\(rank \d+\)")
+_RESTARTS = re.compile(r"\b\d+ restarts?\b")
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 
@@ -133,6 +138,41 @@ def event_lines(run: RunInfo, progress: Progress, entry: Entry) -> Iterator[str]
             yield from failure_lines(run, entry)
         case AttemptEnded() if entry.reason:
             yield f"{run.name}: attempt {entry.attempt} ended as planned: {entry.reason}"
+
+
+def event_style(entry: Entry) -> Style:
+    """Return how the lines of `event_lines` stand out."""
+    match entry:
+        case AttemptEnded(failure=Failure()) | RunConcluded(succeeded=False):
+            return Style.BAD
+        case AttemptEnded() | Launched():
+            return Style.CHANGED
+        case _:
+            return Style.PLAIN
+
+
+def end_style(progress: Progress) -> Style:
+    """Return how the first line of `ended` stands out."""
+    concluded = progress.concluded
+    if concluded is None or (concluded.stopped and not concluded.succeeded):
+        return Style.CHANGED
+    return Style.GOOD if concluded.succeeded else Style.BAD
+
+
+def state_styled(lines: Sequence[str], *, signs: Signs) -> list[str]:
+    """Return printable lines with colours: bars, and the two of `state_lines`.
+
+    Args:
+        lines: the lines.
+        signs: what they are written with.
+    """
+    *bars, first, second = lines
+    name, separator, rest = first.partition(signs.separator)
+    return [
+        *(_RANK.sub(lambda found: painted(found.group(), Style.DIM), bar) for bar in bars),
+        f"{painted(name, Style.BOLD)}{separator}{rest}",
+        _RESTARTS.sub(lambda found: painted(found.group(), Style.CHANGED), second, count=1),
+    ]
 
 
 def failure_lines(run: RunInfo, ended: AttemptEnded) -> Iterator[str]:
