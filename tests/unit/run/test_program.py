@@ -9,11 +9,17 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
 from polytrain.record.entries import CommitFound
+from polytrain.record.history import JOURNAL, read_history
 from polytrain.run.program import CommitSearch, found_commit
+from polytrain.storage.location import Location
+from polytrain.view.cli.show import command as show
 
 SECRET = "correct-horse"
 Git = Callable[..., str]
@@ -90,6 +96,43 @@ def test_the_commit_is_told_once(git: Git, tmp_path: Path, monkeypatch: pytest.M
     assert found is not None
     assert found.commit == git("rev-parse", "HEAD")
     assert search.take() is None
+
+
+def test_a_run_that_is_resumed_has_the_facts_of_each_driver(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path / "code")
+
+    def train(config: dict[str, Any]) -> None:
+        if config["lr"] > 0.5:
+            raise ValueError("it diverges")
+
+    def fit(lr: float) -> None:
+        make_trainer(
+            "reference",
+            train,
+            train_loop_config={"lr": lr, "hf_token": SECRET},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(name="run", storage_path=tmp_path),
+        ).fit()
+
+    with pytest.raises(TrainingFailedError):
+        fit(1.0)
+    first = git("rev-parse", "HEAD")
+    (tmp_path / "code/train.py").write_text("print(2)\n")
+    git("commit", "-q", "-a", "-m", "Train again")
+    fit(0.1)
+    history = read_history(Location.of(tmp_path / "run").open().read_log(JOURNAL))
+    assert history is not None
+    assert history.facts.hyperparameters == {"lr": 0.1, "hf_token": "…"}
+    programs = history.facts.programs
+    assert [each.commit for each in programs] == [first, git("rev-parse", "HEAD")]
+    assert [each.is_dirty for each in programs] == [False, False]
+    assert {"python", "polytrain-core"} <= programs[0].versions.keys()
+    shown = CliRunner().invoke(show, [str(tmp_path / "run")]).output
+    assert "lr = 0.1" in shown
+    assert f"until driver 2: {first[:12]} (main)" in shown
+    assert SECRET not in shown
 
 
 @pytest.mark.parametrize(
