@@ -122,6 +122,20 @@ def test_the_first_screen_has_the_verdict_the_values_and_a_chart(
     assert "best" in tab.run("document.querySelector('#metrics small').textContent")
 
 
+@pytest.mark.parametrize("size", [PHONE, SCREEN], ids=["phone", "screen"])
+def test_no_time_on_the_timeline_covers_another(
+    size: dict[str, int], tab: Browser, tmp_path: Path
+) -> None:
+    # Times such as "22 h 13 min" are the longest.
+    tab.show(opened(written(tmp_path, reported(), wall_s=160_000.0)), **size)
+    boxes = tab.run(
+        "[...document.querySelectorAll('.ticks text')].map((each) => each.getBoundingClientRect())"
+        ".filter(({ width }) => width > 0).map(({ left, right }) => [left, right])"
+    )
+    assert len(boxes) > 2
+    assert all(before[1] < after[0] for before, after in pairwise(boxes))
+
+
 def ink(tab: Browser) -> tuple[int, int]:
     """How many points of the first chart have the colour of its curve, and in how many rows."""
     points, rows = tab.run("""(() => {
