@@ -133,6 +133,12 @@ def test_the_traceback_of_a_rank_is_in_its_log_and_not_shown_twice(
     assert "ValueError" not in capsys.readouterr().out
 
 
+def test_a_bar_that_takes_itself_away_leaves_no_line(tmp_path: Path, capsys: Captured) -> None:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
+        output.write(wrote("\r50%\r   \r"))
+    assert capsys.readouterr().out == ""
+
+
 class Broken(io.TextIOBase):
     """A standard output whose reader is gone."""
 

@@ -145,7 +145,8 @@ class WorkerOutput:
     def flush(self) -> None:
         """Show unfinished lines, because their writer is gone."""
         for (rank, stream), buffer in self._partial.items():
-            if rest := buffer.take_rest():
+            # The place of a bar that is gone is blank.
+            if (rest := buffer.take_rest()).strip():
                 self._show(rank, stream, rest)
         self._partial.clear()
         self._bars.clear()
