@@ -39,7 +39,7 @@ from polytrain.workers.agents.calls import (
     Acknowledge,
     AgentEvent,
     Call,
-    Drain,
+    DrainAttempt,
     Kill,
     Leave,
     ReadStacks,
@@ -97,7 +97,7 @@ class FakeGroup:
         match call:
             case SendRoster(attempt=attempt):
                 self.meet(attempt)
-            case Drain(attempt=attempt):
+            case DrainAttempt(attempt=attempt):
                 self.drain(attempt)
             case Leave(attempt=attempt):
                 self._end(attempt, killed=False)

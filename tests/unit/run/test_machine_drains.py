@@ -24,7 +24,7 @@ from polytrain.events.attempt import (
 )
 from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, Training
-from polytrain.workers.agents.calls import Drain, Kill
+from polytrain.workers.agents.calls import DrainAttempt, Kill
 from polytrain_plugins import Stopped
 
 
@@ -52,7 +52,7 @@ def killed(ranks: int, attempt: int = 0) -> list[Event]:
 @ALL
 def test_trainers_are_told_once_and_killed_after_the_first_has_stopped(drain: DrainWanted) -> None:
     play = Play(4).launched().training().tell(drain)
-    assert play.latest == (Drain(attempt=0),)
+    assert play.latest == (DrainAttempt(attempt=0),)
     assert play.tell(drain).latest == ()
     assert play.tell(drained()).latest == (Kill(attempt=0),)
     assert play.tell(drained(1)).latest == ()
@@ -68,7 +68,9 @@ def test_a_resize_goes_on_with_as_many_as_are_placed_and_charges_nothing(size: i
     assert play.state.world_size == size
     play.training()
     # The new attempt isn't told to stop for the old one's reason.
-    assert [action for action in play.actions if isinstance(action, Drain)] == [Drain(attempt=0)]
+    assert [action for action in play.actions if isinstance(action, DrainAttempt)] == [
+        DrainAttempt(attempt=0)
+    ]
     play.leaving().tell(*(exited(rank, 1, killed=False) for rank in range(size)))
     assert play.conclusion().succeeded
     assert play.state.attempts == ()
@@ -93,7 +95,7 @@ def test_nodes_without_a_worker_of_the_run_may_go(phase: str) -> None:
     assert play.state.phase == before
     if phase == "gathering":
         play.tell(*(offered(rank) for rank in range(4)))
-    assert not any(isinstance(action, Drain) for action in play.actions)
+    assert not any(isinstance(action, DrainAttempt) for action in play.actions)
     # They get no worker later either.
     play.tell(RESIZE, drained(), *killed(4))
     assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-7", "node-8"}))
@@ -103,7 +105,7 @@ def test_a_move_that_is_wanted_while_workers_are_placed_there_follows_at_once() 
     play = Play(4).tell(MOVE)
     assert play.latest == ()
     play.launched().training()
-    assert Drain(attempt=0) in play.actions
+    assert DrainAttempt(attempt=0) in play.actions
     play.tell(drained(), *killed(4))
     assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
 
@@ -111,7 +113,9 @@ def test_a_move_that_is_wanted_while_workers_are_placed_there_follows_at_once() 
 def test_workers_that_must_stay_on_nodes_that_go_are_not_moved_again_and_again() -> None:
     play = Play(4).launched().training().tell(MOVE, drained(), *killed(4))
     play.launched().training()
-    assert [action for action in play.actions if isinstance(action, Drain)] == [Drain(attempt=0)]
+    assert [action for action in play.actions if isinstance(action, DrainAttempt)] == [
+        DrainAttempt(attempt=0)
+    ]
 
 
 @pytest.mark.parametrize("drain", [RESIZE, STOP], ids=lambda d: d.purpose.name)
@@ -120,7 +124,7 @@ def test_a_drain_while_ranks_gather(drain: DrainWanted) -> None:
     play = Play(2).launched().tell(offered(0), drain)
     if drain is RESIZE:
         assert isinstance(play.state.phase, Gathering)
-        assert play.tell(offered(1)).latest[-1] == Drain(attempt=0)
+        assert play.tell(offered(1)).latest[-1] == DrainAttempt(attempt=0)
     else:
         assert play.latest == (Kill(attempt=0),)
         play.tell(*killed(2))
@@ -170,7 +174,9 @@ def test_of_two_requests_to_stop_the_first_is_named() -> None:
     later = stop_wanted(Stopped(by="signal", reason="SIGINT"))
     play = Play(4).launched().training().tell(STOP, later, drained(), *killed(4))
     assert play.conclusion().stopped == STOP.stopped
-    assert [each for each in play.actions if isinstance(each, Drain)] == [Drain(attempt=0)]
+    assert [each for each in play.actions if isinstance(each, DrainAttempt)] == [
+        DrainAttempt(attempt=0)
+    ]
 
 
 def test_a_resize_that_becomes_a_move_is_both() -> None:
@@ -313,12 +319,12 @@ def test_a_stop_does_not_wait_for_a_checkpoint_that_nobody_makes() -> None:
     ],
 )
 def test_a_stop_waits_for_who_makes_checkpoints(event: Event) -> None:
-    assert not_saving().tell(event, STOP).latest == (Drain(attempt=0),)
+    assert not_saving().tell(event, STOP).latest == (DrainAttempt(attempt=0),)
 
 
 def test_other_drains_wait_whoever_makes_checkpoints() -> None:
     """They can't be had without: the run is to be resumed from what it has reached."""
-    assert not_saving().tell(RESIZE).latest == (Drain(attempt=0),)
+    assert not_saving().tell(RESIZE).latest == (DrainAttempt(attempt=0),)
 
 
 MET = ConditionMet(attempt=0, rank=0, stopped=Stopped(by="condition", reason="loss <= 0.1", step=5))
@@ -332,7 +338,7 @@ def test_a_condition_ends_the_run_with_the_checkpoint_of_rank_0() -> None:
     play.tell(*killed(2))
     conclusion = play.conclusion()
     assert (conclusion.succeeded, conclusion.stopped) == (True, MET.stopped)
-    assert [a for a in play.actions if isinstance(a, Drain)] == []
+    assert [a for a in play.actions if isinstance(a, DrainAttempt)] == []
 
 
 @pytest.mark.parametrize(("committed", "restarts"), [(4, True), (5, False), (6, False)])

@@ -35,7 +35,7 @@ from polytrain.policy.failure import FailurePolicy
 from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Concluded, State
-from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
+from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 from polytrain_plugins import Offer, Stopped
 
 STEPS = 2
@@ -184,7 +184,7 @@ class SimulatedGroup:
                 self._place(avoid)
             case EndAttempt(root=root):
                 self.free_restarts += root is None or root.kind is FailureKind.PREEMPTED
-            case Drain(attempt=attempt):
+            case DrainAttempt(attempt=attempt):
                 for worker in self.workers.values():
                     assert worker.attempt == attempt
                     worker.is_to_stop = True

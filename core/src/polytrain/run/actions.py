@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polytrain.errors import Failure
-from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
+from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 from polytrain_plugins import Stopped
 
 
@@ -58,4 +58,4 @@ class Conclude:
     """The reason that no checkpoint has a score if every validation failed; else empty."""
 
 
-Action = AcquireWorkers | Launch | SendRoster | Drain | Leave | Kill | EndAttempt | Conclude
+Action = AcquireWorkers | Launch | SendRoster | DrainAttempt | Leave | Kill | EndAttempt | Conclude

@@ -44,7 +44,7 @@ from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.transition import Transition, entries_of
 from polytrain.workers.agents.calls import (
     AgentEvent,
-    Drain,
+    DrainAttempt,
     Kill,
     Leave,
     ReadStacks,
@@ -331,7 +331,7 @@ class Controller:
                 self._launch(attempt)
             case SendRoster() | Leave():
                 self.group.call(action)
-            case Drain():
+            case DrainAttempt():
                 self._announce_drain()
                 self.group.call(action)
             case Kill():

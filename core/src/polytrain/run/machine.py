@@ -45,7 +45,7 @@ from polytrain.policy.health import Loss, avoided
 from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
 from polytrain.run.transition import Transition
-from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
+from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 
 # After the last rank is done, only failures that could lose the final checkpoint count.
 _LOSES_A_CHECKPOINT = (
@@ -172,7 +172,7 @@ def _offered(state: State, event: Offered) -> Transition:
     if len(offers) < state.world_size:
         return Transition(state=replace(state, phase=Gathering(offers=offers)))
     roster = tuple(offers[rank] for rank in range(state.world_size))
-    drain = () if state.drain is None else (Drain(attempt=state.attempt),)
+    drain = () if state.drain is None else (DrainAttempt(attempt=state.attempt),)
     return Transition(
         state=replace(state, phase=Training()),
         actions=(SendRoster(attempt=state.attempt, offers=roster), *drain),
@@ -215,7 +215,7 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
             reason = f"{event.reason}; no checkpoint was made, so none is waited for"
             return _ended_as_planned(state, reason=reason, now=now)
         case Training() if before is None:
-            drain = Drain(attempt=state.attempt)
+            drain = DrainAttempt(attempt=state.attempt)
             return Transition(state=state, actions=(drain,), reason=event.reason)
         case _:
             return Transition(state=state, reason=event.reason)
@@ -225,7 +225,7 @@ def _condition_met(state: State, event: ConditionMet, *, now: float) -> Transiti
     wanted = stop_wanted(event.stopped, until_step=event.stopped.step or 0)
     transition = _drain_wanted(state, wanted, now=now)
     # Rank 0 stops by itself. The others have to continue: its checkpoint may need their parts.
-    actions = tuple(each for each in transition.actions if not isinstance(each, Drain))
+    actions = tuple(each for each in transition.actions if not isinstance(each, DrainAttempt))
     return replace(transition, actions=actions)
 
 

@@ -29,7 +29,7 @@ from polytrain.workers.agents.calls import (
     Acknowledge,
     AgentEvent,
     Call,
-    Drain,
+    DrainAttempt,
     Kill,
     LaunchProcess,
     Leave,
@@ -147,7 +147,7 @@ class Agent:
                 self._has_roster = attempt
                 if self._to_drain == attempt:
                     self._send(attempt, drain_message())
-            case Drain(attempt=attempt):
+            case DrainAttempt(attempt=attempt):
                 # The worker process reads it after the roster.
                 self._to_drain = attempt
                 if self._has_roster == attempt:

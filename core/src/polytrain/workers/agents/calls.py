@@ -57,7 +57,7 @@ class SendRoster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class DrainAttempt:
     """Ask the worker process to make a checkpoint and stop."""
 
     attempt: int
@@ -116,7 +116,16 @@ class SendCheckpoints:
     """Path, metrics and status of each, as plain values."""
 
 
-Call = SendRoster | Drain | Leave | Kill | ReadStacks | StoreRest | Acknowledge | SendCheckpoints
+Call = (
+    SendRoster
+    | DrainAttempt
+    | Leave
+    | Kill
+    | ReadStacks
+    | StoreRest
+    | Acknowledge
+    | SendCheckpoints
+)
 """A call that concerns the worker process of an attempt."""
 
 AgentEvent = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | BarMoved | HealthEvent

@@ -27,7 +27,7 @@ from polytrain.events.health import Started
 from polytrain.workers.agents.calls import (
     Acknowledge,
     Call,
-    Drain,
+    DrainAttempt,
     Kill,
     Leave,
     ReadStacks,
@@ -106,7 +106,7 @@ class InlineGroup:
                 self._inbox.append(settled_message(checkpoint))
             case SendCheckpoints(number=number, checkpoints=checkpoints):
                 self._inbox.append(checkpoints_message(number, checkpoints))
-            case Drain():
+            case DrainAttempt():
                 self._inbox.append(drain_message())
             case Leave():
                 self._inbox.append(leave_message())
