@@ -25,7 +25,7 @@ def held(queue: CallQueue) -> Iterator[None]:
         begins.set()
         ends.wait()
 
-    queue.give(hold, size=0)
+    queue.submit(hold, size=0)
     begins.wait()
     try:
         yield
@@ -38,7 +38,7 @@ def test_calls_are_made_in_order_and_all_of_them() -> None:
     with CallQueues() as queues:
         queue = queues.of("target")
         for number in range(10_000):
-            queue.give(lambda number=number: made.append(number))  # type: ignore[misc]
+            queue.submit(lambda number=number: made.append(number))  # type: ignore[misc]
     assert made == list(range(10_000))
 
 
@@ -47,9 +47,9 @@ def test_what_there_is_no_room_for_is_left_out_and_said_in_its_place() -> None:
     queue = CallQueue("calls", kept=20, left_out=lambda count: made.append(f"{count} left out"))
     with held(queue):
         for number in range(5):
-            queue.give(lambda number=number: made.append(str(number)), size=8)  # type: ignore[misc]
+            queue.submit(lambda number=number: made.append(str(number)), size=8)  # type: ignore[misc]
     assert queue.finish()
-    queue.give(lambda: made.append("later"), size=8)
+    queue.submit(lambda: made.append("later"), size=8)
     assert queue.close()
     assert made == ["0", "1", "3 left out", "later"]
 
@@ -76,8 +76,8 @@ def test_a_call_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture) -> 
         raise SystemExit("as a script does")
 
     with CallQueues() as queues:
-        queues.of("target").give(breaks)
-        queues.of("target").give(lambda: made.append("next"))
+        queues.of("target").submit(breaks)
+        queues.of("target").submit(lambda: made.append("next"))
     assert made == ["next"]
     assert "the run continues" in caplog.text
 
@@ -108,7 +108,7 @@ def test_streams_that_lead_to_the_same_place_share_a_queue() -> None:
 def test_a_target_that_is_stuck_holds_up_no_other() -> None:
     made: list[str] = []
     with CallQueues() as queues, held(queues.of("stuck")):
-        queues.of("other").give(lambda: made.append("call"))
+        queues.of("other").submit(lambda: made.append("call"))
         assert queues.of("other").finish()
         assert made == ["call"]
         assert queues.unfinished(["stuck", "other"], within_s=0.05) == ["stuck"]

@@ -71,11 +71,11 @@ def test_lines_that_nobody_has_read_are_counted_where_they_are_missing(
     with CallQueues() as queues:
         queue = queues.of(stream)
         with held(queue):
-            queue.give(lambda: write_text(stream, "kept\n"), size=KEPT)
+            queue.submit(lambda: write_text(stream, "kept\n"), size=KEPT)
             for _ in range(3):
-                queue.give(lambda: write_text(stream, "left out\n"))
+                queue.submit(lambda: write_text(stream, "left out\n"))
         assert queue.finish()
-        queue.give(lambda: write_text(stream, "later\n"))
+        queue.submit(lambda: write_text(stream, "later\n"))
     assert os.read(reader, 1000).decode() == (
         "kept\n"
         "[polytrain: 3 lines of output were left out here: nobody has read fast enough]\n"

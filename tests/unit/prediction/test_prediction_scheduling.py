@@ -37,7 +37,7 @@ class Played(Workers):
         self.given: list[tuple[int, list[int]]] = []
         self.replaced: list[int] = []
 
-    def give(self, worker: int, unit: Unit) -> None:
+    def assign(self, worker: int, unit: Unit) -> None:
         self.given.append((worker, [part.number for part in unit]))
         for part in unit:
             event = self._fate(worker, part.number)

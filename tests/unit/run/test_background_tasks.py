@@ -50,7 +50,7 @@ def test_chores_are_done_in_the_order_in_which_they_were_given(at_once: bool) ->
     done: list[int] = []
     with BackgroundTasks(wake=lambda: None, at_once=at_once) as background_tasks:
         for number in range(50):
-            background_tasks.give(task(number, done))
+            background_tasks.submit(task(number, done))
         background_tasks.finish()
         assert done == list(range(50))
         assert list(background_tasks.results()) == [lost(number) for number in range(50)]
@@ -60,15 +60,15 @@ def test_chores_are_done_in_the_order_in_which_they_were_given(at_once: bool) ->
 def test_inline_a_chore_is_done_before_the_caller_goes_on() -> None:
     threads: list[threading.Thread] = []
     with BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks:
-        background_tasks.give(lambda: threads.append(threading.current_thread()))
+        background_tasks.submit(lambda: threads.append(threading.current_thread()))
         assert threads == [threading.current_thread()]
 
 
 def test_the_caller_goes_on_while_a_chore_is_done(gate: threading.Event) -> None:
     done: list[int] = []
     with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
-        background_tasks.give(task(1, done, first=held_by(gate)))
-        background_tasks.give(task(2, done))
+        background_tasks.submit(task(1, done, first=held_by(gate)))
+        background_tasks.submit(task(2, done))
         assert done == []
         assert list(background_tasks.results()) == []
         gate.set()
@@ -79,9 +79,9 @@ def test_the_caller_goes_on_while_a_chore_is_done(gate: threading.Event) -> None
 def test_whoever_listens_is_woken_when_there_is_a_result() -> None:
     woken = threading.Semaphore(0)
     with BackgroundTasks(wake=woken.release, at_once=False) as background_tasks:
-        background_tasks.give(lambda: None)
+        background_tasks.submit(lambda: None)
         for number in (1, 2):
-            background_tasks.give(task(number, []))
+            background_tasks.submit(task(number, []))
         heard: list[Event] = []
         wakes = 0
         while len(heard) < 2:
@@ -103,8 +103,8 @@ def test_finishing_where_nothing_was_given_is_fine() -> None:
 def test_what_was_given_is_done_before_all_is_over(gate: threading.Event) -> None:
     done: list[int] = []
     with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
-        background_tasks.give(task(1, done, first=held_by(gate)))
-        background_tasks.give(task(2, done))
+        background_tasks.submit(task(1, done, first=held_by(gate)))
+        background_tasks.submit(task(2, done))
         gate.set()
     assert done == [1, 2]
 
@@ -121,10 +121,10 @@ def test_an_interrupted_run_finishes_only_what_is_being_done() -> None:
                 begun.set()
                 with contextlib.suppress(RuntimeError):
                     while True:
-                        background_tasks.give(lambda: None)
+                        background_tasks.submit(lambda: None)
 
-            background_tasks.give(task(1, done, first=until_no_more_is_taken))
-            background_tasks.give(task(2, done))
+            background_tasks.submit(task(1, done, first=until_no_more_is_taken))
+            background_tasks.submit(task(2, done))
             assert begun.wait(SECONDS)
             raise KeyboardInterrupt
 
@@ -142,11 +142,11 @@ def test_what_nobody_has_expected_is_a_failure_of_the_storage(at_once: bool) -> 
         raise TypeError("an fsspec client's own error")
 
     with BackgroundTasks(wake=woken.release, at_once=at_once) as background_tasks:
-        background_tasks.give(stumble, attempt=7)
+        background_tasks.submit(stumble, attempt=7)
         assert woken.acquire(timeout=SECONDS), "nobody was woken"
         [failed] = background_tasks.results()
         done: list[int] = []
-        background_tasks.give(task(1, done), attempt=7)
+        background_tasks.submit(task(1, done), attempt=7)
         background_tasks.finish()
         assert done == [1]
     assert isinstance(failed, Failed)
@@ -163,7 +163,7 @@ def test_an_interrupt_is_no_failure() -> None:
         pytest.raises(KeyboardInterrupt),
         BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks,
     ):
-        background_tasks.give(interrupted)
+        background_tasks.submit(interrupted)
 
 
 def test_what_no_attempt_needs_fails_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +173,7 @@ def test_what_no_attempt_needs_fails_none(caplog: pytest.LogCaptureFixture) -> N
         raise TypeError("an fsspec client's own error")
 
     with BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks:
-        background_tasks.give(stumble)
+        background_tasks.submit(stumble)
         assert list(background_tasks.results()) == []
     assert "an fsspec client's own error" in caplog.text
     assert "in stumble" in caplog.text
@@ -183,8 +183,8 @@ def test_results_that_come_while_others_are_taken_wait_for_the_next_time() -> No
     """A rank that makes checkpoints without a pause keeps nobody from asking for a stop."""
     done: list[int] = []
     with BackgroundTasks(wake=lambda: None, at_once=True) as tasks:
-        tasks.give(task(0, done))
+        tasks.submit(task(0, done))
         for _ in tasks.results():
-            tasks.give(task(len(done), done))
+            tasks.submit(task(len(done), done))
         assert done == [0, 1]
         assert list(tasks.results()) == [lost(1)]

@@ -76,7 +76,7 @@ class CallQueue:
         self._thread = threading.Thread(target=run, args=(self._work,), name=name, daemon=True)
         self._is_started = False
 
-    def give(self, call: Call, *, size: int = 1) -> None:
+    def submit(self, call: Call, *, size: int = 1) -> None:
         """Queue a call, or drop it if the queue is full.
 
         Args:
@@ -98,7 +98,7 @@ class CallQueue:
             pauses: seconds before each call. After the last one there are no more calls.
         """
         self._pauses, self._tick = pauses, tick
-        self.give(_nothing)
+        self.submit(_nothing)
 
     def stop_repeating(self) -> None:
         """Stop the repeated calls."""
@@ -278,7 +278,7 @@ class _AtOnce(CallQueue):
         super().__init__("", left_out=lambda count: None)
         self._around = around
 
-    def give(self, call: Call, *, size: int = 1) -> None:
+    def submit(self, call: Call, *, size: int = 1) -> None:
         with self._around():
             call()
 

@@ -127,7 +127,7 @@ class Observers:
             wanted = {name: known[name] for name in implementation.argnames}
             queues = self._at_once if id(observer) in self._quick else self._queues
             queue = queues.of(observer, left_out=partial(_warn_of_events, observer))
-            queue.give(partial(self._call, implementation, hook, wanted), size=_EVENT_SIZE)
+            queue.submit(partial(self._call, implementation, hook, wanted), size=_EVENT_SIZE)
 
     def _call(self, implementation: HookImpl, hook: str, arguments: Mapping[str, Any]) -> None:
         if id(implementation.plugin) in self._broken:

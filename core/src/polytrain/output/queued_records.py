@@ -68,7 +68,7 @@ class _QueuedHandler(logging.Handler):
             if record.levelno >= handler.level:
                 stream = _plain_stream(handler)
                 queue = queues.of(handler if stream is None else stream)
-                queue.give(partial(_handle, handler, stream, record), size=_RECORD_SIZE)
+                queue.submit(partial(_handle, handler, stream, record), size=_RECORD_SIZE)
 
     def _replaced(self) -> list[logging.Handler]:
         found = [*self._own, *(logging.getLogger().handlers if self._propagates else ())]

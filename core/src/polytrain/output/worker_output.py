@@ -96,7 +96,7 @@ class WorkerOutput:
         logs, limit_s = self._of_the_logs, self.retry_s + _LOG_STUCK_AFTER_S
         # Wait less for a write that hangs than for one that fails and is retried.
         is_written = logs.finish(stuck_after_s=_LOG_STUCK_AFTER_S, within_s=limit_s)
-        logs.give(self._close_logs)
+        logs.submit(self._close_logs)
         if not (is_written and logs.finish(stuck_after_s=limit_s, within_s=limit_s)):
             logger.warning(
                 "The end of what workers wrote may be missing in the logs in %s: they take too "
@@ -107,7 +107,7 @@ class WorkerOutput:
     def write(self, output: Output) -> None:
         """Log text, and show its complete lines; an incomplete line waits for its end."""
         log = self._log(output.rank)
-        self._of_the_logs.give(
+        self._of_the_logs.submit(
             lambda: log.write(output.text, retry_s=self.retry_s), size=len(output.text) + _OVERHEAD
         )
         for line in self._partial[output.rank, output.stream].feed(output.text):
@@ -124,7 +124,7 @@ class WorkerOutput:
             return
         text = f"\n{failure.traceback.rstrip()}\n"
         log = self._log(failure.rank)
-        self._of_the_logs.give(
+        self._of_the_logs.submit(
             lambda: log.write(text, retry_s=self.retry_s), size=len(text) + _OVERHEAD
         )
 
@@ -167,7 +167,7 @@ class WorkerOutput:
         if key not in self._coloured:
             self._coloured[key] = has_colours(target)
         shown = rank_line(f"({_name(rank)}) ", line, target, is_coloured=self._coloured[key])
-        self._queues.of(target).give(
+        self._queues.of(target).submit(
             partial(self._print, stream, target, shown), size=len(shown) + _OVERHEAD
         )
 

@@ -17,7 +17,7 @@ class InlineWorkers(Workers):
         self._predictor: Predictor | None = None
         self._parts: Iterator[PredictedPart] = iter(())
 
-    def give(self, worker: int, unit: Unit) -> None:
+    def assign(self, worker: int, unit: Unit) -> None:
         assert self._predictor is not None
         self._parts = self._predictor.predicted(unit)
 

@@ -77,7 +77,7 @@ class LocalWorkers(Workers):
     ) -> None:
         self._opened.close()
 
-    def give(self, worker: int, unit: Unit) -> None:
+    def assign(self, worker: int, unit: Unit) -> None:
         rows = self._rows_of(unit)
         message = ["unit", pickle.dumps((unit, rows), protocol=5)]
         self._pool.send(self._processes[worker], message)

@@ -114,7 +114,7 @@ class RayWorkers(Workers):
         for actor in self._actors.values():
             ray.kill(actor)
 
-    def give(self, worker: int, unit: Unit) -> None:
+    def assign(self, worker: int, unit: Unit) -> None:
         call = self._actors[worker].start.remote(unit, self._rows_of(unit))
         self._calls[call] = worker
 

@@ -61,7 +61,7 @@ class Workers(ABC):
     """Workers, numbered from 0. They live within this context."""
 
     @abstractmethod
-    def give(self, worker: int, unit: Unit) -> None:
+    def assign(self, worker: int, unit: Unit) -> None:
         """Make a ready worker predict a unit."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ def predicted_parts(workers: Workers, work: Sequence[Unit]) -> Iterator[Predicte
         while idle and waiting:
             worker = idle.pop()
             given[worker] = waiting.popleft()
-            workers.give(worker, given[worker])
+            workers.assign(worker, given[worker])
 
 
 def _told(unit: Unit, losses: int, reason: str) -> str:

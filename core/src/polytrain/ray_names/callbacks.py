@@ -256,7 +256,7 @@ class UserCallbacks:
         for callback in self._callbacks:
             if _overrides(callback, method):
                 queue = self._queues.of(callback, left_out=partial(_warn_of_calls, callback))
-                queue.give(partial(self._call_one, callback, method, arguments), size=_CALL_SIZE)
+                queue.submit(partial(self._call_one, callback, method, arguments), size=_CALL_SIZE)
 
     def _call_one(
         self, callback: Any, method: str, arguments: Callable[[], tuple[Any, ...]]

@@ -41,7 +41,7 @@ class BackgroundTasks:
         self._results: queue.SimpleQueue[Event | CheckpointEvent] = queue.SimpleQueue()
         self._last: Future[None] | None = None
 
-    def give(self, task: BackgroundTask, *, attempt: int | None = None) -> None:
+    def submit(self, task: BackgroundTask, *, attempt: int | None = None) -> None:
         """Run a task.
 
         Args:

@@ -85,7 +85,7 @@ class CheckpointCoordinator:
         self._rank_0_is_gone = False
         self._waiting.clear()
         self._tracker = PartTracker(set(writers), self.manager.config.report_timeout_s)
-        self.background_tasks.give(partial(_sweep, self.manager, self._id_of(attempt)))
+        self.background_tasks.submit(partial(_sweep, self.manager, self._id_of(attempt)))
         # An earlier driver may have died before it deleted these.
         self._retire()
 
@@ -112,7 +112,7 @@ class CheckpointCoordinator:
             if validation.status is ValidationStatus.VALIDATED:
                 self.observers.checkpoint_validated(self.run, info)
         # No driver may find a checkpoint deleted for metrics that are lost.
-        self.background_tasks.give(self.journal.sync)
+        self.background_tasks.submit(self.journal.sync)
         self._retire()
 
     def done(self, rank: int) -> Failed | None:
@@ -186,7 +186,7 @@ class CheckpointCoordinator:
         # Request it before the commit, which syncs the journal, so that the request isn't lost.
         self.attached.request(manifest)
         commit = partial(self._commit, manifest, self.manager.ranks_of(manifest.number))
-        self.background_tasks.give(commit, attempt=manifest.attempt_id.attempt)
+        self.background_tasks.submit(commit, attempt=manifest.attempt_id.attempt)
 
     def _release(self, number: int, *, is_void: bool = False) -> None:
         """Store or drop the other ranks' parts, once rank 0's part is known."""
@@ -233,9 +233,9 @@ class CheckpointCoordinator:
         self._acknowledge(attempt, manifest.number, committed.ranks | added_nothing)
         if manifest.attempt_id > AttemptId(token=1, attempt=0) and self._sweeps_are_cheap:
             # A process of an earlier attempt may have been frozen until now.
-            self.background_tasks.give(partial(_sweep, self.manager, manifest.attempt_id))
+            self.background_tasks.submit(partial(_sweep, self.manager, manifest.attempt_id))
         for directory in doomed:
-            self.background_tasks.give(partial(self._delete, directory))
+            self.background_tasks.submit(partial(self._delete, directory))
 
     @property
     def _sweeps_are_cheap(self) -> bool:
@@ -248,7 +248,7 @@ class CheckpointCoordinator:
     def _retire(self) -> None:
         """Delete the checkpoints that retention doesn't keep."""
         for directory in self.manager.superseded():
-            self.background_tasks.give(partial(self._delete, directory))
+            self.background_tasks.submit(partial(self._delete, directory))
 
     def _check_score(self, directory: str, metrics: Mapping[str, Any]) -> None:
         """Warn once if checkpoints can't be ranked as configured."""
@@ -307,7 +307,7 @@ class CheckpointCoordinator:
         self._release(part.checkpoint, is_void=True)
         directory = self.manager.drop(part.checkpoint, part.attempt)
         if directory is not None:
-            self.background_tasks.give(partial(self._delete, directory))
+            self.background_tasks.submit(partial(self._delete, directory))
         everybody = range(self.manager.world_size)
         self._acknowledge(part.attempt, part.checkpoint, everybody)
         return self._commit_complete(part.rank)

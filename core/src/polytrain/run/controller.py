@@ -466,7 +466,7 @@ class Controller:
                 self.group.call(ReadStacks(attempt=attempt, pausing=False))
         for request, stacks in self._stacks_requests.answered(now=now):
             answer = partial(self.remote_requests.answer, request, {"stacks": stacks})
-            self.background_tasks.give(answer)
+            self.background_tasks.submit(answer)
 
     def _fail_if(self, failed: Failed | None) -> None:
         if failed is not None:

@@ -55,7 +55,7 @@ class Publisher:
             return
         if self.journal.wants_sync and not self._is_syncing:
             self._is_syncing = True
-            self.background_tasks.give(self._sync, attempt=report.attempt)
+            self.background_tasks.submit(self._sync, attempt=report.attempt)
         if report.rank == 0:
             self.observers.reported(self.run, public)
 

@@ -180,7 +180,7 @@ class Injection:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Call `reach` at the points around every report."""
-        send, give = SocketChannel.send, CheckpointUploader.give
+        send, submit = SocketChannel.send, CheckpointUploader.submit
 
         def faulty_send(channel: SocketChannel, *messages: Message) -> None:
             steps = [message[1] for message in messages if message[0] == "report"]
@@ -190,14 +190,14 @@ class Injection:
             for step in steps:
                 self.reach("after_report", step)
 
-        def faulty_give(
+        def faulty_submit(
             uploader: CheckpointUploader, files: CheckpointFiles, **arguments: Any
         ) -> None:
-            give(uploader, self._half_way(files, arguments["step"]), **arguments)
+            submit(uploader, self._half_way(files, arguments["step"]), **arguments)
 
         with (
             mock.patch.object(SocketChannel, "send", faulty_send),
-            mock.patch.object(CheckpointUploader, "give", faulty_give),
+            mock.patch.object(CheckpointUploader, "submit", faulty_submit),
         ):
             yield
 

@@ -195,7 +195,7 @@ class _Follower:
 
     def print_line(self, line: str, style: Style = Style.PLAIN) -> None:
         """Have a line printed, unless the reader of the stream is gone."""
-        self.queue.give(partial(self._print, line, style), size=len(line))
+        self.queue.submit(partial(self._print, line, style), size=len(line))
 
     def _print(self, line: str, style: Style) -> None:
         if self._is_broken:
@@ -245,8 +245,8 @@ def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
     follower.print_events(stack)
     styled = partial(state_styled, signs=signs) if follower.has_colours else list
     status = StatusLines(follower.stream, lines, styled=styled)
-    follower.queue.give(status.open)
-    stack.callback(follower.queue.give, status.close)
+    follower.queue.submit(status.open)
+    stack.callback(follower.queue.submit, status.close)
     follower.draw_again(stack, status.draw, itertools.repeat(_DRAW_EVERY_S))
 
 
@@ -264,8 +264,8 @@ def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
         output.show([*events, *ended(follower.run, follower.progress)])
 
     follower.on_event = take_event
-    follower.queue.give(show)
-    stack.callback(follower.queue.give, show_end)
+    follower.queue.submit(show)
+    stack.callback(follower.queue.submit, show_end)
     follower.draw_again(stack, show, itertools.repeat(_NOTEBOOK_EVERY_S))
 
 

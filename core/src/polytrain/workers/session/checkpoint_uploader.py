@@ -65,7 +65,7 @@ class CheckpointUploader:
         since = self._stalled_since
         return self._stalled_s + (0.0 if since is None else time.monotonic() - since)
 
-    def give(
+    def submit(
         self,
         files: CheckpointFiles,
         *,

@@ -364,7 +364,7 @@ class WorkerSession:
     ) -> None:
         is_last = self._is_last()
         self._saves = True
-        self._uploader.give(
+        self._uploader.submit(
             files,
             step=self._step,
             metrics=self._last_metrics,
