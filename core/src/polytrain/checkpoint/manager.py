@@ -124,7 +124,7 @@ class CheckpointManager:
         if number > self._last_complete:
             self._staged.setdefault(number, set()).add(rank)
 
-    def give_up(self, rank: int) -> None:
+    def expect_no_more(self, rank: int) -> None:
         """Stop waiting for a rank's parts."""
         for ranks in self._staged.values():
             ranks.discard(rank)

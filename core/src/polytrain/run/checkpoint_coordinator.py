@@ -132,7 +132,7 @@ class CheckpointCoordinator:
             self._rank_0_is_gone = True
             for number in list(self._waiting):
                 self._release(number)
-        self.manager.give_up(rank)
+        self.manager.expect_no_more(rank)
         return self._commit_complete(rank)
 
     def overdue(self) -> Failed | None:

@@ -90,7 +90,7 @@ class Tracking:
             # Wait in short steps: a signal that makes the end urgent doesn't interrupt a wait.
             while courier.is_busy and time.monotonic() < deadline and not self._is_urgent():
                 courier.join(0.1)
-            courier.give_up()
+            courier.stop_sending()
 
 
 class _Courier:
@@ -128,7 +128,7 @@ class _Courier:
         self._has_warned = self._has_lagged = False
         self._delivery: TrackerDelivery | None = None
         self._ending = threading.Event()
-        self._given_up = False
+        self._has_stopped_sending = False
         self._thread = threading.Thread(
             target=self._work, name=f"polytrain-{tracker.name}", daemon=True
         )
@@ -153,10 +153,10 @@ class _Courier:
         """Wait for the thread's end, for at most `timeout_s` seconds."""
         self._thread.join(timeout_s)
 
-    def give_up(self) -> None:
+    def stop_sending(self) -> None:
         """Stop sending; unsent rows are left to `polytrain sync`."""
         if self.is_busy:
-            self._given_up = True
+            self._has_stopped_sending = True
             self._warn_of_the_rest("it takes too long")
 
     def _work(self) -> None:
@@ -184,7 +184,7 @@ class _Courier:
                 "The tracker %s is left to another driver: %s", self._tracker.name, error
             )
         except Exception as error:
-            if not self._given_up:
+            if not self._has_stopped_sending:
                 self._warn_of_the_rest(_text(error))
         finally:
             self._release()
@@ -221,7 +221,7 @@ class _Courier:
         send_missing(self._tracker, location, is_wanted=self._is_wanted)
 
     def _is_wanted(self) -> bool:
-        return not self._given_up
+        return not self._has_stopped_sending
 
     def _take_queued(self, delivery: TrackerDelivery) -> bool:
         """Take the queued entries; return whether none is missing before them."""

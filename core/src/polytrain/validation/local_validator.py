@@ -107,7 +107,7 @@ class LocalValidator:
             timed_out = timed_out or is_late
             if is_killed and is_late:
                 how = f"hasn't ended {_KILL_TIMEOUT_S:g} s after SIGKILL"
-                self._processes.give_up(self._number, how)
+                self._processes.count_as_ended(self._number, how)
                 deadline = None
             elif not is_killed and (timed_out or self._is_cancelled.is_set()):
                 is_killed, deadline = True, time.monotonic() + _KILL_TIMEOUT_S

@@ -113,7 +113,7 @@ class ProcessPool:
         """Kill a process; leads to `Ended`."""
         self._loop.call(self._zygotes.kill, number)
 
-    def give_up(self, number: int, how: str) -> None:
+    def count_as_ended(self, number: int, how: str) -> None:
         """Count a process that can't be killed as ended."""
         self._loop.call(self._end, number, how)
 
