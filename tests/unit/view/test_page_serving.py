@@ -69,6 +69,7 @@ def test_the_page_of_an_active_run_follows_it(server: PageServer, run: Path) -> 
         assert '<body data-refresh="5">' in text
         assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in text
         assert "connect-src" in text
+        assert "it shows what was there then" not in text
         file.write_bytes(whole)
     assert "Finished in 13.0 s" in asked(server).read().decode()
 
