@@ -12,7 +12,7 @@ from polytrain_plugins import Problem
 from polytrain_plugins.close_names import did_you_mean
 
 _NOT_MEANT = ("node:", "accelerator_type:", "object_store_memory", "bundle_")
-"""How names of resources begin that nobody writes by hand."""
+"""Prefixes of Ray's internal resources, which nobody requests by hand."""
 
 
 def refused_by_ray(scaling: ScalingConfig) -> Iterator[Problem]:

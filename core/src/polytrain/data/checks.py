@@ -196,7 +196,7 @@ def warn_of_read_amplification(specs: Iterable[DatasetSpec], world_size: int) ->
 
 
 def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfig) -> str | None:
-    """Why a pipeline must end before training begins.
+    """Return why a pipeline must end before training begins.
 
     None if it needn't; "" if the user expects that.
     """

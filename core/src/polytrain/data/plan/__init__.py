@@ -1,1 +1,1 @@
-"""Which rows come next, in which order, and on which rank. Pure."""
+"""Decides which rows come next, in which order, and on which rank. Pure."""

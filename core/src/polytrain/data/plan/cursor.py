@@ -1,4 +1,4 @@
-"""How far one rank is in a data set while it trains."""
+"""Tracks one rank's place in a data set while it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows come next, in which order, and on which rank. Pure, and of constant size.
+"""Decides which rows come next, in which order, and on which rank. Pure, and of constant size.
 
 A data set's rows are cut into *canonical shards* when a run begins: consecutive, of equal size.
 An epoch is a sequence of positions. Position p is the next row of the shard whose turn is p mod C,
@@ -25,10 +25,13 @@ from polytrain.storage.typed_json import Count
 Shuffle: TypeAlias = bool | Literal["window"]
 Remainder: TypeAlias = Literal["keep", "pad", "drop"]
 Cut: TypeAlias = Remainder | Literal["share"]
-"""How an epoch is cut into global batches. "keep": all are full except the last, which has the rows
-that are left. "pad": the last batch is filled with the epoch's first rows. "drop": there are full
-batches only. "share": like "keep", but if the last batch would be too small, the one before it
-leaves it some rows, so that hardly ever a worker has no row."""
+"""The way in which an epoch is cut into global batches.
+
+"keep": all are full except the last, which has the rows that are left. "pad": the last batch is
+filled with the epoch's first rows. "drop": there are full batches only. "share": like "keep", but
+if the last batch would be too small, the one before it leaves it some rows, so that a worker
+hardly ever has none.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

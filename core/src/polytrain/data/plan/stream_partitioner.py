@@ -1,4 +1,4 @@
-"""Which rank gets which rows of a stream of blocks, also in an epoch that is resumed. Pure.
+"""Divides the rows of a stream of blocks among the ranks, also in a resumed epoch. Pure.
 
 Blocks become known one after the other. A round is as many consecutive blocks as there are ranks,
 without empty blocks, and fewer at the end. If a round has n rows, and the rounds before it S rows,

@@ -69,7 +69,7 @@ class FilePiece(Piece):
 
     version: FileVersion = UNKNOWN
     filesystem: Any = None
-    """Where the path lies, if the user has brought a `pyarrow.fs.FileSystem`."""
+    """The file system of the path, if the user has passed a `pyarrow.fs.FileSystem`."""
 
     @property
     def where(self) -> str:
@@ -147,7 +147,7 @@ class FilePiece(Piece):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedFile:
-    """What is known of a file before its rows are read."""
+    """The facts about a file that are known before its rows are read."""
 
     place: str
     """Its path or address."""

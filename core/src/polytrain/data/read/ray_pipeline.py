@@ -88,7 +88,7 @@ def stream_schema(dataset: Any) -> pa.Schema:
 
 
 def cpu_shortage(dataset: Any, held: Mapping[str, float], total: float) -> str | None:
-    """Why the pipeline would find no CPU beside the workers; None if it will.
+    """Return why the pipeline would find no CPU beside the workers; None if it finds one.
 
     Args:
         dataset: a `ray.data.Dataset`. One that is materialised needs no CPU.
@@ -180,7 +180,7 @@ def allow_blocking_get() -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """What was raised first, in one line: Ray wraps it, with tracebacks in the message."""
+    """Return in one line the exception that was raised first: Ray wraps it, with tracebacks."""
     if not isinstance(error, RayError):
         return raised_at(error)
     first, _, _ = plain_text(str(error)).partition("\n\nThe above exception was")

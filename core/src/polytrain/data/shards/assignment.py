@@ -1,4 +1,4 @@
-"""How the data sets of a run are divided, decided in the driver before anybody reads them."""
+"""Decides in the driver, before anybody reads them, how a run's data sets are divided."""
 
 from __future__ import annotations
 

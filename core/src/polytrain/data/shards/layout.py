@@ -67,7 +67,7 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _numbers(kind: pa.DataType) -> int:
-    """How many numbers a row has."""
+    """Return the number of values in a row."""
     return math.prod(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else 1
 
 

@@ -38,7 +38,7 @@ class ShardSpec:
     name: str
     num_rows: int
     schema: pa.Schema
-    """Of the rows that are read, before `transform`."""
+    """Schema of the rows that are read, before `transform`."""
 
     plan: Plan
     remainder: Remainder
