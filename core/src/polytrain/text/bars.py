@@ -14,6 +14,9 @@ _MOST_ROWS = 50
 _MOTION = re.compile(r"\r|\x08+|\x1b\[(\?25[hl]|\d*[ABEFGJK])")
 """What moves a terminal's cursor back, or clears: bars of tqdm, Keras and rich are made of it."""
 
+_SEQUENCE = re.compile(r"\x1b\[(?:\?25[hl]|\d*[ABEFGJK])")
+"""Those among them that are control sequences. Text without any is searched fast."""
+
 _BEGUN = re.compile(r"\x1b(?:\[[?\d]*)?\Z")
 """A control sequence whose end is still to come."""
 
@@ -81,10 +84,10 @@ class BarStates:
         if "\x1b" in text[-8:] and (begun := _BEGUN.search(text)):
             text, self._begun = text[: begun.start()], begun.group()
         if not self._rows:
-            found = _MOTION.search(text)
-            if found is None:
+            first = _first_motion(text)
+            if first < 0:
                 return text
-            begin = text.rfind("\n", 0, found.start()) + 1
+            begin = text.rfind("\n", 0, first) + 1
             before, text = text[:begin], text[begin:]
             self._rows, self._at, self._begins_row = [_Row()], 0, False
         else:
@@ -215,6 +218,13 @@ class BarStates:
         self._at += missing - count
         self._top = self._at if self._top is None else min(self._top, self._at)
         self._begins_row = True
+
+
+def _first_motion(text: str) -> int:
+    """Return where the first of `_MOTION` begins in a text; -1 if there is none."""
+    sequence = _SEQUENCE.search(text)
+    places = (text.find("\r"), text.find("\x08"), -1 if sequence is None else sequence.start())
+    return min((place for place in places if place >= 0), default=-1)
 
 
 def _passed(row: _Row) -> str:

@@ -7,9 +7,10 @@ import codecs
 import fcntl
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import itemgetter
 
 from polytrain.events.output import ERROR_BEGINS, ERROR_ENDS, OutputLimit
 from polytrain.text.bars import BarStates
@@ -34,8 +35,6 @@ LAST_WORDS = 4000
 
 BOTH = "both"
 """Name of a pipe for both streams."""
-
-_EDGES = re.compile(f"([{ERROR_BEGINS}{ERROR_ENDS}])")
 
 
 class OutputPipe:
@@ -191,21 +190,19 @@ class OutputPipe:
 
     def _by_stream(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield the parts of a text, each with its stream: consecutive ones differ."""
-        if not self._is_for_both or _EDGES.search(text) is None:
+        if not self._is_for_both or (ERROR_BEGINS not in text and ERROR_ENDS not in text):
             yield self._stream, text
             return
-        stream, found = self._stream, ""
-        for part in _EDGES.split(text):
-            if part == ERROR_BEGINS:
-                self._stream = "stderr"
-            elif part == ERROR_ENDS:
-                self._stream = "stdout"
-            elif part and self._stream == stream:
-                found += part
-            elif part:
-                yield stream, found
-                stream, found = self._stream, part
-        yield stream, found
+        found: list[tuple[str, str]] = []
+        for number, part in enumerate(text.split(ERROR_BEGINS)):
+            error, rest = "", part
+            if number or self._stream == "stderr":
+                error, end, rest = part.partition(ERROR_ENDS)
+                self._stream = "stdout" if end else "stderr"
+            found += [("stderr", error), ("stdout", rest.replace(ERROR_ENDS, ""))]
+        parts = (each for each in found if each[1])
+        for stream, same in groupby(parts, key=itemgetter(0)):
+            yield stream, "".join(text for _, text in same)
 
     def _pass_held_on(self) -> None:
         for stream, bars in self._bars.items():
