@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import equal
+from tests.e2e.torch_runs import DEEPSPEED, equal
 
 from polytrain import (
     CheckpointConfig,
@@ -19,7 +19,9 @@ from polytrain import (
     TrainingFailedError,
 )
 
-fit_with_library = partial(torch_runs.fit, libraries=("accelerate", "polytrain_torch.accelerate"))
+fit_with_library = partial(
+    torch_runs.fit, libraries=(DEEPSPEED, "accelerate", "polytrain_torch.accelerate")
+)
 
 
 def train(config: dict[str, Any]) -> None:

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import equal
+from tests.e2e.torch_runs import DEEPSPEED, equal
 from tests.sweeps import only_in_sweep
 
 from polytrain import CheckpointConfig, Result, RunConfig, TrainingFailedError
 
-fit_with_library = partial(
-    torch_runs.fit, libraries=("without_mlflow", "deepspeed", "polytrain_torch.deepspeed")
-)
-
-WITHOUT_MLFLOW = """import sys
-
-# DeepSpeed's autotuner imports MLflow if it can, and with it Polars, which starts a thread. Nothing
-# could be forked then: each worker process would import torch and DeepSpeed itself, for seconds.
-sys.modules["mlflow"] = None
-import deepspeed
-
-del sys.modules["mlflow"]
-"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def can_fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let the zygote import DeepSpeed without a thread: one directory, so that it is kept."""
-    directory = tmp_path_factory.mktemp("modules")
-    (directory / "without_mlflow.py").write_text(WITHOUT_MLFLOW)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(directory)
-        yield
+fit_with_library = partial(torch_runs.fit, libraries=(DEEPSPEED, "polytrain_torch.deepspeed"))
 
 
 def train(config: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -175,7 +176,10 @@ def test_a_callback_that_ends_training_ends_it_everywhere(quiet: RunConfig) -> N
     np.testing.assert_allclose(weights(result.load_model()), weights(first.load_model()), atol=1e-6)
 
 
-@pytest.mark.parametrize("limit", ["clipnorm", "global_clipnorm", "clipvalue"])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "limit", [only_in_sweep("clipnorm"), "global_clipnorm", only_in_sweep("clipvalue")]
+)
 def test_gradients_are_clipped_as_a_whole(quiet: RunConfig, limit: str) -> None:
     """Two workers end where one does."""
 

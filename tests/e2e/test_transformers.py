@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import equal
+from tests.e2e.torch_runs import DEEPSPEED, equal
 
 from polytrain import (
     CheckpointConfig,
@@ -21,7 +21,7 @@ from polytrain import (
 )
 
 fit_with_library = partial(
-    torch_runs.fit, libraries=("transformers", "polytrain_torch.transformers")
+    torch_runs.fit, libraries=(DEEPSPEED, "transformers", "polytrain_torch.transformers")
 )
 
 

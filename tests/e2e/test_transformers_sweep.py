@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import equal
+from tests.e2e.torch_runs import DEEPSPEED, equal
 from tests.e2e.torch_tables import table
 from tests.sweeps import only_in_sweep
 from transformers import TrainingArguments
@@ -24,7 +24,7 @@ from transformers import TrainingArguments
 from polytrain import Result, RunConfig
 
 fit_with_library = partial(
-    torch_runs.fit, libraries=("transformers", "polytrain_torch.transformers")
+    torch_runs.fit, libraries=(DEEPSPEED, "transformers", "polytrain_torch.transformers")
 )
 
 _PROCESS = {"dataloader_num_workers": 1}

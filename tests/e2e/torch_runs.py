@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,14 +22,19 @@ from polytrain import (
 from polytrain_plugins import Demand, Job
 from polytrain_torch import Torch
 
+PRELOADED = str(Path(__file__).parent / "preloaded")
+"""Modules that zygotes of these tests can import."""
+
+DEEPSPEED = "deepspeed_without_mlflow"
+"""Imports DeepSpeed. Accelerate, so also the Trainer of transformers, does so in each worker."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchWith(Torch):
     """torch, with libraries on top of it imported before the zygote forks.
 
     Otherwise each worker imports them for seconds in each attempt. Examples and docs, which are
-    run too,
-    import them as users do.
+    run too, import them as users do.
     """
 
     libraries: tuple[str, ...]
@@ -51,7 +58,7 @@ def fit(
     restore_from: Checkpoint | None = None,
     **changes: Any,
 ) -> Result:
-    return Trainer(
+    trainer = Trainer(
         TorchWith(libraries=libraries),
         function,
         train_loop_config=config,
@@ -61,7 +68,15 @@ def fit(
         run_config=dataclasses.replace(
             quiet, **{"failure_config": FailureConfig(max_failures=1), **changes}
         ),
-    ).fit()
+    )
+    if DEEPSPEED not in libraries:
+        return trainer.fit()
+    # The zygote gets this process's path.
+    sys.path.insert(0, PRELOADED)
+    try:
+        return trainer.fit()
+    finally:
+        sys.path.remove(PRELOADED)
 
 
 def equal(ours: Weights, theirs: Weights) -> bool:
