@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import polytrain as train
-from polytrain.config.call_forms import Absent
-from polytrain.config.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
+from polytrain.config.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING, Absent
 
 CONFIGS: dict[Any, dict[str, Any]] = {
     train.ScalingConfig: SCALING,

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from polytrain.functions.pickler import dumps
-from polytrain.functions.pickling import code_of_job, pickled_error, pickled_with
+from polytrain.functions.pickling import code_of_job, dumps, pickled_error, pickled_with
 from polytrain.functions.return_values import encoded
 
 

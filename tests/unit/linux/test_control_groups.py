@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polytrain.linux.control_groups import ControlGroups, available_memory
+from polytrain.linux.machine_resources import ControlGroups, available_memory
 
 MB = 1 << 20
 NO_LIMIT = str(2**63 - 4096)

@@ -8,8 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polytrain.linux.control_groups import ControlGroups
-from polytrain.linux.machine_resources import machine_resources
+from polytrain.linux.machine_resources import ControlGroups, machine_resources
 from polytrain_plugins import InvalidJobError
 
 AVAILABLE = len(os.sched_getaffinity(0))

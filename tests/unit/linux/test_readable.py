@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from polytrain.linux.readable import is_readable
+from polytrain.linux.processes import is_readable
 
 FIRST_REFUSED = 1024
 """The first number of a descriptor that `select.select` refuses."""

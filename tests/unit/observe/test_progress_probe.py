@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from polytrain.events.health import WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
-from polytrain.observe.progress_probe import Condition, ProgressProbe
+from polytrain.observe.probes import Condition, ProgressProbe
 
 LIMIT = 100.0
 

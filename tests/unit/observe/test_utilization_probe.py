@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from polytrain.events.health import Load
 from polytrain.linux.processes import busy_seconds, is_held
-from polytrain.observe.utilization_probe import UtilizationProbe
+from polytrain.observe.probes import UtilizationProbe
 from polytrain.testing.processes import eventually
 
 # How busy a process is, is what they measure.

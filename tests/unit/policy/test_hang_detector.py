@@ -10,7 +10,7 @@ from polytrain.errors import FailureKind
 from polytrain.events.attempt import Done, Joined
 from polytrain.events.health import Stacks, Started, WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
-from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
+from polytrain.policy.hangs import DumpStacks, FailAttempt, HangDetector, WarnUser
 
 LIMIT = 300.0
 

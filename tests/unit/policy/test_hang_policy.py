@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polytrain.config.configs import FailureConfig
 from polytrain.events.health import WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
-from polytrain.policy.hang_policy import Hung, Suspicious, judge
+from polytrain.policy.hangs import Hung, Suspicious, judge
 
 LIMIT = 300.0
 

@@ -549,7 +549,7 @@ class Armed:
 
 @pytest.mark.parametrize("kind", ["plain", "pickled", "lost", "other", "", None, 1, [], {}, b"x"])
 def test_return_values_of_any_kind_are_not_unpickled(kind: Any) -> None:
-    from polytrain.functions.pickler import dumps
+    from polytrain.functions.pickling import dumps
 
     data = msgpack.packb([[kind, dumps(Armed()), "why"]])
     with contextlib.suppress(ValueError, PolytrainError):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.unit.run.play import Play, exited, placed
 
 from polytrain.events.attempt import Exited, Joined, Offered
-from polytrain.policy.health import Loss, avoided
+from polytrain.policy.placement import Loss, avoided
 from polytrain.run.actions import AcquireWorkers, Launch
 from polytrain.run.machine import step
 from polytrain.run.states import State

@@ -19,7 +19,7 @@ import pytest
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.events.output import Output
-from polytrain.functions.pickler import dumps
+from polytrain.functions.pickling import dumps
 from polytrain.testing.processes import eventually
 from polytrain.validation import local_validator
 from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec

@@ -16,7 +16,7 @@ from polytrain.config.configs import CheckpointConfig
 from polytrain.linux.clock import Clock
 from polytrain.policy.retention import expendable, ranked
 from polytrain.policy.validation import Validations
-from polytrain.storage.failure import storage_errors
+from polytrain.storage.protocol import storage_errors
 from polytrain_plugins import CheckpointInfo, CheckpointKind
 
 logger = logging.getLogger(__name__)

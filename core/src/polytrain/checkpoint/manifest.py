@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polytrain.storage.names import expect_inside
+from polytrain.storage.protocol import expect_inside
 from polytrain.storage.typed_json import Count, Ranks, fitting
 from polytrain.text import strict_json
 

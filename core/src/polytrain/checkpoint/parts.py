@@ -15,8 +15,8 @@ from polytrain.checkpoint.staging import remove, staged_in
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed
-from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
+from polytrain.storage.protocol import StorageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

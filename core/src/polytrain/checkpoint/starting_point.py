@@ -20,8 +20,7 @@ from polytrain.checkpoint.staging import staged_in
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
-from polytrain.storage.names import expect_inside
-from polytrain.storage.protocol import Storage
+from polytrain.storage.protocol import Storage, expect_inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,9 +35,8 @@ from polytrain.checkpoint.snapshot import Stamps, is_unchanged
 from polytrain.checkpoint.staging import STAGING, beneath, clear
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath, ForeignFileError
-from polytrain.storage.failure import storage_errors
 from polytrain.storage.location import Location
-from polytrain.storage.protocol import Storage
+from polytrain.storage.protocol import Storage, storage_errors
 from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")

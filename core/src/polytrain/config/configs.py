@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from polytrain.config.call_forms import takes_ray_arguments
-from polytrain.config.constraints import Checked, Config, Entries, Function, Seconds, Whole
-from polytrain.config.field_checks import (
+from polytrain.config.constraints import (
+    Checked,
+    Config,
+    Entries,
+    Function,
+    Seconds,
+    Whole,
     column_names,
     directory_name,
     metric_name,
@@ -19,7 +23,14 @@ from polytrain.config.field_checks import (
     resource_amounts,
     worker_count,
 )
-from polytrain.config.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
+from polytrain.config.ray_arguments import (
+    CHECKPOINT,
+    DATA,
+    FAILURE,
+    RUN,
+    SCALING,
+    takes_ray_arguments,
+)
 from polytrain_plugins import Report
 
 _LEAST_WINDOW_S = 0.1

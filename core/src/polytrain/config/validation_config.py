@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from polytrain.config.call_forms import takes_ray_arguments
-from polytrain.config.constraints import Config, Entries, Function, Seconds, field_problems
-from polytrain.config.field_checks import json_arguments, task_options
-from polytrain.config.ray_arguments import VALIDATION, VALIDATION_TASK
+from polytrain.config.constraints import (
+    Config,
+    Entries,
+    Function,
+    Seconds,
+    field_problems,
+    json_arguments,
+    task_options,
+)
+from polytrain.config.ray_arguments import VALIDATION, VALIDATION_TASK, takes_ray_arguments
 from polytrain.text.plain_values import plain
 from polytrain.text.secret_names import is_secret
 

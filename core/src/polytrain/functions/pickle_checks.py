@@ -9,8 +9,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from polytrain.functions.pickler import dumps
-from polytrain.functions.pickling import code_in, pickled_for_ray
+from polytrain.functions.pickling import code_in, dumps, pickled_for_ray
 from polytrain_plugins import Problem
 from polytrain_plugins.type_names import a_type
 

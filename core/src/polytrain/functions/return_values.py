@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import msgpack
 
 from polytrain.errors import ReturnValueError
-from polytrain.functions.pickler import Pickler
+from polytrain.functions.pickling import Pickler
 from polytrain_plugins.type_names import a_type
 
 Kind = Literal["plain", "pickled", "lost"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -244,3 +246,21 @@ def _stat(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
+def is_readable(source: int | _HasDescriptor, timeout_s: float | None = 0) -> bool:
+    """Return whether a descriptor can be read, or has reached its end.
+
+    `select.select` refuses descriptors above 1023, which a driver with many open files has.
+
+    Args:
+        source: the descriptor, or an object that has one.
+        timeout_s: maximum seconds to wait; None for no limit.
+    """
+    waiting = select.poll()
+    waiting.register(source, select.POLLIN)
+    return bool(waiting.poll(None if timeout_s is None else timeout_s * 1000))

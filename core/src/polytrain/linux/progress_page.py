@@ -19,7 +19,7 @@ SIZE = 1 << 16
 _BEATS, _STAGE = 0, 1
 
 _REPORTS = 64
-"""Offset in bytes of the page's part for `workers.processes.report_ring`."""
+"""Offset in bytes of the page's part for `workers.processes.channel.Ring`."""
 
 
 class WorkerStage(IntEnum):

@@ -1,7 +1,11 @@
-"""Decides how a run gets its agents: which to request, how long to wait, when to fail. Pure."""
+"""Decides how a run gets its agents, and from which nodes. Pure.
+
+That is: which to request, how long to wait, when to fail, and which nodes to avoid for a while.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -188,3 +192,27 @@ class PlacementPolicy:
         workers = "1 worker" if least == 1 else f"{least} workers"
         said = f"{workers} of {wanted} each; the cluster has {has} free on {nodes}"
         return f"{said}; {outlook.says}" if outlook is not None else said
+
+
+_EXCLUDING_LOSSES = 2
+"""Losses within the cool-down that exclude a node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The loss of a worker: its node and its time."""
+
+    node: str
+    at: float
+
+
+def avoided(losses: Sequence[Loss], *, cooldown_s: float, now: float) -> frozenset[str]:
+    """Return the nodes that get no workers at this time.
+
+    Args:
+        losses: all losses of the run so far.
+        cooldown_s: seconds for which a loss counts.
+        now: seconds on the clock of the losses.
+    """
+    recent = Counter(loss.node for loss in losses if now - loss.at < cooldown_s)
+    return frozenset(node for node, count in recent.items() if count >= _EXCLUDING_LOSSES)

@@ -8,7 +8,7 @@ import socket
 import traceback
 from collections.abc import Sequence
 
-from polytrain.functions.pickler import dumps
+from polytrain.functions.pickling import dumps
 from polytrain.prediction.predictor import Predictor
 from polytrain.workers.processes.channel import ConnectionClosedError, SocketChannel
 

@@ -32,8 +32,7 @@ from polytrain.record.history import JOURNAL, RunHistory
 from polytrain.record.load_lines import LoadLines
 from polytrain.record.news import News
 from polytrain.record.report_lines import DraftReports
-from polytrain.storage.failure import storage_errors
-from polytrain.storage.protocol import Log, Storage
+from polytrain.storage.protocol import Log, Storage, storage_errors
 from polytrain.text import strict_json
 
 logger = logging.getLogger(__name__)

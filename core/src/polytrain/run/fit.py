@@ -38,8 +38,8 @@ from polytrain.run.interrupts import Interrupts
 from polytrain.run.program import command_line, script
 from polytrain.run.resume import versions_of
 from polytrain.run.run import Run
-from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
+from polytrain.storage.protocol import StorageError
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)

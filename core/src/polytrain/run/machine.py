@@ -41,7 +41,7 @@ from polytrain.events.attempt import (
     stop_wanted,
 )
 from polytrain.policy.failure import classified, failed_attempt
-from polytrain.policy.health import Loss, avoided
+from polytrain.policy.placement import Loss, avoided
 from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
 from polytrain.run.transition import Transition

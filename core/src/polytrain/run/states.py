@@ -14,8 +14,8 @@ from rpds import HashTrieMap, HashTrieSet, Queue
 from polytrain.errors import Failure
 from polytrain.events.attempt import DrainWanted
 from polytrain.policy.failure import FailedAttempt, FailurePolicy
-from polytrain.policy.hang_detector import AttemptStatus
-from polytrain.policy.health import Loss
+from polytrain.policy.hangs import AttemptStatus
+from polytrain.policy.placement import Loss
 from polytrain_plugins import Offer
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from polytrain.storage.names import expect_inside
+from polytrain.storage.protocol import expect_inside
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.failure import expect_size
-from polytrain.storage.protocol import READS_AT_MOST
+from polytrain.storage.protocol import READS_AT_MOST, expect_size
 from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")

@@ -1,8 +1,10 @@
-"""The protocol of every storage."""
+"""The protocol of every storage, its errors, and a check of the names that it lists."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -117,3 +119,69 @@ class Storage(Protocol):
 
     def log_state(self, path: str) -> Mapping[str, int]:
         """Return the log's files and their sizes in bytes, which change with every line."""
+
+
+def expect_inside(name: str) -> str:
+    """Return the name if, as a path, it stays in the directory that it is joined to.
+
+    Keys of objects and names in manifests may be any text, and could lead anywhere.
+
+    Args:
+        name: relative to that directory, with forward slashes.
+
+    Raises:
+        ValueError: it leads elsewhere, or could; the message names it.
+    """
+    wrong = _reason_not_inside(name)
+    if wrong is not None:
+        raise ValueError(f"{name!r}, which the storage tells of, isn't used as a path: {wrong}")
+    return name
+
+
+def _reason_not_inside(name: str) -> str | None:
+    if not name:
+        return "it is empty"
+    if "\0" in name:
+        return "it holds a NUL"
+    if name.startswith("/"):
+        return "it is absolute"
+    if not {".", ".."}.isdisjoint(name.split("/")):
+        return "one of its parts is '.' or '..'"
+    return None
+
+
+class StorageError(OSError):
+    """A run's storage refused a call, or couldn't be reached; `cause` is the original error."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(*cause.args)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return str(self.cause)
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Mark errors of the block as the storage's.
+
+    Raises:
+        StorageError: in place of any OSError.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(error) from error
+
+
+def expect_size(path: str, size: int, at_most: int) -> None:
+    """Check that a file is small enough to be read whole; sizes are in bytes.
+
+    Raises:
+        OSError: it is larger than `at_most`.
+    """
+    if size > at_most:
+        what = f"it has more than {at_most:,} bytes, and no file of a run of this name has"
+        raise OSError(errno.EFBIG, what, path)

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 import pyarrow.fs as pafs
 
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.failure import expect_size
-from polytrain.storage.protocol import READS_AT_MOST
+from polytrain.storage.protocol import READS_AT_MOST, expect_size
 from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")

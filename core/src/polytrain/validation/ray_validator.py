@@ -13,8 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
-from polytrain.functions.pickler import dumps
-from polytrain.functions.pickling import pickled_error
+from polytrain.functions.pickling import dumps, pickled_error
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, call
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import pytest
 
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
-from polytrain.workers.agents.storage_marker import storage_problem
+from polytrain.workers.agents.part_storer import storage_problem
 
 
 def failing(*numbers: int) -> Callable[[Beneath, str], os.stat_result]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.workers.processes.report_ring import Ring
+from polytrain.workers.processes.channel import Ring
 
 SIZE = 120
 

@@ -17,8 +17,7 @@ from polytrain.checkpoint.parts import StagedPart
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import Done, Drained, Event, Failed, Joined, Offered, Reported
 from polytrain.workers.agents.placement import NodeAddress, members
-from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel, pack
-from polytrain.workers.processes.report_ring import Ring
+from polytrain.workers.processes.channel import FrameBuffer, Message, Ring, SocketChannel, pack
 from polytrain.workers.session.messages import (
     done_message,
     drained_message,

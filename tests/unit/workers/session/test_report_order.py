@@ -7,8 +7,13 @@ import socket
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polytrain.workers.processes.channel import FrameBuffer, Message, ReportReader, SocketChannel
-from polytrain.workers.processes.report_ring import Ring
+from polytrain.workers.processes.channel import (
+    FrameBuffer,
+    Message,
+    ReportReader,
+    Ring,
+    SocketChannel,
+)
 from polytrain.workers.session.messages import report_message
 
 ROOM = 100

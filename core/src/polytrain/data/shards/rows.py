@@ -20,7 +20,7 @@ from polytrain.data.shards.decoded import Array, DecodedTable, TableRows
 from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.types.columns import empty_table
 from polytrain.data.types.wide_types import in_one_piece
-from polytrain.linux.control_groups import available_memory
+from polytrain.linux.machine_resources import available_memory
 
 _SPARE_MEMORY = 4
 """The workers of a node may use 1 / 4 of its free memory for tables in one piece."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from polytrain.linux.machine_resources import machine_resources
-from polytrain.linux.readable import is_readable
+from polytrain.linux.processes import is_readable
 from polytrain.observe.stacks import stacks_of
 from polytrain.view.doctor.finding import CheckFailed, Verdict
 

@@ -40,10 +40,9 @@ from polytrain.workers.agents.calls import (
     StoreRest,
     StreamOrder,
 )
-from polytrain.workers.agents.part_storer import PartStorer
+from polytrain.workers.agents.part_storer import PartStorer, storage_problem
 from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.agents.rank_data import RankData
-from polytrain.workers.agents.storage_marker import storage_problem
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.zygote_client import ZygoteClient

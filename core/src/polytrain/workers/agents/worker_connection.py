@@ -11,12 +11,13 @@ from functools import partial
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.events.output import BarMoved, Output, OutputRoute
 from polytrain.observe.progress_probe import PeriodicProbe, Probe, ProgressProbe
+from polytrain.observe.progress_probe import Probe, ProgressProbe, Watch
+from polytrain.events.output import Output
+from polytrain.observe.probes import Probe, ProgressProbe, UtilizationProbe, Watch
 from polytrain.observe.stacks import stacks_of
-from polytrain.observe.utilization_probe import UtilizationProbe
 from polytrain.workers.agents.calls import AgentEvent
-from polytrain.workers.processes.channel import Message, ReportReader
+from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
-from polytrain.workers.processes.report_ring import Ring, calls_every_s
 from polytrain.workers.session.job import LaunchOrder
 from polytrain.workers.session.messages import to_event, to_part
 

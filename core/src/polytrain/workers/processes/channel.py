@@ -1,20 +1,22 @@
-"""Sends framed messages between two processes on a stream socket.
+"""Sends messages between two processes of a node.
 
 A frame is a length of four bytes and a msgpack value. Messages hold plain values only, so a process
-that reads one never imports a framework or executes code.
+that reads one never imports a framework or executes code. A channel sends frames on a stream
+socket. A request to a zygote brings open descriptors; a ring takes reports without a system call.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
+from zlib import crc32
 
 import msgpack
-
-from polytrain.workers.processes.report_ring import Ring
 
 Message = list[Any]
 """A message's kind, then its fields."""
@@ -176,3 +178,164 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
             raise ConnectionClosedError("the other end of the connection is gone")
         parts += data
     return bytes(parts)
+
+
+_LONGEST_FRAME = 16 << 10
+"""Maximum bytes of a request that is sent through the socket.
+
+The socket's buffer is small, and the zygote may be importing: so a longer request is in a memory
+file, whose descriptor comes first.
+"""
+
+_MAX_DESCRIPTORS = 250
+"""Maximum descriptors of one message; the kernel's limit is 253."""
+
+_IN_MEMORY = "in memory"
+
+
+class LacksDescriptorsError(Exception):
+    """The receiver could not open all descriptors that came with a request."""
+
+    def __init__(self, kind: str, details: Sequence[Any]) -> None:
+        """
+        Args:
+            kind: kind of the request.
+            details: its other fields; the first field of a "fork" is its id.
+        """
+        super().__init__(kind, details)
+        self.kind = kind
+        self.details = details
+
+
+def send_request(
+    connection: socket.socket, message: Sequence[Any], descriptors: Sequence[int]
+) -> None:
+    """Send a request, without waiting for the zygote."""
+    frame = pack(message)
+    if len(frame) <= _LONGEST_FRAME:
+        _send(connection, frame, descriptors)
+        return
+    content = os.memfd_create("polytrain-request")
+    try:
+        with os.fdopen(content, "wb", closefd=False) as file:
+            file.write(frame)
+        kind, *others = message
+        header = [kind, *others[:1]] if kind == "fork" else [kind]
+        _send(connection, pack([_IN_MEMORY, *header]), [content, *descriptors])
+    finally:
+        os.close(content)
+
+
+def receive_request(connection: socket.socket) -> tuple[list[Any], list[int]]:
+    """Receive a request and its descriptors.
+
+    Raises:
+        LacksDescriptorsError: this process has no descriptors left. Received ones are closed.
+        EOFError: the client is gone.
+        IndexError, OSError, ValueError: the client violates the protocol.
+    """
+    header, descriptors, flags, _ = socket.recv_fds(connection, 4, _MAX_DESCRIPTORS)
+    try:
+        header += receive_exactly(connection, 4 - len(header))
+        message = unpack(receive_exactly(connection, int.from_bytes(header, "big")))
+        if flags & socket.MSG_CTRUNC:
+            kind, *details = message[1:] if message[0] == _IN_MEMORY else message
+            raise LacksDescriptorsError(kind, details)
+        if message[0] == _IN_MEMORY:
+            message = unpack(_content(descriptors.pop(0))[4:])
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return message, descriptors
+
+
+def _send(connection: socket.socket, frame: bytes, descriptors: Sequence[int]) -> None:
+    # Send the descriptors with the first bytes; the rest may need several messages.
+    socket.send_fds(connection, [frame[:4]], list(descriptors))
+    connection.sendall(frame[4:])
+
+
+def _content(descriptor: int) -> bytes:
+    """Return the content of a memory file, and close it."""
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+_COUNTS = struct.Struct("QQ")
+"""Total bytes written, and total bytes read."""
+
+_HEADER = struct.Struct("IIQ")
+"""A frame's length; its checksum, because counts and bytes may become visible in any order; and the
+number of messages sent before it through the socket."""
+
+
+def calls_every_s(rank: int) -> float:
+    """Return the seconds between calls of the reader: fewer for rank 0, which users watch."""
+    return 0.5 if rank == 0 else 2.0
+
+
+class Ring:
+    """A ring of reports in memory that a worker process shares with its agent.
+
+    Receiving each report separately costs the agent more time than it costs the worker process to
+    send, and on a busy machine training loses this time. So reports are written here without a
+    system call, and the agent is called at intervals. Written reports survive the worker process.
+    The writer and the reader don't wait for each other.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        """
+        Args:
+            memory: bytes, initially zero.
+        """
+        self._counts = memory[: _COUNTS.size].cast("Q")
+        self._bytes = memory[_COUNTS.size :]
+        self._size = len(self._bytes)
+
+    def put(self, frame: bytes, *, after: int = 0) -> bool:
+        """Write a frame, if there is room for it.
+
+        Args:
+            frame: the frame.
+            after: number of messages sent before it through the socket.
+        """
+        written, read = self._counts
+        entry = _HEADER.pack(len(frame), crc32(frame), after) + frame
+        if written - read + len(entry) > self._size:
+            return False
+        begin = written % self._size
+        first = min(len(entry), self._size - begin)
+        self._bytes[begin : begin + first] = entry[:first]
+        self._bytes[: len(entry) - first] = entry[first:]
+        self._counts[0] = written + len(entry)
+        return True
+
+    def take(self, *, received: int = 0) -> bytes:
+        """Return the new frames, joined, up to the first that follows a message not yet received.
+
+        Args:
+            received: number of messages received through the socket.
+        """
+        taken = b""
+        written, read = self._counts
+        while read < written:
+            length, checksum, after = _HEADER.unpack(self._read(read, _HEADER.size))
+            frame = self._read(read + _HEADER.size, length)
+            if crc32(frame) != checksum or after > received:
+                break
+            taken += frame
+            read += _HEADER.size + length
+        self._counts[1] = read
+        return taken
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._counts.release()
+        self._bytes.release()
+
+    def _read(self, at: int, length: int) -> bytes:
+        begin = at % self._size
+        first = bytes(self._bytes[begin : min(begin + length, self._size)])
+        return first + bytes(self._bytes[: length - len(first)])

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from polytrain.linux.forked_children import keep_from_children
 from polytrain.linux.processes import is_ending, peer_of
-from polytrain.workers.processes.channel import SocketChannel
-from polytrain.workers.processes.requests import send_request
+from polytrain.workers.processes.channel import SocketChannel, send_request
 
 logger = logging.getLogger(__name__)
 

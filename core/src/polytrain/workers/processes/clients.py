@@ -12,8 +12,7 @@ import selectors
 import socket
 from collections.abc import Iterator
 
-from polytrain.linux.processes import peer_of
-from polytrain.linux.readable import is_readable
+from polytrain.linux.processes import is_readable, peer_of
 
 
 class Clients:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from polytrain.workers.processes.channel import FrameBuffer
+from polytrain.workers.processes.channel import FrameBuffer, send_request
 from polytrain.workers.processes.forked import watched
-from polytrain.workers.processes.requests import send_request
 
 _TAKEN_WITHIN_S = 10.0
 """Seconds within which it must read a request."""

@@ -48,6 +48,7 @@ from polytrain.linux.processes import (
     describe_exit,
     die_with_parent,
     holds_device,
+    is_readable,
     is_running,
     kill_children,
     kill_children_except,
@@ -56,8 +57,7 @@ from polytrain.linux.processes import (
     session_of,
     thread_count,
 )
-from polytrain.linux.readable import is_readable
-from polytrain.workers.processes.channel import pack
+from polytrain.workers.processes.channel import LacksDescriptorsError, pack, receive_request
 from polytrain.workers.processes.client import BACKLOG
 from polytrain.workers.processes.clients import Clients
 from polytrain.workers.processes.code_files import CodeFiles
@@ -72,7 +72,6 @@ from polytrain.workers.processes.forked import (
 )
 from polytrain.workers.processes.preload import PreloadRequest, preload
 from polytrain.workers.processes.preloaded import Answer, Preloaded
-from polytrain.workers.processes.requests import LacksDescriptorsError, receive_request
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,8 +23,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polytrain.linux.processes import started_at
-from polytrain.linux.readable import is_readable
+from polytrain.linux.processes import is_readable, started_at
 from polytrain.ray_api.private import is_worker_process
 from polytrain.ray_api.state import death_of_node
 

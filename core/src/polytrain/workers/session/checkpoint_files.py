@@ -13,7 +13,7 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
-from polytrain.storage.names import expect_inside
+from polytrain.storage.protocol import expect_inside
 from polytrain.workers.session.context import RunStorage
 from polytrain_plugins.type_names import a_type
 

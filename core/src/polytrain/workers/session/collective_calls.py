@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgpack
 
-from polytrain.functions.pickler import dumps
+from polytrain.functions.pickling import dumps
 from polytrain.workers.session.worker_api import gather_over_ranks, get_context
 
 Data = TypeVar("Data")

@@ -18,9 +18,14 @@ from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kin
 from polytrain.functions.pickling import pickled_error
 from polytrain.functions.return_values import Returned, encoded
 from polytrain.linux.progress_page import WorkerStage, enter, reports
-from polytrain.workers.processes.channel import Channel, ConnectionClosedError, Message
+from polytrain.workers.processes.channel import (
+    Channel,
+    ConnectionClosedError,
+    Message,
+    Ring,
+    calls_every_s,
+)
 from polytrain.workers.processes.preload import ImportRecorder
-from polytrain.workers.processes.report_ring import Ring, calls_every_s
 from polytrain.workers.session.device_names import device_name
 from polytrain.workers.session.job import LaunchOrder, WorkerJob, unpickled_job
 from polytrain.workers.session.messages import (
