@@ -15,7 +15,7 @@ from tests.e2e.test_elastic import At, agents, progress_pages
 
 import polytrain
 from polytrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
-from polytrain.events.health import Load
+from polytrain.events.attempt import Load
 from polytrain.policy.stragglers import Straggler, StragglerDetector
 from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.events.health import WorkerStatus
+from polytrain.events.attempt import WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
 from polytrain.observe.probes import Condition, ProgressProbe
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.events.health import Load
+from polytrain.events.attempt import Load
 from polytrain.linux.processes import busy_seconds, is_held
 from polytrain.observe.probes import UtilizationProbe
 from polytrain.testing.processes import eventually

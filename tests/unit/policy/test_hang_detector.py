@@ -7,8 +7,7 @@ from tests.unit.run.play import Play, exited, offered, reported
 
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import FailureKind
-from polytrain.events.attempt import Done, Joined
-from polytrain.events.health import Stacks, Started, WorkerStatus
+from polytrain.events.attempt import Done, Joined, Stacks, Started, WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
 from polytrain.policy.hangs import DumpStacks, FailAttempt, HangDetector, WarnUser
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.config.configs import FailureConfig
-from polytrain.events.health import WorkerStatus
+from polytrain.events.attempt import WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
 from polytrain.policy.hangs import Hung, Suspicious, judge
 

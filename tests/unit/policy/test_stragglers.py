@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.events.health import Load
+from polytrain.events.attempt import Load
 from polytrain.policy.stragglers import StragglerDetector, stragglers
 
 SHARE = st.floats(0, 1)

@@ -21,8 +21,7 @@ from polytrain.record.entries import (
     ValidationRequested,
 )
 from polytrain.record.history import JOURNAL, RunHistory, entries, read_history
-from polytrain.record.journal import Journal
-from polytrain.record.news import News
+from polytrain.record.journal import Journal, News
 from polytrain.storage.location import Location
 
 

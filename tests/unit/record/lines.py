@@ -8,7 +8,7 @@ from typing import Any
 from polytrain.events.attempt import Event
 from polytrain.record.entries import FORMAT, Entry, decoded
 from polytrain.record.journal import Journal
-from polytrain.run.transition import Transition, entries_of
+from polytrain.run.states import Transition, entries_of
 
 _FILLED: Mapping[str, Mapping[str, Any]] = {
     "Opened": {"format": FORMAT, "anew": True, "identity": {}, "world_size": 1},

@@ -24,8 +24,7 @@ from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import Launched, Opened, RunConcluded
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.journal import Journal
-from polytrain.run.states import State, Training
-from polytrain.run.transition import Transition
+from polytrain.run.states import State, Training, Transition
 from polytrain.storage.location import Location
 
 MEMORY = "/dev/shm"

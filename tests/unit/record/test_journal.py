@@ -25,8 +25,7 @@ from polytrain.record.entries import (
 from polytrain.record.history import JOURNAL
 from polytrain.record.journal import Journal
 from polytrain.run.machine import begin, step
-from polytrain.run.states import State
-from polytrain.run.transition import Transition
+from polytrain.run.states import State, Transition
 from polytrain.storage.location import Location
 from polytrain_plugins import Offer
 

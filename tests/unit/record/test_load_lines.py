@@ -9,8 +9,7 @@ from tests.unit.record.test_clock import Machine
 
 from polytrain.record.entries import Entry, Launched, LoadMeasured, Opened, RunConcluded
 from polytrain.record.history import JOURNAL, entries, read_history
-from polytrain.record.journal import Journal
-from polytrain.record.news import News
+from polytrain.record.journal import Journal, News
 from polytrain.storage.location import Location
 
 HOURS, WINDOW_S = 6, 30

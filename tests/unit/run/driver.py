@@ -18,8 +18,16 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import RunOwnedError
-from polytrain.events.attempt import AgentsPlaced, Done, Exited, Joined, Offered, Reported
-from polytrain.events.health import Stacks, Started
+from polytrain.events.attempt import (
+    AgentsPlaced,
+    Done,
+    Exited,
+    Joined,
+    Offered,
+    Reported,
+    Stacks,
+    Started,
+)
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
@@ -27,13 +35,14 @@ from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
 from polytrain.run.actions import Conclude
 from polytrain.run.attached import AttachedWork
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StopRequests
-from polytrain.run.states import State
+from polytrain.run.states import Conclude, State
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import (
     Acknowledge,

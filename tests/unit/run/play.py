@@ -15,9 +15,8 @@ from polytrain.events.attempt import (
     Reported,
 )
 from polytrain.policy.failure import FailurePolicy
-from polytrain.run.actions import Action, Conclude
 from polytrain.run.machine import begin, note, step
-from polytrain.run.states import State
+from polytrain.run.states import Action, Conclude, State
 from polytrain_plugins import Offer
 
 

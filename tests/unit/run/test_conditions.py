@@ -9,7 +9,7 @@ import pytest
 from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.record.history import RunHistory
 from polytrain.record.reports import Reports
-from polytrain.run.conditions import already_met, function_fingerprint, unreported
+from polytrain.run.resume import already_met, function_fingerprint, unreported
 from polytrain_plugins import Report, Stopped
 
 

@@ -21,8 +21,9 @@ from polytrain.events.attempt import (
     Exited,
     Failed,
     Joined,
+    Load,
+    Started,
 )
-from polytrain.events.health import Load, Started
 from polytrain.events.output import Output
 from polytrain.output.observers import Observers
 from polytrain.record.journal import Journal

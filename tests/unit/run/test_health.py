@@ -8,9 +8,8 @@ from tests.unit.run.play import Play, exited, placed
 
 from polytrain.events.attempt import Exited, Joined, Offered
 from polytrain.policy.placement import Loss, avoided
-from polytrain.run.actions import AcquireWorkers, Launch
 from polytrain.run.machine import step
-from polytrain.run.states import State
+from polytrain.run.states import AcquireWorkers, Launch, State
 from polytrain_plugins import Offer
 
 losses = st.lists(

@@ -25,6 +25,19 @@ from polytrain.events.attempt import (
 from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, Training
 from polytrain.workers.agents.calls import DrainAttempt, Kill
+from polytrain.run.states import (
+    AcquireWorkers,
+    Conclude,
+    Concluded,
+    EndAttempt,
+    Ending,
+    Gathering,
+    Launch,
+    Leaving,
+    Placing,
+    Training,
+)
+from polytrain.workers.agents.calls import Drain, Kill
 from polytrain_plugins import Stopped
 
 

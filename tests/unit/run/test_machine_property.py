@@ -32,10 +32,19 @@ from polytrain.events.attempt import (
     Reported,
 )
 from polytrain.policy.failure import FailurePolicy
-from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Concluded, State
 from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
+from polytrain.run.states import (
+    AcquireWorkers,
+    Action,
+    Conclude,
+    Concluded,
+    EndAttempt,
+    Launch,
+    State,
+)
+from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
 from polytrain_plugins import Offer, Stopped
 
 STEPS = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.events.health import Stacks
+from polytrain.events.attempt import Stacks
 from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, StacksRequests, ask
 from polytrain.storage.location import Location
 from polytrain_plugins import Stopped

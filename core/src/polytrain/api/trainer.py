@@ -41,7 +41,6 @@ from polytrain.linux.clock import Clock
 from polytrain.policy.cluster import choose_cluster
 from polytrain.policy.stop_rule import stop_rule
 from polytrain.record.history import RunHistory
-from polytrain.run.conditions import already_met
 from polytrain.run.fit import run_to_end, storage_needed
 from polytrain.run.identity import (
     content_differences,
@@ -53,7 +52,7 @@ from polytrain.run.identity import (
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.lease import Lease, leased
 from polytrain.run.requests import StopRequests
-from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
+from polytrain.run.resume import PreviousRun, already_met, checkpoint_manager, previous_run
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain.storage.retry import no_retries_once

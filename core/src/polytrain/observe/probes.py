@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polytrain.events.health import HealthEvent, Load, WorkerStatus
+from polytrain.events.attempt import HealthEvent, Load, WorkerStatus
 from polytrain.linux.processes import (
     busy_seconds,
     cpu_seconds,

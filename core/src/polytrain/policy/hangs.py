@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import Joined
-from polytrain.events.health import HealthEvent, Stacks, Started, WorkerStatus
+from polytrain.events.attempt import HealthEvent, Joined, Stacks, Started, WorkerStatus
 
 _MAX_STOP_S = 10.0
 """Maximum seconds that a signal may stop a worker process; an accidental stop is shorter."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from polytrain.events.health import Load
+from polytrain.events.attempt import Load
 
 _BUSY = 0.8
 """Minimum share of a window during which a straggler is busy."""

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from polytrain.config.configs import CheckpointConfig
 from polytrain.policy.validation import Validation, Validations
-from polytrain.record.attempts import Attempts
 from polytrain.record.configuration import Configuration
 from polytrain.record.entries import (
     Entry,
@@ -24,8 +23,8 @@ from polytrain.record.entries import (
     decoded,
 )
 from polytrain.record.ledger import Ledger
-from polytrain.record.ranks import RankRecords
-from polytrain.record.report_lines import new_reports
+from polytrain.record.lines import new_reports
+from polytrain.record.overviews import Attempts, RankRecords
 from polytrain.record.reports import Reports
 from polytrain.record.run_facts import RunFacts
 from polytrain.text import strict_json

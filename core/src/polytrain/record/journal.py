@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar
@@ -29,13 +29,34 @@ from polytrain.record.entries import (
     encoded,
 )
 from polytrain.record.history import JOURNAL, RunHistory
-from polytrain.record.load_lines import LoadLines
-from polytrain.record.news import News
-from polytrain.record.report_lines import DraftReports
+from polytrain.record.lines import DraftReports, LoadLines
 from polytrain.storage.protocol import Log, Storage, storage_errors
 from polytrain.text import strict_json
 
 logger = logging.getLogger(__name__)
+
+Take = Callable[[Entry], None]
+"""Takes an entry, in the thread that has written it. It waits for nothing, and never raises."""
+
+
+class News:
+    """Passes each entry on, in order, once it is written and the run's record has it.
+
+    Reports of ranks above 0 come too, whether or not the journal keeps them.
+    """
+
+    def __init__(self) -> None:
+        self._subscribers: list[Take] = []
+
+    def subscribe(self, take: Take) -> None:
+        """Have each later entry passed on."""
+        self._subscribers.append(take)
+
+    def publish(self, entry: Entry) -> None:
+        """Pass an entry on to all that have subscribed."""
+        for take in self._subscribers:
+            take(entry)
+
 
 Written = TypeVar("Written", bound=Entry)
 

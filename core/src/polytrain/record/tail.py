@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from polytrain.record.entries import Entry, MetricsReported, Opened, ReportBlock
 from polytrain.record.ledger import Ledger
-from polytrain.record.report_lines import new_reports
+from polytrain.record.lines import new_reports
 
 
 def tail_of(entries: Iterable[Entry]) -> JournalTail:

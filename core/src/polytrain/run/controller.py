@@ -18,12 +18,15 @@ from polytrain.events.attempt import (
     Event,
     Exited,
     Failed,
+    HealthEvent,
     Joined,
     Reported,
+    Stacks,
     stop_wanted,
 )
 from polytrain.events.health import HealthEvent, Stacks
 from polytrain.events.output import BarMoved, Output
+from polytrain.events.output import Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule
@@ -31,6 +34,7 @@ from polytrain.record.entries import AttemptEnded, Launched, RunConcluded
 from polytrain.record.journal import Journal
 from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
 from polytrain.run.attached import AttachedWork
+from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.health_monitor import HealthMonitor
@@ -40,8 +44,20 @@ from polytrain.run.machine import begin, note, step
 from polytrain.run.program import CommitSearch
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StacksRequests, StopRequests
-from polytrain.run.states import Ending, Gathering, Leaving, State, Training
-from polytrain.run.transition import Transition, entries_of
+from polytrain.run.states import (
+    AcquireWorkers,
+    Action,
+    Conclude,
+    EndAttempt,
+    Ending,
+    Gathering,
+    Launch,
+    Leaving,
+    State,
+    Training,
+    Transition,
+    entries_of,
+)
 from polytrain.workers.agents.calls import (
     AgentEvent,
     DrainAttempt,

@@ -9,8 +9,18 @@ from dataclasses import dataclass, field
 
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, stacks_text
-from polytrain.events.attempt import DrainWanted, Event, Exited, Failed, Joined, Purpose
-from polytrain.events.health import HealthEvent, LeaveTimedOut, Load, Unkillable
+from polytrain.events.attempt import (
+    DrainWanted,
+    Event,
+    Exited,
+    Failed,
+    HealthEvent,
+    Joined,
+    LeaveTimedOut,
+    Load,
+    Purpose,
+    Unkillable,
+)
 from polytrain.policy.hangs import DumpStacks, FailAttempt, HangDetector, WarnUser
 from polytrain.policy.stragglers import Straggler, StragglerDetector
 from polytrain.record.entries import (

@@ -46,6 +46,21 @@ from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
 from polytrain.run.transition import Transition
 from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
+from polytrain.run.states import (
+    AcquireWorkers,
+    Conclude,
+    Concluded,
+    EndAttempt,
+    Ending,
+    Gathering,
+    Launch,
+    Leaving,
+    Placing,
+    State,
+    Training,
+    Transition,
+)
+from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
 
 # After the last rank is done, only failures that could lose the final checkpoint count.
 _LOSES_A_CHECKPOINT = (

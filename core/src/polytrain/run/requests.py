@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NotRequired, TypedDict
 
 from polytrain.errors import DamagedFileError
-from polytrain.events.health import Stacks
+from polytrain.events.attempt import Stacks
 from polytrain.output.call_queues import CallQueue
 from polytrain.storage.protocol import Storage
 from polytrain.storage.typed_json import Digits, read_json

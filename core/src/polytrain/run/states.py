@@ -1,4 +1,4 @@
-"""The states of a run.
+"""The states of a run, the actions of its state machine, and the answer to one event. Pure.
 
 Maps by rank are persistent: the next state shares them with this one, so the cost of an event
 doesn't grow with the number of workers.
@@ -6,17 +6,35 @@ doesn't grow with the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rpds import HashTrieMap, HashTrieSet, Queue
 
 from polytrain.errors import Failure
-from polytrain.events.attempt import DrainWanted
+from polytrain.events.attempt import (
+    ConditionMet,
+    Done,
+    Drained,
+    DrainWanted,
+    Event,
+    Exited,
+    Failed,
+    Joined,
+)
 from polytrain.policy.failure import FailedAttempt, FailurePolicy
 from polytrain.policy.hangs import AttemptStatus
 from polytrain.policy.placement import Loss
-from polytrain_plugins import Offer
+from polytrain.record.entries import (
+    DrainRequested,
+    Entry,
+    RankJoined,
+    StopConditionMet,
+    Transitioned,
+)
+from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
+from polytrain_plugins import Offer, Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +167,95 @@ class State:
             case _:
                 return None
         return AttemptStatus(attempt=self.attempt, offered=offered, done=done, steps=self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcquireWorkers:
+    """Acquire an agent for every rank of the next attempt."""
+
+    avoid: frozenset[str] = frozenset()
+    """Nodes to avoid, if others can hold the workers."""
+
+    without: frozenset[int] = frozenset()
+    """Ranks of the last attempt whose agents must be replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Fork a worker process for every rank."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAttempt:
+    """End an unfinished attempt, whose processes are all gone."""
+
+    attempt: int
+    reason: str
+    root: Failure | None
+    """The failure that caused the others; None for a planned end."""
+
+    failures: tuple[Failure, ...] = ()
+    """All failures, the root first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclude:
+    """End the run, or stop working on it in this driver."""
+
+    succeeded: bool
+    reason: str
+    stopped: Stopped | None = None
+    """The user, signal or condition that ended the run; None if its training has ended."""
+
+    failures: tuple[Failure, ...] = ()
+
+    validation_failure: str = ""
+    """The reason that no checkpoint has a score if every validation failed; else empty."""
+
+
+Action = AcquireWorkers | Launch | SendRoster | DrainAttempt | Leave | Kill | EndAttempt | Conclude
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """The outcome of one event."""
+
+    state: State
+    actions: tuple[Action, ...] = ()
+    reason: str = ""
+    """The reason, for the journal; empty if nothing changed."""
+
+
+def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
+    """Yield the journal entries of a transition; none if it has no reason.
+
+    Args:
+        event: the event; None for the beginning of the run.
+        transition: the state machine's answer.
+    """
+    if isinstance(event, ConditionMet):
+        yield StopConditionMet(attempt=event.attempt, stopped=event.stopped)
+    if not transition.reason:
+        return
+    its: dict[str, Any] = {
+        "cause": "Begun" if event is None else type(event).__name__,
+        "phase": type(transition.state.phase).__name__,
+        "attempt": transition.state.attempt,
+        "reason": transition.reason,
+    }
+    match event:
+        case Joined():
+            yield RankJoined(
+                **its, rank=event.rank, rows=event.rows, device=event.device, node=event.node
+            )
+        # `ConditionMet` has an entry of its own besides.
+        case DrainWanted() | ConditionMet():
+            yield DrainRequested(**{**its, "cause": "DrainWanted"})
+        case Done(rank=0, stalled_s=s) | Drained(rank=0, stalled_s=s):
+            yield Transitioned(**its, stalled_s=round(s, 6))
+        case Exited(since_s=s) | Failed(failure=Failure(since_s=s)):
+            yield Transitioned(**its, since_s=round(s, 6))
+        case _:
+            yield Transitioned(**its)

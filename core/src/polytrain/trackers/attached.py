@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from polytrain.record.entries import Entry
+from polytrain.record.journal import Take
 from polytrain.record.ledger import Ledger
-from polytrain.record.news import Take
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain.trackers.delivery import TrackedFacts

@@ -8,8 +8,8 @@ from typing import Any
 
 from polytrain.linux.clock import Clock
 from polytrain.record.entries import Entry
+from polytrain.record.journal import Take
 from polytrain.record.ledger import Ledger
-from polytrain.record.news import Take
 from polytrain.record.progress import Progress
 from polytrain.trackers.prometheus import Figures, Prometheus
 from polytrain_plugins import RunInfo

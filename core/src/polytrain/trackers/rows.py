@@ -21,7 +21,7 @@ from polytrain.record.entries import (
     RunConcluded,
     ValidationEnded,
 )
-from polytrain.record.report_lines import new_reports
+from polytrain.record.lines import new_reports
 from polytrain.record.reports import Reports
 from polytrain.storage.typed_json import Count, Within
 from polytrain.trackers.tracker import Row, flat

@@ -16,8 +16,7 @@ from tests.unit.workers.agents.agent_specs import agent_spec
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.events.attempt import Exited, Failed
-from polytrain.events.health import Stacks, Started, Unkillable
+from polytrain.events.attempt import Exited, Failed, Stacks, Started, Unkillable
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (

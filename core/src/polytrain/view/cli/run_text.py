@@ -13,6 +13,8 @@ from typing import Any
 from polytrain.record.attempts import AttemptOverview
 from polytrain.record.ranks import RankOverview
 from polytrain.record.run_facts import RunFacts
+from polytrain.record.configuration import chosen
+from polytrain.record.overviews import AttemptOverview, RankOverview
 from polytrain.record.secrecy import shown
 from polytrain.record.state import RunState
 from polytrain.run.lease import Holder

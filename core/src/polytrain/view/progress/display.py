@@ -20,8 +20,8 @@ from polytrain.output.line_layout import printable
 from polytrain.output.live_bars import LiveBars
 from polytrain.output.notebook_output import NotebookOutput, is_notebook
 from polytrain.record.entries import Entry, MetricsReported
+from polytrain.record.journal import Take
 from polytrain.record.ledger import Ledger
-from polytrain.record.news import Take
 from polytrain.record.progress import Progress
 from polytrain.view.progress.as_json import ended_line, event_line, progress_line, started_line
 from polytrain.view.progress.status_lines import StatusLines, can_stay

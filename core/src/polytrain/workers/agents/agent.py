@@ -21,8 +21,7 @@ from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import Exited, Failed
-from polytrain.events.health import LeaveTimedOut, Stacks, Started, Unkillable
+from polytrain.events.attempt import Exited, Failed, LeaveTimedOut, Stacks, Started, Unkillable
 from polytrain.linux.processes import describe_exit, kill_session
 from polytrain.workers.agents.agent_spec import AgentSpec, node_zygote
 from polytrain.workers.agents.calls import (

@@ -22,8 +22,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
-from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed
-from polytrain.events.health import Started
+from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Started
 from polytrain.workers.agents.calls import (
     Acknowledge,
     Call,
