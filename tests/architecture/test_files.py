@@ -26,8 +26,7 @@ OTHER_ROOMS = {
 OTHER_FILES = {
     "checkpoint/checkpoint.py": "the copy that the user asks for, of a directory that was checked",
     "checkpoint/scratch.py": "the node's own directory, which others can't write to",
-    "checkpoint/snapshot.py": "the user's files, and a directory that is given by its descriptor",
-    "checkpoint/staging.py": "the user's files: on which device they are",
+    "checkpoint/staging.py": "the user's files, and a directory that is given by its descriptor",
     "view/cli/conformance.py": "a temporary directory",
     "view/cli/job_file.py": "modules in the user's working directory",
     "view/cli/report.py": "the page that the user names",

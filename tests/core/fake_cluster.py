@@ -10,8 +10,8 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
 from polytrain.policy.autoscaling import Outlook
-from polytrain.workers.agents.placement import NodeAddress
-from polytrain.workers.driver.agent_handle import AgentHandle, Gone
+from polytrain.policy.placement import NodeAddress
+from polytrain.workers.agents.agent_host import AgentHandle, Gone
 from polytrain.workers.driver.worker_pool import WorkerPool
 
 

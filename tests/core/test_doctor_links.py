@@ -16,9 +16,9 @@ import pytest
 from tests.sweeps import only_in_sweep
 
 from polytrain.backends.reference import Reference
+from polytrain.policy.placement import NodeAddress
 from polytrain.view.doctor.finding import Verdict, checked
 from polytrain.view.doctor.links import Endpoint, Link, rounds, transport_of, verdict, world_of
-from polytrain.workers.agents.placement import NodeAddress
 from polytrain_plugins import Offer
 
 HERE, THERE = (NodeAddress(node_id=name, host="127.0.0.1") for name in "ab")
@@ -92,7 +92,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 import ray
 from ray.cluster_utils import Cluster
-from polytrain.workers.agents.placement import NodeAddress
+from polytrain.policy.placement import NodeAddress
 from polytrain.view.doctor import links
 from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain_plugins import Offer, load_backend

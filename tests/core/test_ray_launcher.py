@@ -17,9 +17,9 @@ from tests.unit.workers.agents.agent_specs import agent_spec
 from polytrain.errors import FailureKind
 from polytrain.ray_api.state import free_resources
 from polytrain.testing.processes import eventually, title
+from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, Gone
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Kill, SendRoster
-from polytrain.workers.driver.agent_handle import AgentHandle, Arrived, Delivery, Gone
 
 if TYPE_CHECKING:
     from polytrain.workers.ray.launcher import RayAgentLauncher

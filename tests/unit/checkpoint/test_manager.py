@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.unit.checkpoint.checkpoints import ATTEMPT, directories, store_in, store_part
 
-from polytrain.checkpoint.events import PartStored
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, directory_name
+from polytrain.checkpoint.parts import PartStored
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import CheckpointConfig

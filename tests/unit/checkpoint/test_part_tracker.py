@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polytrain.checkpoint.part_tracker import PartTracker
+from polytrain.checkpoint.parts import PartTracker
 
 TIMEOUT_S = 10.0
 

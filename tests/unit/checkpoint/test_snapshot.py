@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.checkpoint.checkpoints import ATTEMPT, directories, directory_of, manifest, store_in
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, directory_name
-from polytrain.checkpoint.snapshot import Snapshots, Stamp, Stamps, is_unchanged
+from polytrain.checkpoint.staging import Snapshots, Stamp, Stamps, is_unchanged
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 
 LARGE = 1 << 18

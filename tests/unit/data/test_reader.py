@@ -22,7 +22,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from polytrain import DataConfig, RunConfig, ScalingConfig
-from polytrain.config.checks import config_problems
+from polytrain.api.config_checks import config_problems
 from polytrain.data.checks import warn_of_read_amplification
 from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset

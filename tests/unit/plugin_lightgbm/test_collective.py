@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polytrain.workers.agents.placement import NodeAddress, members
+from polytrain.policy.placement import NodeAddress, members
 from polytrain_lightgbm.collective import Collective, LeaderListener, connected, listening
 from polytrain_lightgbm.connections import RankConnection
 from polytrain_plugins import Offer, World

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polytrain import RunConfig, ScalingConfig
-from polytrain.config.checks import config_problems
+from polytrain.api.config_checks import config_problems
 from polytrain_plugins.type_names import a_type, with_article
 
 SOURCES = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ import pytest
 
 from polytrain import ScalingConfig
 from polytrain.api.cluster_checks import cluster_problems, label_problems
-from polytrain.config.checks import config_problems
+from polytrain.api.config_checks import config_problems
 from polytrain.config.configs import RunConfig
 from polytrain.policy.labels import NODE_ID, allowed, meets, without
 

@@ -12,9 +12,9 @@ from typing import Any, assert_never
 import pytest
 from tests.unit.checkpoint.checkpoints import store_part
 
-from polytrain.checkpoint.events import PartStaged, PartStored
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.parts import PartStaged, PartStored
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import RunOwnedError
@@ -31,13 +31,14 @@ from polytrain.events.attempt import (
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
+from polytrain.policy.placement import NodeAddress, members
 from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
 from polytrain.run.actions import Conclude
 from polytrain.run.attached import AttachedWork
 from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, Companion
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.publisher import Publisher
@@ -56,7 +57,6 @@ from polytrain.workers.agents.calls import (
     SendRoster,
     StoreRest,
 )
-from polytrain.workers.agents.placement import NodeAddress, members
 from polytrain.workers.driver.group import Handler
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.checkpoint.parts import CheckpointEvent
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentsPlaced,

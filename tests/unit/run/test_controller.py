@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.unit.run.driver import BEGAN, Driver, FakeGroup
 
-from polytrain.checkpoint.events import PartVoid
 from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.parts import PartVoid
 from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import Failure, FailureKind, RunOwnedError
 from polytrain.events.attempt import (

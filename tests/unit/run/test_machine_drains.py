@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.run.play import Play, exited, offered, placed, raised, reported, storage_failure
 
-from polytrain.checkpoint.events import PartStaged
+from polytrain.checkpoint.parts import PartStaged
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import (
     AgentLost,

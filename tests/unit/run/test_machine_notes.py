@@ -6,7 +6,7 @@ import pytest
 from tests.unit.checkpoint.checkpoints import manifest
 from tests.unit.run.play import Play, exited, reported, storage_failure
 
-from polytrain.checkpoint.events import (
+from polytrain.checkpoint.parts import (
     CheckpointEvent,
     Committed,
     PartStaged,

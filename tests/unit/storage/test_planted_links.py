@@ -14,8 +14,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from tests.unit.checkpoint.checkpoints import commit, stage, store_in
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, directory_name
-from polytrain.checkpoint.snapshot import Snapshots
-from polytrain.checkpoint.staging import Stagings
+from polytrain.checkpoint.staging import Snapshots, Stagings
 from polytrain.errors import CheckpointError
 from polytrain.output.rank_log import RankLog
 from polytrain.prediction.output_files import OutputFiles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
@@ -17,6 +18,7 @@ from polytrain.config.configs import (
 from polytrain.config.constraints import Config
 from polytrain.config.installation import installation_problems
 from polytrain.config.loop_config import call_problems, config_problems
+from polytrain.config.constraints import wrong_type
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.functions.pickle_checks import pickle_problems, reference_problems
@@ -34,6 +36,7 @@ from polytrain_plugins import (
 )
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.type_names import quoted
+from polytrain_plugins.installation import install_command
 
 
 def raise_if_any(problems: Iterable[Problem]) -> None:
@@ -219,3 +222,22 @@ def unused_gpu_problems(spec: RunSpec) -> Iterator[Problem]:
             what=f"it is False, and resources_per_worker gives a worker {amount:g} GPU",
             remedy="Use use_gpu=True, or leave 'GPU' out of resources_per_worker",
         )
+
+
+def installation_problems(backend: Backend) -> Iterator[Problem]:
+    """Yield the modules that a backend needs and that can't be found, without importing any."""
+    for module, command in missing_modules(backend.requires).items():
+        yield Problem(
+            field="backend",
+            what=f"the {backend.name} backend needs {module}, which is not installed",
+            remedy=f"Install it with: {install_command(command)}",
+        )
+
+
+def missing_modules(required: Mapping[str, str]) -> dict[str, str]:
+    """Return those of `Backend.requires` that can't be found, without importing any."""
+    return {
+        module: command
+        for module, command in required.items()
+        if importlib.util.find_spec(module) is None
+    }

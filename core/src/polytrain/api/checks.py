@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 from polytrain import satellites
 from polytrain.api.backend_checks import (
     backend_problems,
-    frequency_problems,
     function_problems,
     ray_data_problems,
     unused_gpu_problems,
 )
-from polytrain.api.cluster_checks import cluster_problems, label_problems, refused_by_ray
+from polytrain.api.cluster_checks import (
+    cluster_problems,
+    label_problems,
+    refused_by_ray,
+    system_problems,
+)
+from polytrain.api.config_checks import config_problems, run_config_problems
 from polytrain.api.datasets import described_datasets, grouped_datasets
-from polytrain.api.stop_checks import stop_problems
 from polytrain.api.validation_checks import (
     inline_problems,
     memory_problems,
@@ -29,13 +33,12 @@ from polytrain.api.validation_checks import (
 )
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
-from polytrain.config.checks import config_problems
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.config.constraints import wrong_type
 from polytrain.config.field_checks import path_or_address
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
-from polytrain.output.observers import follow_record, observers_problems
+from polytrain.output.observers import follow_record
 from polytrain.policy.cluster import (
     choose_cluster,
     local_problems,
@@ -45,7 +48,6 @@ from polytrain.policy.labels import allowed
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
-from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.ray.address import client_problem
 from polytrain.workers.session.spawned_scripts import guard_problems
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
@@ -92,20 +94,6 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
             )
             problems += wrong_groups
     return datasets, tuple(problems)
-
-
-def run_config_problems(spec: RunSpec) -> Iterable[Problem]:
-    """Yield what is wrong with those fields of a `RunConfig` that take objects and functions."""
-    run: Any = spec.run_config
-    if not isinstance(run, RunConfig):
-        return
-    yield from frequency_problems(spec)
-    yield from observers_problems(run.observers)
-    if follow_record(run.track, run.observers):
-        yield from satellites.trackers.tracker_problems(run.track, run.observers)
-    if run.callbacks != ():
-        yield from satellites.callbacks.callback_problems(run.callbacks)
-    yield from stop_problems(run)
 
 
 def start_of(spec: RunSpec) -> StartingPoint:

@@ -1,8 +1,14 @@
-"""What is wrong with a run's workers on the Ray cluster that there is, found before any starts."""
+"""What is wrong with where a run's workers would be: this system, or the Ray cluster that there is.
+
+Found before any starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.configs import ScalingConfig
@@ -172,3 +178,37 @@ def _strategy_problem(
             remedy="Use 'PACK', which takes as few nodes as it can",
         )
     return None
+
+
+def system_problems() -> Iterator[Problem]:
+    """Yield required system calls that the kernel or a container's sandbox refuses."""
+    for name, attempt in _NEEDED.items():
+        try:
+            attempt()
+        except (OSError, AttributeError) as error:
+            yield Problem(
+                field="ScalingConfig.num_workers",
+                what=f"worker processes need {name}, which this system refuses ({error})",
+                remedy="Use Linux 5.3 or newer, allow it in the container's seccomp profile, or "
+                "train in this process with num_workers=0",
+            )
+
+
+def _watch_process() -> None:
+    os.close(os.pidfd_open(os.getpid()))
+
+
+def _share_memory() -> None:
+    os.close(os.memfd_create("polytrain-probe"))
+
+
+def _listen() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0polytrain-probe-{secrets.token_hex(8)}")
+
+
+_NEEDED: dict[str, Callable[[], None]] = {
+    "pidfd_open": _watch_process,
+    "memfd_create": _share_memory,
+    "abstract Unix sockets": _listen,
+}

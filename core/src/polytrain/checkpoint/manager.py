@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from polytrain.checkpoint.events import Committed, PartStored
 from polytrain.checkpoint.manifest import AttemptId, Manifest, directory_name, merged
+from polytrain.checkpoint.parts import Committed, PartStored
 from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
 from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig

@@ -1,22 +1,177 @@
-"""Stores a part that a worker process has staged: the outcome is stored, void or a failure."""
+"""Parts of a checkpoint: stored from where a worker process staged them, reported, and counted."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polytrain.checkpoint.events import PartStored, PartVoid
-from polytrain.checkpoint.manifest import AttemptId, directory_name
-from polytrain.checkpoint.snapshot import Stamps
-from polytrain.checkpoint.staging import remove, staged_in
+from polytrain.checkpoint.manifest import AttemptId, Manifest, StoredFile, directory_name
+from polytrain.checkpoint.staging import Stamps, remove, staged_in
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
+
+
+@dataclass(slots=True)
+class PartTracker:
+    """Counts the parts that each rank of one attempt has staged.
+
+    A rank may be slow. It is overdue if another rank is at a later checkpoint, waits for this one
+    or has ended, and this rank stages nothing for `timeout_s`. A rank that ends without its part
+    is overdue at once.
+    """
+
+    ranks: set[int]
+    """Ranks that are known to stage parts."""
+
+    timeout_s: float
+    _counts: dict[int, int] = field(default_factory=dict)
+    _done: set[int] = field(default_factory=set)
+    _waiting: set[int] = field(default_factory=set)
+    _fewest: int = 0
+    _behind_since: float | None = None
+
+    def part_staged(self, rank: int, *, waits: bool, now: float) -> None:
+        """Note that a rank has staged its next part, and whether it waits for the commit."""
+        self._counts[rank] = self._count(rank) + 1
+        (self._waiting.add if waits else self._waiting.discard)(rank)
+        self._look(now)
+
+    def expect(self, rank: int) -> None:
+        """Count this rank among those that stage parts."""
+        self.ranks.add(rank)
+
+    def done(self, rank: int, *, now: float) -> None:
+        """Note that a rank's training has ended."""
+        self._done.add(rank)
+        self._look(now)
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which to call `overdue` again; None if no rank is behind."""
+        return None if self._behind_since is None else self._behind_since + self.timeout_s
+
+    def overdue(self, *, now: float) -> tuple[int, str] | None:
+        """Return the rank that is overdue, and the error message; None if there is none."""
+        behind, ahead = self._extremes()
+        if self._count(behind) == self._count(ahead):
+            return None
+        counts = (
+            f"rank {behind} has reported {self._count(behind)} of them, and rank {ahead} "
+            f"{self._count(ahead)}"
+        )
+        remedy = (
+            "All ranks that report checkpoints must report as many of them; with "
+            "CheckpointConfig(written_by='rank_0') only rank 0's count"
+        )
+        if behind in self._done:
+            return behind, f"a checkpoint lacks a part: {counts}; rank {behind} has ended. {remedy}"
+        if self.deadline is not None and now >= self.deadline:
+            waited = f"rank {behind} has reported none for {self.timeout_s:g} s"
+            return behind, f"a checkpoint lacks a part: {counts}; {waited}. {remedy}"
+        return None
+
+    def _look(self, now: float) -> None:
+        behind, ahead = self._extremes()
+        moved_on = self._count(ahead) - self._count(behind) > 1 or (
+            self._stands_still(ahead) and self._count(ahead) > self._count(behind)
+        )
+        resumes, self._fewest = self._count(behind) > self._fewest, self._count(behind)
+        if not moved_on:
+            self._behind_since = None
+        elif self._behind_since is None or resumes:
+            self._behind_since = now
+
+    def _extremes(self) -> tuple[int, int]:
+        """Return the rank that is furthest behind, preferring one that has ended, and one ahead."""
+        behind = min(
+            sorted(self.ranks), key=lambda rank: (self._count(rank), rank not in self._done)
+        )
+        # Include ranks that needn't stage parts: a part that one does stage waits for the others'.
+        seen = sorted(self.ranks | self._counts.keys())
+        return behind, max(seen, key=lambda rank: (self._count(rank), self._stands_still(rank)))
+
+    def _stands_still(self, rank: int) -> bool:
+        return rank in self._done or rank in self._waiting
+
+    def _count(self, rank: int) -> int:
+        return self._counts.get(rank, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStaged:
+    """A worker process has staged its part of a checkpoint for its agent."""
+
+    attempt: int
+    rank: int
+    checkpoint: int
+    """The checkpoint's number in the run."""
+
+    waits: bool
+    """Whether the worker process waits for the commit before it reports another checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStored:
+    """The agent has stored one rank's part of a checkpoint. Nothing is committed yet."""
+
+    attempt: int
+    rank: int
+    checkpoint: int
+    step: int
+    metrics: Mapping[str, Any]
+    positions: Mapping[str, Any]
+    """Data set → the rank's position in it, as plain values."""
+
+    files: tuple[StoredFile, ...]
+    left_out: tuple[str, ...] = ()
+    """Files that differ from rank 0's file of the same name, which is kept."""
+
+    validation: Mapping[str, Any] | None = None
+    """The requested validation, as plain values; None if none is requested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartVoid:
+    """A rank's part is invalid: its files have changed since the rank reported them."""
+
+    attempt: int
+    rank: int
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A checkpoint's manifest is written."""
+
+    manifest: Manifest
+    stamps: Mapping[str, tuple[int, ...]]
+    """File → values that change whenever the file changes."""
+
+    ranks: frozenset[int] = frozenset()
+    """The ranks whose parts are in the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsAsked:
+    """A training function asks for the run's checkpoints."""
+
+    attempt: int
+    rank: int
+    number: int
+    """Number of the question in its worker process."""
+
+    validated: bool
+    """Whether the answer waits for all validations."""
+
+
+CheckpointEvent = PartStaged | PartStored | PartVoid | Committed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,7 @@ from polytrain.checkpoint.manifest import (
     parse_directory_name,
     parse_manifest,
 )
-from polytrain.checkpoint.snapshot import Stamps, is_unchanged
-from polytrain.checkpoint.staging import STAGING, beneath, clear
+from polytrain.checkpoint.staging import STAGING, Stamps, beneath, clear, is_unchanged
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.location import Location

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 
-from polytrain.api.backend_checks import raise_if_any
+from polytrain.api.backend_checks import installation_problems, raise_if_any
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.checkpoint.parts import CheckpointEvent
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Event, Failed
 

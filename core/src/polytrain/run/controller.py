@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
-from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
 from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
@@ -36,7 +36,7 @@ from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, 
 from polytrain.run.attached import AttachedWork
 from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, Companion, lease_lost
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease

@@ -35,7 +35,7 @@ from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
 from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, Companion
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts

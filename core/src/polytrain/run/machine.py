@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from rpds import HashTrieMap
 
-from polytrain.checkpoint.events import (
+from polytrain.checkpoint.parts import (
     CheckpointEvent,
     Committed,
     PartStaged,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-from polytrain.checkpoint.snapshot import Stamps
+from polytrain.checkpoint.staging import Stamps
 from polytrain.testing.fault_actions import DRIVER, count_services
 from polytrain.testing.faults import Fault, Point
 from polytrain.workers.processes.channel import Message, SocketChannel

@@ -23,8 +23,8 @@ from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.events.attempt import Done, Failed, Offered, Reported
 from polytrain.functions.pickling import code_of_job, pickled_with
+from polytrain.policy.placement import NodeAddress, members
 from polytrain.storage.location import Location
-from polytrain.workers.agents.placement import NodeAddress, members
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 from polytrain.workers.session.job import LaunchOrder, WorkerJob

@@ -18,6 +18,7 @@ from polytrain.policy.validation import Validation, Validations, ValidationStatu
 from polytrain.record.entries import ValidationEnded, ValidationRequested
 from polytrain.record.journal import Journal
 from polytrain.run.attached import AttachedWork
+from polytrain.run.checkpoint_coordinator import Companion
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
 
 logger = logging.getLogger(__name__)

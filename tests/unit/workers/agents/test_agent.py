@@ -17,6 +17,7 @@ from tests.unit.workers.agents.agent_specs import agent_spec
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.events.attempt import Exited, Failed, Stacks, Started, Unkillable
+from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
@@ -27,7 +28,6 @@ from polytrain.workers.agents.calls import (
     ReadStacks,
     SendRoster,
 )
-from polytrain.workers.agents.placement import NodeAddress, members
 from polytrain.workers.agents.shard_cache import ShardCache
 from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.processes.client import ZygoteSpec

@@ -7,7 +7,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.workers.agents.placement import NodeAddress, members, rank_order
+from polytrain.policy.placement import NodeAddress, members, rank_order
 
 
 def place(node: str) -> NodeAddress:

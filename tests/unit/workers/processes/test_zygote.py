@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from polytrain import InvalidJobError, ScalingConfig, make_trainer
+from polytrain.api.cluster_checks import system_problems
 from polytrain.linux.processes import describe_exit
 from polytrain.linux.progress_page import Page
 from polytrain.testing.processes import eventually
@@ -32,6 +33,7 @@ from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.processes.forked import ForkRequest
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.processes.zygote_client import Listener, ZygoteClient
+from polytrain.workers.processes.zygotes import Listener, Zygotes
 
 WORKER = "polytrain.workers.session.worker_process"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polytrain import Checkpoint
-from polytrain.checkpoint.snapshot import Snapshots
+from polytrain.checkpoint.staging import Snapshots
 from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.workers.session.checkpoint_files import directory_to_delete, files_of

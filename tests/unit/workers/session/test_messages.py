@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from polytrain.api.backend_checks import raise_if_any
 from polytrain.checkpoint.events import PartStaged
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.checkpoint.parts import StagedPart
+from polytrain.checkpoint.parts import PartStaged, StagedPart
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import Done, Drained, Event, Failed, Joined, Offered, Reported
-from polytrain.workers.agents.placement import NodeAddress, members
+from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.processes.channel import FrameBuffer, Message, Ring, SocketChannel, pack
 from polytrain.workers.session.messages import (
     done_message,

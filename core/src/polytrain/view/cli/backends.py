@@ -27,7 +27,7 @@ def command(as_json: bool) -> int:
 
 
 def _row(name: str) -> dict[str, Any]:
-    from polytrain.config.installation import missing_modules
+    from polytrain.api.backend_checks import missing_modules
     from polytrain_plugins import RegistryError, load_backend
 
     try:

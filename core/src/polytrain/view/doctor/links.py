@@ -11,9 +11,9 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-from polytrain.config.installation import missing_modules
+from polytrain.api.backend_checks import missing_modules
+from polytrain.policy.placement import NodeAddress, members
 from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked
-from polytrain.workers.agents.placement import NodeAddress, members
 from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
 
 _START_TIMEOUT_S = 60.0

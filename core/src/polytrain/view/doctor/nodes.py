@@ -13,11 +13,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from polytrain.policy.placement import NodeAddress
 from polytrain.storage.location import Location
 from polytrain.view.doctor import machine
 from polytrain.view.doctor.finding import CheckFailed, Finding, checked
 from polytrain.view.doctor.links import findings_of_links
-from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.ray.runtime import running_ray
 from polytrain_plugins import Backend
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 
 import polytrain
+from polytrain.api.backend_checks import missing_modules
 from polytrain.api.trainer import make_trainer
 from polytrain.config.configs import RunConfig, ScalingConfig
-from polytrain.config.installation import missing_modules
 from polytrain.errors import TrainingFailedError
 from polytrain.view.doctor.finding import CheckFailed
 from polytrain_plugins import InvalidJobError, load_backend

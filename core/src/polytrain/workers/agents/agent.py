@@ -23,6 +23,7 @@ from polytrain.checkpoint.starting_point import brought_near
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Exited, Failed, LeaveTimedOut, Stacks, Started, Unkillable
 from polytrain.linux.processes import describe_exit, kill_session
+from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_spec import AgentSpec, node_zygote
 from polytrain.workers.agents.calls import (
     Acknowledge,
@@ -40,7 +41,6 @@ from polytrain.workers.agents.calls import (
     StreamOrder,
 )
 from polytrain.workers.agents.part_storer import PartStorer, storage_problem
-from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.agents.rank_data import RankData
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message

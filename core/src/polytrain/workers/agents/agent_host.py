@@ -1,4 +1,4 @@
-"""Hosts the agents of one node on one event loop.
+"""The agents of one node on one event loop, and the driver's handles of them.
 
 On one machine the host is part of the driver (`workers.driver.local_cluster`); on Ray it is an
 actor (`workers.ray.host`). It forwards agents' events, and treats an agent that fails as lost.
@@ -10,13 +10,14 @@ import asyncio
 import logging
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from polytrain.errors import FailureKind
+from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentEvent, Call, LaunchProcess
-from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.processes.client import has_ended
 from polytrain.workers.session.job import JobMemory
 
@@ -122,3 +123,61 @@ class AgentHost:
             await work
         except Exception as error:  # any error makes the agent unusable
             self._tell(number, (Broken(reason=f"{type(error).__name__}: {error}"),))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AgentHandle:
+    """The driver's handle of one agent, from its request on."""
+
+    number: int
+    """The agent's number in the run."""
+
+    bundle: int | None
+    """The agent's bundle in the placement group; None outside the group."""
+
+    place: NodeAddress = field(default_factory=lambda: NodeAddress(node_id="", host=""))
+    """The agent's node, once it has arrived."""
+
+    assigned: tuple[int, int] | None = None
+    """The rank that it was assigned, and the world size."""
+
+    is_gone: bool = False
+    """Whether it is lost or was dismissed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """An agent has arrived."""
+
+    agent_handle: AgentHandle
+    place: NodeAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """An agent is lost, or could not be started."""
+
+    agent_handle: AgentHandle
+    kind: FailureKind
+    reason: str
+
+
+Delivery = Sequence[AgentEvent | Arrived | Gone]
+"""Events that are sent together; an empty delivery only wakes the reader."""
+
+
+def delivery(agent_handle: AgentHandle, mail: Mail) -> Delivery:
+    """Convert an agent's mail to a delivery for the driver."""
+    return [_for_driver(agent_handle, each) for each in mail]
+
+
+def _for_driver(
+    agent_handle: AgentHandle, mail: AgentEvent | AgentReady | Broken
+) -> AgentEvent | Arrived | Gone:
+    match mail:
+        case AgentReady(place=place):
+            return Arrived(agent_handle=agent_handle, place=place)
+        case Broken(reason=reason):
+            return Gone(agent_handle=agent_handle, kind=FailureKind.AGENT_LOST, reason=reason)
+        case _:
+            return mail

@@ -14,6 +14,7 @@ from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
 from polytrain.events.attempt import Event, Reported
 from polytrain.events.health import HealthEvent
 from polytrain.events.output import BarMoved, Output
+from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
 from polytrain.events.attempt import Event, HealthEvent, Reported
 from polytrain.events.output import Output
 from polytrain_plugins import Offer

@@ -18,7 +18,9 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.attempt import DrainWanted, Event, Purpose
 from polytrain.events.output import OutputRoute
+from polytrain.policy.placement import members
 from polytrain.policy.scaling import holds
+from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, Gone
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
     AgentEvent,
@@ -27,9 +29,7 @@ from polytrain.workers.agents.calls import (
     RankAssignment,
     StreamOrder,
 )
-from polytrain.workers.agents.placement import members
 from polytrain.workers.agents.shared_store import SharedStore
-from polytrain.workers.driver.agent_handle import AgentHandle, Arrived, Delivery, Gone
 from polytrain.workers.driver.group import Handler
 from polytrain.workers.driver.worker_pool import AgentLauncher, Cluster, WorkerPool
 from polytrain.workers.processes.cache import KeptZygote, keep, kept_or_new_zygote

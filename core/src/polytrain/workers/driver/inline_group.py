@@ -23,6 +23,7 @@ from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Started
+from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.agents.calls import (
     Acknowledge,
     Call,
@@ -34,7 +35,6 @@ from polytrain.workers.agents.calls import (
     SendRoster,
     StoreRest,
 )
-from polytrain.workers.agents.placement import NodeAddress, members
 from polytrain.workers.driver.group import Handler
 from polytrain.workers.processes.channel import ConnectionClosedError, Message
 from polytrain.workers.session.job import LaunchOrder, WorkerJob

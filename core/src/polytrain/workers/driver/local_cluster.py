@@ -21,6 +21,12 @@ from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
 from polytrain.workers.agents.placement import NodeAddress
 from polytrain.workers.agents.shared_store import OpenedBytes
 from polytrain.workers.driver.agent_handle import AgentHandle, Delivery, delivery
+from polytrain.policy.placement import NodeAddress
+from polytrain.policy.scaling import largest_fit
+from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Delivery, Mail, delivery
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
+from polytrain.workers.agents.shared_store import OpenShared
 from polytrain.workers.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes
+from polytrain.workers.agents.agent_host import Delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.shared_store import OpenedBytes
 from polytrain.workers.driver.agent_group import StreamSource
-from polytrain.workers.driver.agent_handle import Delivery
 from polytrain.workers.driver.local_cluster import Nothing
 from polytrain.workers.ray.launcher import RayAgentLauncher
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import ray
 
 from polytrain.data.read.ray_pipeline import allow_blocking_get
+from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, LaunchProcess
-from polytrain.workers.agents.placement import NodeAddress
 
 
 class RayHost:

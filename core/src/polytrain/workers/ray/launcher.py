@@ -28,10 +28,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polytrain.config.runtime_env import named
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, outlook
+from polytrain.policy.placement import NodeAddress
+from polytrain.workers.agents.agent_host import AgentHandle, Delivery, Gone, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
-from polytrain.workers.agents.placement import NodeAddress
-from polytrain.workers.driver.agent_handle import AgentHandle, Delivery, Gone, delivery
 from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles

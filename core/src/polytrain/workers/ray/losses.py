@@ -15,8 +15,8 @@ from ray.exceptions import (
 
 from polytrain.config.runtime_env import cause_of, named
 from polytrain.errors import FailureKind
+from polytrain.policy.placement import NodeAddress
 from polytrain.ray_api.state import death_of_node, is_reachable
-from polytrain.workers.agents.placement import NodeAddress
 
 
 def why_gone(

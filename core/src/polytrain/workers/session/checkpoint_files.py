@@ -10,7 +10,7 @@ from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manifest import MANIFEST_NAME
-from polytrain.checkpoint.snapshot import Snapshots, Stamps
+from polytrain.checkpoint.staging import Snapshots, Stamps
 from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import expect_inside

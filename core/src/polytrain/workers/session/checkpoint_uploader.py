@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 
 from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import is_full
-from polytrain.checkpoint.snapshot import Stamps
-from polytrain.checkpoint.staging import Stagings, beneath, remove
+from polytrain.checkpoint.staging import Stagings, Stamps, beneath, remove
 from polytrain.errors import CheckpointError
 from polytrain.linux.progress_page import WorkerStage, during
 from polytrain.workers.processes.channel import Channel, Message

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from polytrain.checkpoint.events import CheckpointsAsked, PartStaged
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.checkpoint.parts import StagedPart
+from polytrain.checkpoint.parts import CheckpointsAsked, PartStaged, StagedPart
 from polytrain.data_errors import DataError
 from polytrain.errors import BadDataError, Failure, FailureKind
 from polytrain.events.attempt import (

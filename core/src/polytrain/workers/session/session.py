@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
-from polytrain.checkpoint.snapshot import Snapshots, Stamps
+from polytrain.checkpoint.staging import Snapshots, Stamps
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.errors import CheckpointError, NotInWorkerError
 from polytrain.linux.clock import Clock

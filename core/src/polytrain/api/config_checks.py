@@ -1,15 +1,24 @@
-"""Values of a run's configurations that clash with each other."""
+"""What is wrong with a run's configuration: values that clash, and conditions that end no run."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polytrain.config.configs import RunConfig, ScalingConfig
+from polytrain import satellites
+from polytrain.api.backend_checks import frequency_problems
+from polytrain.config.configs import CheckpointConfig, RunConfig, ScalingConfig
 from polytrain.config.constraints import typed_problems
+from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import runtime_env_problems
+from polytrain.functions.pickle_checks import pickle_problems
+from polytrain.output.observers import follow_record, observers_problems
+from polytrain.policy.stop_rule import STEP, is_good_when_small, limit_of
+from polytrain.text.plain_values import is_whole
+from polytrain.text.signatures import accepts, written
 from polytrain_plugins import Problem
+from polytrain_plugins.type_names import quoted
 
 
 def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
@@ -35,6 +44,20 @@ def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
         if isinstance(run.worker_runtime_env, Mapping):
             is_inline = scaling.num_workers == 0
             yield from runtime_env_problems(run.worker_runtime_env, is_inline=is_inline)
+
+
+def run_config_problems(spec: RunSpec) -> Iterable[Problem]:
+    """Yield what is wrong with those fields of a `RunConfig` that take objects and functions."""
+    run: Any = spec.run_config
+    if not isinstance(run, RunConfig):
+        return
+    yield from frequency_problems(spec)
+    yield from observers_problems(run.observers)
+    if follow_record(run.track, run.observers):
+        yield from satellites.trackers.tracker_problems(run.track, run.observers)
+    if run.callbacks != ():
+        yield from satellites.callbacks.callback_problems(run.callbacks)
+    yield from stop_problems(run)
 
 
 def _clashes(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:
@@ -122,3 +145,94 @@ def _label_problems(scaling: ScalingConfig) -> Iterator[Problem]:
             what=f"it has {len(selectors)} selectors for {scaling.num_workers} workers",
             remedy="Give one for each worker, or one dict for all of them",
         )
+
+
+_FIELD = "RunConfig.stop"
+_EXAMPLE = '{"loss": "<= 0.1", "training_iteration": 100}'
+
+_TIMES = ("time_total_s", "time_this_iter_s", "time_since_restore")
+"""Metrics that Ray Tune adds to each report, which are about time."""
+
+
+def stop_problems(run: Any) -> Iterator[Problem]:
+    """Yield what is wrong with a run's conditions.
+
+    Args:
+        run: what the user passed as `run_config`.
+    """
+    if not isinstance(run, RunConfig) or run.stop is None:
+        return
+    stop: Any = run.stop
+    if isinstance(stop, Mapping):
+        if not stop:
+            yield Problem(
+                field=_FIELD,
+                what="it has no limit",
+                remedy=f"Give limits, for example {_EXAMPLE}, or None",
+            )
+        for name, limit in stop.items():
+            yield from _limit_problems(name, limit, run.checkpoint_config)
+    elif callable(stop) and not isinstance(stop, type):
+        yield from _function_problems(stop)
+    else:
+        yield Problem(
+            field=_FIELD,
+            what=f"{quoted(stop)} is neither limits nor a function",
+            remedy=f"Give limits, for example {_EXAMPLE}, or a function of a report",
+        )
+
+
+def _limit_problems(name: Any, limit: Any, checkpoints: Any) -> Iterator[Problem]:
+    field = f"{_FIELD}[{name!r}]"
+    if not isinstance(name, str) or not name:
+        yield Problem(
+            field=field,
+            what="it is not the name of a metric",
+            remedy=f"Give names and limits, for example {_EXAMPLE}",
+        )
+        return
+    if name == STEP:
+        if not is_whole(limit) or limit < 1:
+            yield Problem(
+                field=field,
+                what=f"{quoted(limit)} is not a number of steps",
+                remedy="Give a whole number, 1 or more",
+            )
+        return
+    if name in _TIMES:
+        yield Problem(
+            field=field,
+            what="no report has the time of training",
+            remedy="Use RunConfig(time_budget_s=…)",
+        )
+        return
+    ranks = checkpoints if isinstance(checkpoints, CheckpointConfig) else CheckpointConfig()
+    try:
+        meant = limit_of(name, limit, ranks)
+    except ValueError as error:
+        yield Problem(
+            field=field,
+            what=str(error),
+            remedy='Give a finite number, or a text such as "<= 0.1" or ">= 0.9"',
+        )
+        return
+    if not isinstance(limit, str) and meant.comparison == ">=" and is_good_when_small(name):
+        yield Problem(
+            field=field,
+            what=f"{limit!r} alone is the value to reach, and {name!r} has none: by its name it "
+            'becomes smaller, and by CheckpointConfig(checkpoint_score_order="max") larger',
+            remedy=f'Use checkpoint_score_order="min", or write "<= {limit:g}" or ">= {limit:g}"',
+        )
+
+
+def _function_problems(function: Any) -> Iterator[Problem]:
+    if not accepts(function, None):
+        yield Problem(
+            field=_FIELD,
+            what=f"{written(function)} is called with one argument, the report",
+            remedy="Let it take one argument, a polytrain_plugins.Report: report.step, "
+            "report.metrics",
+        )
+    yield from pickle_problems(
+        _FIELD, function, remedy="Create such objects inside the function, or decide by the report"
+    )
