@@ -34,8 +34,7 @@ from polytrain.api.validation_checks import (
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
 from polytrain.config.configs import RunConfig, ScalingConfig
-from polytrain.config.constraints import wrong_type
-from polytrain.config.field_checks import path_or_address
+from polytrain.config.constraints import path_or_address, wrong_type
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
 from polytrain.output.observers import follow_record

@@ -15,9 +15,7 @@ from polytrain.api.backend_checks import installation_problems, raise_if_any
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.config.configs import ScalingConfig
-from polytrain.config.constraints import Checked, Whole, field_problems
-from polytrain.config.field_checks import path_or_address
-from polytrain.config.installation import installation_problems
+from polytrain.config.constraints import Checked, Whole, field_problems, path_or_address
 from polytrain.config.run_spec import RunSpec
 from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
 from polytrain.data.read.describe import Source, computed

@@ -19,15 +19,14 @@ from polytrain.output.call_queues import CallQueues
 from polytrain.output.live_bars import LiveBars
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
+from polytrain.output.worker_output import WorkerOutput, opened_output
+from polytrain.policy.failure import FailurePolicy
 from polytrain.record.configuration import (
     Configuration,
     datasets_of,
     hyperparameters_of,
     options_of,
 )
-from polytrain.output.worker_output import WorkerOutput, opened_output
-from polytrain.policy.failure import FailurePolicy
-from polytrain.record.configuration import Configuration, datasets_of, options_of
 from polytrain.record.entries import Opened
 from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
@@ -40,7 +39,6 @@ from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.program import command_line, script
-from polytrain.run.resume import versions_of
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests
 from polytrain.run.resume import function_fingerprint, unreported, versions_of

@@ -22,8 +22,8 @@ from polytrain.record.reports import Reports
 from polytrain.run.lease import Lease
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
-from polytrain.text.close_names import did_you_mean
 from polytrain_plugins import Backend, Report, Stopped
+from polytrain_plugins.close_names import did_you_mean
 
 
 def checkpoint_manager(

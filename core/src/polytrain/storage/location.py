@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polytrain.config.field_checks import path_or_address
+from polytrain.config.constraints import path_or_address
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage
 from polytrain.text.addresses import ADDRESS, holds_credentials, without_credentials

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polytrain.record.state import RunState
+from polytrain.record.history import RunState
 
 
 def run_end(

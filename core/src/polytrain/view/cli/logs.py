@@ -12,8 +12,9 @@ from polytrain.output.colours import has_colours
 from polytrain.output.echo import echo, rank_line, write_line
 from polytrain.record.state import RunState
 from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
+from polytrain.output.echo import echo, output_line, write_line
 from polytrain.record.history import RunState
-from polytrain.view.cli.found import FoundRun, named_run, run_argument
+from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
 
 LOGS = "logs"
 """Directory in the run's storage."""

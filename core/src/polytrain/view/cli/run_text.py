@@ -10,12 +10,9 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from polytrain.record.attempts import AttemptOverview
-from polytrain.record.ranks import RankOverview
-from polytrain.record.run_facts import RunFacts
-from polytrain.record.configuration import chosen
 from polytrain.record.history import RunState
 from polytrain.record.overviews import AttemptOverview, RankOverview
+from polytrain.record.run_facts import RunFacts
 from polytrain.record.secrecy import shown
 from polytrain.run.lease import Holder
 from polytrain.text.next_command import next_command
