@@ -23,8 +23,8 @@ import pytest
 from tests.sweeps import only_in_sweep
 
 from polytrain.boosting.categories import agreed_categories, encoded
-from polytrain.boosting.feature_problems import feature_problems
 from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.boosting.problems import feature_problems
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data.types.nested import tensors_of
 from polytrain.testing.shards import shard_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from polytrain import get_context
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.option_problems import COLUMN
+from polytrain.boosting.problems import COLUMN
 from polytrain_lightgbm.names import FORBIDDEN, name_problems
 from polytrain_lightgbm.objectives import PERCENTILES, objective_of, objective_problems
 from polytrain_lightgbm.parameters import (

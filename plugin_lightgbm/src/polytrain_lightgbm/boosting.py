@@ -14,7 +14,7 @@ import pyarrow as pa
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from polytrain.boosting.numbers import one_after_another
-from polytrain.boosting.row_draws import Objective
+from polytrain.boosting.sampling import Objective
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, agreed

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from polytrain.boosting.categories import agreed_categories, codes_of, selected
 from polytrain.boosting.numbers import Numbers, floats, plainly_typed, with_columns
-from polytrain.boosting.row_draws import Mask
-from polytrain.boosting.sampling import RowNumbers, agreed_numbers, agreed_sample
+from polytrain.boosting.sampling import Mask, RowNumbers, agreed_numbers, agreed_sample
 from polytrain.boosting.table_validation import validated
 from polytrain.boosting.text_columns import with_numbers
 from polytrain.extension import BadDataError, group_sizes

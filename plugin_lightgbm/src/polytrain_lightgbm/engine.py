@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.boosting.numbers import Numbers
-from polytrain.boosting.round_reports import RoundReports
+from polytrain.boosting.report_callbacks import RoundReports
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.boosting import Boosting
 from polytrain_lightgbm.collective import Collective, LeaderListener, connected, listening

@@ -18,7 +18,7 @@ import lightgbm
 import numpy as np
 
 from polytrain.boosting.numbers import Numbers, one_after_another, rows_by_leaf
-from polytrain.boosting.row_draws import Mask
+from polytrain.boosting.sampling import Mask
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Rows

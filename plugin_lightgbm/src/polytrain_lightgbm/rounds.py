@@ -13,7 +13,7 @@ import numpy as np
 from lightgbm.basic import EvalResult
 
 from polytrain.boosting.numbers import Numbers
-from polytrain.boosting.row_draws import Mask, Objective, drawn, of_rows
+from polytrain.boosting.sampling import Mask, Objective, drawn, of_rows
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, Rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.option_problems import COLUMN
+from polytrain.boosting.problems import COLUMN
 from polytrain_plugins import (
     Capabilities,
     DatasetInfo,

@@ -14,7 +14,7 @@ import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
-from polytrain.boosting.round_reports import RoundReports
+from polytrain.boosting.report_callbacks import RoundReports
 from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost

@@ -19,7 +19,7 @@ import numpy as np
 import xgboost
 
 from polytrain.boosting.numbers import one_after_another, rows_by_leaf
-from polytrain.boosting.row_draws import Mask
+from polytrain.boosting.sampling import Mask
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.callbacks import TunableBooster
 from polytrain_xgboost.collective import Outside, Ranks, outside_the_collective

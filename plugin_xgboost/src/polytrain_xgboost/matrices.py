@@ -18,8 +18,7 @@ import xgboost
 
 from polytrain.boosting.categories import agreed_categories, as_text, encoded, selected
 from polytrain.boosting.numbers import floats, plainly_typed
-from polytrain.boosting.row_draws import Mask
-from polytrain.boosting.sampling import agreed_numbers, agreed_sample
+from polytrain.boosting.sampling import Mask, agreed_numbers, agreed_sample
 from polytrain.boosting.table_rules import finite
 from polytrain.boosting.table_validation import validated
 from polytrain.boosting.text_columns import with_numbers

@@ -10,7 +10,7 @@ from typing import Any
 
 import xgboost
 
-from polytrain.boosting.row_draws import Mask, Objective, drawn, of_rows
+from polytrain.boosting.sampling import Mask, Objective, drawn, of_rows
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.matrices import TrainingData
 

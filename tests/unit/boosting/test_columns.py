@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polytrain.boosting.feature_problems import feature_problems
+from polytrain.boosting.problems import feature_problems
 from polytrain_plugins import DatasetInfo, Job, Problem, is_category, is_number, number_problems
 
 LIST = pa.list_(pa.int64())

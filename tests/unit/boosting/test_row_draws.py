@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.boosting.row_draws import drawn, of_rows, sample_of
+from polytrain.boosting.sampling import drawn, of_rows, sample_of
 
 ROWS = st.integers(1, 400)
 

@@ -20,7 +20,6 @@ import pyarrow as pa
 from polytrain_plugins import (
     Backend,
     Capabilities,
-    CheckpointKind,
     Demand,
     Engine,
     Job,
@@ -74,14 +73,6 @@ class Reference(Backend):
         return ReferenceEngine(self)
 
 
-class ShardedReference(Reference):
-    """The same backend, with checkpoints to which every rank contributes."""
-
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        declarative=True, predictive=True, checkpoint=CheckpointKind.EVERY_RANK
-    )
-
-
 class ReferenceEngine(Engine[Vector]):
     """The model is its vector of coefficients, the intercept last."""
 
@@ -89,7 +80,6 @@ class ReferenceEngine(Engine[Vector]):
         self._options = options
         self._listener: socket.socket | None = None
         self._star = Star([])
-        self._rank = 0
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
@@ -102,7 +92,6 @@ class ReferenceEngine(Engine[Vector]):
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
-        self._rank = world.me.rank
         with ExitStack() as stack:
             if self._listener is not None:
                 accepted = [self._listener.accept()[0] for _ in range(world.size - 1)]
@@ -134,10 +123,9 @@ class ReferenceEngine(Engine[Vector]):
         return coefficients
 
     def save(self, model: Vector, directory: Path) -> None:
-        suffix = self._suffix()
-        np.save(directory / f"coefficients{suffix}.npy", model, allow_pickle=False)
-        (directory / f"rounds{suffix}.json").write_text(json.dumps(self._rounds_done))
-        (directory / f"columns{suffix}.json").write_text(json.dumps(self._columns))
+        np.save(directory / "coefficients.npy", model, allow_pickle=False)
+        (directory / "rounds.json").write_text(json.dumps(self._rounds_done))
+        (directory / "columns.json").write_text(json.dumps(self._columns))
 
     def load(self, directory: Path) -> Vector:
         loaded: Vector = np.load(directory / "coefficients.npy", allow_pickle=False)
@@ -163,11 +151,6 @@ class ReferenceEngine(Engine[Vector]):
 
     _rounds_done = 0
     _columns: Sequence[str] = ()
-
-    def _suffix(self) -> str:
-        """The suffix of a rank's file names: if every rank writes, each needs its own names."""
-        shared = self._options.capabilities.checkpoint is CheckpointKind.EVERY_RANK
-        return f"-{self._rank}" if shared and self._rank else ""
 
     def _matrix(self, shard: Shard) -> tuple[Vector, Vector]:
         frame = shard.to_arrow()

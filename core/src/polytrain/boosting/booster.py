@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
-from polytrain.boosting.feature_problems import constraint_problems, feature_problems
-from polytrain.boosting.option_problems import (
+from polytrain.boosting.problems import (
     COLUMN,
     PARAMS,
     categorical_problems,
+    constraint_problems,
+    feature_problems,
     model_problems,
     patience_problems,
 )

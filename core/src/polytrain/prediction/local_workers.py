@@ -1,14 +1,15 @@
-"""Workers on this machine, without Ray: processes that a zygote forks."""
+"""Workers on this machine, without Ray: processes that a zygote forks, or the calling process."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 from polytrain.prediction.parts import Unit
+from polytrain.prediction.predictor import PredictedPart, PredictionTask, Predictor
 from polytrain.prediction.scheduling import (
     Event,
     Lost,
@@ -100,3 +101,26 @@ class LocalWorkers(Workers):
                 return Lost(worker=self._workers.pop(number), reason=how)
             case other:
                 raise AssertionError(f"{other} is no event of a worker")
+
+
+class InlineWorkers(Workers):
+    """One worker, which predicts inside `next`. Exceptions are the model's own."""
+
+    def __init__(self, task: PredictionTask) -> None:
+        self._task = task
+        self._predictor: Predictor | None = None
+        self._parts: Iterator[PredictedPart] = iter(())
+
+    def assign(self, worker: int, unit: Unit) -> None:
+        assert self._predictor is not None
+        self._parts = self._predictor.predicted(unit)
+
+    def replace(self, worker: int) -> None:
+        raise AssertionError("the calling process can't be lost")
+
+    def next(self) -> Event:
+        if self._predictor is None:
+            self._predictor = Predictor(self._task)
+            return WorkerReady(worker=0)
+        part = next(self._parts, None)
+        return WorkerReady(worker=0) if part is None else Predicted(worker=0, part=part)

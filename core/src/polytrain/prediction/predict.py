@@ -36,8 +36,7 @@ from polytrain.prediction.checks import (
     truth_value,
 )
 from polytrain.prediction.columns import joined
-from polytrain.prediction.inline_workers import InlineWorkers
-from polytrain.prediction.local_workers import LocalWorkers
+from polytrain.prediction.local_workers import InlineWorkers, LocalWorkers
 from polytrain.prediction.model_files import ModelFiles, digest_of
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import PART_ROWS, Part, Unit, default_part_rows, divided, units

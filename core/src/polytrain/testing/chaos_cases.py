@@ -10,8 +10,7 @@ from typing import Literal
 
 from polytrain import FailureKind
 from polytrain.errors import Failure
-from polytrain.testing.fault_actions import Kind
-from polytrain.testing.faults import Fault, Point, kill
+from polytrain.testing.faults import Fault, Kind, Point, kill
 
 Effect = Literal["restart", "maybe", "none", "failure", "other driver"]
 """The expected effect of a case: a restart, a restart if the framework needs what is lost, no

@@ -17,8 +17,7 @@ import pytest
 
 from polytrain.api.backend_checks import backend_problems, function_problems
 from polytrain.config.run_spec import RunSpec
-from polytrain.testing.fault_actions import Kind
-from polytrain.testing.faults import Fault
+from polytrain.testing.faults import Fault, Kind
 from polytrain.testing.functions import STEPS, broadcast, count_steps
 from polytrain.testing.local_world import WorldRecord, run_world
 from polytrain_plugins import (

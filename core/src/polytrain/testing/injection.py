@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from polytrain.checkpoint.staging import Stamps
-from polytrain.testing.fault_actions import DRIVER, count_services
-from polytrain.testing.faults import Fault, Point
+from polytrain.testing.faults import DRIVER, Fault, Point, count_services
 from polytrain.workers.processes.channel import Message, SocketChannel
 from polytrain.workers.session.checkpoint_files import CheckpointFiles
 from polytrain.workers.session.checkpoint_uploader import CheckpointUploader

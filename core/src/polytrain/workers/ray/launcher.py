@@ -22,13 +22,20 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polytrain.config.runtime_env import named
+from polytrain.config.runtime_env import cause_of, named
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, outlook
 from polytrain.policy.placement import NodeAddress
+from polytrain.ray_api.state import death_of_node, is_reachable
 from polytrain.workers.agents.agent_host import AgentHandle, Delivery, Gone, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
@@ -36,7 +43,6 @@ from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
 from polytrain.workers.ray.host import RayHost
-from polytrain.workers.ray.losses import why_gone
 
 logger = logging.getLogger(__name__)
 
@@ -374,3 +380,43 @@ class RayAgentLauncher:
         else:
             kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
         self._lose(host, kind, reason)
+
+
+def why_gone(
+    error: RayError, place: NodeAddress | None, runtime_env: Mapping[str, Any]
+) -> tuple[FailureKind, str]:
+    """Return the kind of the loss, and the reason in words.
+
+    Args:
+        error: the error of a call of the actor.
+        place: its node; None if it hasn't arrived.
+        runtime_env: the runtime environment in its request; empty if it has the job's.
+    """
+    if isinstance(error, RayTaskError):
+        return FailureKind.AGENT_LOST, f"{type(error.cause).__name__}: {error.cause}"
+    death = death_of_node(place.node_id) if place is not None else None
+    if getattr(error, "preempted", False):
+        return FailureKind.PREEMPTED, f"its node was preempted ({death or 'as announced'})"
+    if place is not None and death is not None:
+        return FailureKind.NODE_LOST, f"its node {place.host} is gone ({death})"
+    if place is not None and isinstance(error, ActorUnavailableError):
+        # Ray reports this before it has confirmed that the node is gone.
+        if not is_reachable(place.node_id):
+            return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
+        return FailureKind.AGENT_LOST, "its agent can't be reached any more"
+    if isinstance(error, RuntimeEnvSetupError):
+        # The runtime environment fails alike on every node.
+        cause = cause_of(error.error_message)
+        which = named(runtime_env) if runtime_env else "the runtime_env of the Ray job"
+        return FailureKind.STARTUP, f"{which} can't be set up: {cause}"
+    detail = _detail(str(error))
+    if isinstance(error, OutOfMemoryError):
+        return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"
+    return FailureKind.AGENT_LOST, f"its agent has died ({detail})"
+
+
+def _detail(text: str) -> str:
+    """Return Ray's message without its general advice."""
+    detail = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0]
+    first_lines = [line.strip() for line in (detail or text).splitlines() if line.strip()]
+    return first_lines[0] if first_lines else "Ray doesn't say why"
