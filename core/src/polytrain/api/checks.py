@@ -18,6 +18,7 @@ from polytrain.api.backend_checks import (
 )
 from polytrain.api.cluster_checks import (
     cluster_problems,
+    guard_problems,
     label_problems,
     refused_by_ray,
     system_problems,
@@ -48,7 +49,6 @@ from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.address import client_problem
-from polytrain.workers.session.spawned_scripts import guard_problems
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -178,6 +179,25 @@ def _strategy_problem(
             remedy="Use 'PACK', which takes as few nodes as it can",
         )
     return None
+
+
+def guard_problems() -> Iterator[Problem]:
+    """Yield a problem if a script makes this call while a spawned process imports it.
+
+    Such a process runs the whole script before its own work, so each would start a run.
+    """
+    imported = sys.modules.get("__mp_main__")
+    # While the script runs, the module has only this name; afterwards it is also `__main__`. In
+    # other processes it is an alias of the main module, which runpy, profilers, debuggers replace.
+    is_spawned = imported is not None and imported.__name__ == "__mp_main__"
+    if is_spawned and imported is not sys.modules["__main__"]:
+        yield Problem(
+            field="if __name__ == '__main__'",
+            what="a process that multiprocessing has spawned imports this script, and would start "
+            "the run again",
+            remedy="Write `if __name__ == '__main__':` above the lines that make the trainer and "
+            "call fit()",
+        )
 
 
 def system_problems() -> Iterator[Problem]:

@@ -38,7 +38,6 @@ from polytrain.workers.session.messages import (
 )
 from polytrain.workers.session.rank_streams import open_streams
 from polytrain.workers.session.session import WorkerSession
-from polytrain.workers.session.spawned_scripts import explain_pickling
 from polytrain.workers.session.worker_api import current_session
 from polytrain_plugins import Engine, Member, World
 
@@ -126,7 +125,7 @@ def run_worker(
 def _send_error(error: BaseException, channel: Channel) -> None:
     # Flush output without a newline, which may hold the reason.
     flush_output()
-    explain_pickling(error)
+    _explain_pickling(error)
     channel.send(raised_message(error, pickled_error(error)))
 
 
@@ -300,3 +299,15 @@ def _explain(*arguments: Any, **named: Any) -> NoReturn:
         "ScalingConfig(num_workers=0), where breakpoints work, or let a debugger attach to one "
         "rank: debugpy.listen(5678); debugpy.wait_for_client()"
     )
+
+
+def _explain_pickling(error: BaseException) -> None:
+    """Add a note to an error of pickling objects that only the script's `__main__` defines."""
+    text = str(error)
+    is_pickling = isinstance(error, pickle.PicklingError | AttributeError) and "pickle" in text
+    if is_pickling and any(part in text for part in ("__main__", "<locals>", "import of module")):
+        error.add_note(
+            "Processes of multiprocessing get functions and classes by name, and worker processes "
+            "don't have the script's as their `__main__`. Move them into a module beside the "
+            "script. A data loader whose processes are forked, torch's default, needs no names."
+        )
