@@ -19,7 +19,7 @@ _NAME_STREAMS = {
     "view/cli/following.py": "gives it to the progress display",
     "view/cli/logs.py": "gives it to write_line",
     "events/output.py": "flushes it",
-    "run/assembly.py": "asks whether both are one place",
+    "run/fit.py": "asks whether both are one place",
     "workers/session/rank_streams.py": "makes those of a worker process",
     "view/progress/display.py": "gives it to write_line, and to the lines at the bottom",
     "output/worker_output.py": "gives it to write_line",

@@ -15,12 +15,15 @@ ENTRY_POINTS = {"backends", "commands", "observers"}
 ATTRIBUTES = {"attempt", "cause", "message", "rank", "reason", "recovery", "step"}
 """Of spans in traces."""
 
+TAGS = {"command", "version.torch"}
+"""Of tracked runs."""
+
 NAMED = sorted(
     {
         (page.name, name)
         for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
         for name in re.findall(r"`(polytrain(?:_\w+)?(?:\.\w+)+)[`(]", page.read_text())
-        if name.removeprefix("polytrain.") not in ENTRY_POINTS | ATTRIBUTES
+        if name.removeprefix("polytrain.") not in ENTRY_POINTS | ATTRIBUTES | TAGS
         # A module that the page itself writes.
         and not name.startswith("polytrain_jax.")
     }

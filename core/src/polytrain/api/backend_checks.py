@@ -18,7 +18,6 @@ from polytrain.config.configs import (
 from polytrain.config.constraints import Config
 from polytrain.config.installation import installation_problems
 from polytrain.config.loop_config import call_problems, config_problems
-from polytrain.config.constraints import wrong_type
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.functions.pickle_checks import pickle_problems, reference_problems

@@ -24,9 +24,7 @@ from polytrain.events.attempt import (
     Stacks,
     stop_wanted,
 )
-from polytrain.events.health import HealthEvent, Stacks
 from polytrain.events.output import BarMoved, Output
-from polytrain.events.output import Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule

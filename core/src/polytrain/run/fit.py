@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,11 +15,13 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
+from polytrain.events.output import OutputRoute
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.live_bars import LiveBars
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
+from polytrain.output.streams import are_one
 from polytrain.output.worker_output import WorkerOutput, opened_output
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.configuration import (

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.api.backend_checks import raise_if_any
-from polytrain.checkpoint.events import PartStaged
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import PartStaged, StagedPart
 from polytrain.errors import FailureKind

@@ -11,7 +11,6 @@ from typing import Any
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.output import OutputRoute
-from polytrain.workers.agents.placement import NodeAddress
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 

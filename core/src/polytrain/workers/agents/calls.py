@@ -10,13 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
-from polytrain.events.attempt import Event, Reported
-from polytrain.events.health import HealthEvent
-from polytrain.events.output import BarMoved, Output
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
 from polytrain.events.attempt import Event, HealthEvent, Reported
-from polytrain.events.output import Output
+from polytrain.events.output import BarMoved, Output
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
