@@ -15,7 +15,7 @@ ENTRY_POINTS = {"backends", "commands", "observers"}
 ATTRIBUTES = {"attempt", "cause", "message", "rank", "reason", "recovery", "step"}
 """Of spans in traces."""
 
-TAGS = {"command", "version.torch"}
+TAGS = {"command", "num_workers", "resumed_with.lr", "version.torch"}
 """Of tracked runs."""
 
 NAMED = sorted(

@@ -22,9 +22,6 @@ from polytrain.events.attempt import (
     SavesOnRequest,
     stop_wanted,
 )
-from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
-from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, Training
-from polytrain.workers.agents.calls import DrainAttempt, Kill
 from polytrain.run.states import (
     AcquireWorkers,
     Conclude,
@@ -37,7 +34,7 @@ from polytrain.run.states import (
     Placing,
     Training,
 )
-from polytrain.workers.agents.calls import Drain, Kill
+from polytrain.workers.agents.calls import DrainAttempt, Kill
 from polytrain_plugins import Stopped
 
 

@@ -33,8 +33,6 @@ from polytrain.events.attempt import (
 )
 from polytrain.policy.failure import FailurePolicy
 from polytrain.run.machine import begin, note, step
-from polytrain.run.states import Concluded, State
-from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 from polytrain.run.states import (
     AcquireWorkers,
     Action,
@@ -44,7 +42,7 @@ from polytrain.run.states import (
     Launch,
     State,
 )
-from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
+from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 from polytrain_plugins import Offer, Stopped
 
 STEPS = 2

@@ -16,7 +16,6 @@ from polytrain.config.configs import (
     ScalingConfig,
 )
 from polytrain.config.constraints import Config
-from polytrain.config.installation import installation_problems
 from polytrain.config.loop_config import call_problems, config_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
@@ -34,8 +33,8 @@ from polytrain_plugins import (
     load_backend,
 )
 from polytrain_plugins.close_names import did_you_mean
-from polytrain_plugins.type_names import quoted
 from polytrain_plugins.installation import install_command
+from polytrain_plugins.type_names import quoted
 
 
 def raise_if_any(problems: Iterable[Problem]) -> None:

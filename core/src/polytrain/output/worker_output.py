@@ -23,6 +23,7 @@ from polytrain.output.echo import rank_line, without_colours, write_line
 from polytrain.output.lines import LineBuffer
 from polytrain.output.live_bars import LiveBars
 from polytrain.output.rank_log import RankLog
+from polytrain.output.streams import are_one
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 
@@ -271,3 +272,8 @@ def _store_logs(logs: Path, location: Location, directory: str, output: WorkerOu
             storage.put(logs / name, f"{directory}/{name}", move=False)
         except OSError as error:
             logger.warning("The log %s can't be stored: %s", name, error)
+
+
+def is_one_place() -> bool:
+    """Return whether this process's standard output and error are one terminal, pipe or file."""
+    return are_one(sys.stdout, sys.stderr)

@@ -30,11 +30,12 @@ from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import AttemptEnded, Launched, RunConcluded
 from polytrain.record.journal import Journal
-from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
-from polytrain.run.attached import AttachedWork
-from polytrain.run.attached import Companion
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, Companion, lease_lost
+from polytrain.run.checkpoint_coordinator import (
+    AttachedWork,
+    CheckpointCoordinator,
+    lease_lost,
+)
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,8 +20,7 @@ from polytrain.output.call_queues import CallQueues
 from polytrain.output.live_bars import LiveBars
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
-from polytrain.output.streams import are_one
-from polytrain.output.worker_output import WorkerOutput, opened_output
+from polytrain.output.worker_output import WorkerOutput, is_one_place, opened_output
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.configuration import (
     Configuration,
@@ -35,9 +33,8 @@ from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
-from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, Companion
+from polytrain.run.checkpoint_coordinator import AttachedWork, CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
@@ -190,7 +187,7 @@ def _group(run: Run, observers: Observers, bars: LiveBars) -> WorkerGroup:
             or bool(config.callbacks)
             or config.keep_reports == "every_rank",
             route=OutputRoute(
-                one_pipe=are_one(sys.stdout, sys.stderr),
+                one_pipe=is_one_place(),
                 shows_bars=bars.are_shown and config.show_output != "none",
             ),
             path=run.import_path,

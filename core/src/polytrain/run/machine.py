@@ -42,10 +42,6 @@ from polytrain.events.attempt import (
 )
 from polytrain.policy.failure import classified, failed_attempt
 from polytrain.policy.placement import Loss, avoided
-from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
-from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
-from polytrain.run.transition import Transition
-from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 from polytrain.run.states import (
     AcquireWorkers,
     Conclude,
@@ -60,7 +56,7 @@ from polytrain.run.states import (
     Training,
     Transition,
 )
-from polytrain.workers.agents.calls import Drain, Kill, Leave, SendRoster
+from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 
 # After the last rank is done, only failures that could lose the final checkpoint count.
 _LOSES_A_CHECKPOINT = (

@@ -10,10 +10,8 @@ import psutil
 import pytest
 from tests.unit.workers.agents.agent_specs import agent_spec
 
-from polytrain.workers.agents.agent_host import AgentHost, AgentReady, Mail
-from polytrain.workers.agents.placement import NodeAddress
 from polytrain.policy.placement import NodeAddress
-from polytrain.workers.agents.agent_host import AgentHost, Mail, Ready
+from polytrain.workers.agents.agent_host import AgentHost, AgentReady, Mail
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
 

@@ -31,9 +31,7 @@ from polytrain.workers.processes import zygote
 from polytrain.workers.processes.channel import SocketChannel, pack
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.processes.forked import ForkRequest
-from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.processes.zygote_client import Listener, ZygoteClient
-from polytrain.workers.processes.zygotes import Listener, Zygotes
 
 WORKER = "polytrain.workers.session.worker_process"
 

@@ -10,10 +10,7 @@ from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.events.output import BarMoved, Output, OutputRoute
-from polytrain.observe.progress_probe import PeriodicProbe, Probe, ProgressProbe
-from polytrain.observe.progress_probe import Probe, ProgressProbe, Watch
-from polytrain.events.output import Output
-from polytrain.observe.probes import Probe, ProgressProbe, UtilizationProbe, Watch
+from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, UtilizationProbe
 from polytrain.observe.stacks import stacks_of
 from polytrain.workers.agents.calls import AgentEvent
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s

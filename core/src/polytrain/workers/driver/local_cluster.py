@@ -14,19 +14,12 @@ from typing import TYPE_CHECKING
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
-from polytrain.policy.scaling import worker_capacity
-from polytrain.workers.agents.agent_host import AgentHost, Mail
-from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
-from polytrain.workers.agents.placement import NodeAddress
-from polytrain.workers.agents.shared_store import OpenedBytes
-from polytrain.workers.driver.agent_handle import AgentHandle, Delivery, delivery
 from polytrain.policy.placement import NodeAddress
-from polytrain.policy.scaling import largest_fit
+from polytrain.policy.scaling import worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Delivery, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
-from polytrain.workers.agents.shared_store import OpenShared
+from polytrain.workers.agents.shared_store import OpenedBytes
 from polytrain.workers.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:

@@ -22,12 +22,8 @@ from polytrain.events.attempt import (
     Purpose,
 )
 from polytrain.policy.autoscaling import Outlook
-from polytrain.policy.placement import PlacementPolicy
-from polytrain.policy.scaling import SizePolicy, worker_capacity
-from polytrain.workers.agents.placement import NodeAddress, rank_order
-from polytrain.workers.driver.agent_handle import AgentHandle, Gone
 from polytrain.policy.placement import NodeAddress, PlacementPolicy, rank_order
-from polytrain.policy.scaling import SizePolicy, largest_fit
+from polytrain.policy.scaling import SizePolicy, worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
 
 logger = logging.getLogger(__name__)
