@@ -102,7 +102,15 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Package to owner (a module or a class) to names that are used as attributes."""
 
-OF_PYTHON = {"_current_frames", "_exit", "_fields", "_getframe", "_replace", "_run_exitfuncs"}
+OF_PYTHON = {
+    "_asdict",
+    "_current_frames",
+    "_exit",
+    "_fields",
+    "_getframe",
+    "_replace",
+    "_run_exitfuncs",
+}
 
 OTHER_TEXTS = {"_bagging_fraction", "_bynode", "_mask", "_orig", "_parallel"}
 """Texts in the plugins that look like a private name: ends of parameters' names."""
