@@ -7,7 +7,12 @@ import socket
 import subprocess
 import sys
 
-from polytrain.linux.processes import is_running, resident_bytes
+from polytrain.linux.processes import (
+    busy_seconds,
+    is_running,
+    process_cpu_seconds,
+    resident_bytes,
+)
 
 CHILD = """
 import os, resource, sys
@@ -60,3 +65,35 @@ def test_the_memory_of_a_process_that_is_there_and_of_one_that_is_gone() -> None
         assert 100e6 < resident_bytes(process.pid) < 300e6
         process.kill()
     assert resident_bytes(process.pid) == 0
+
+
+TWO_THREADS = """
+import sys, threading, time
+spun = threading.Barrier(3)
+def spin():
+    while time.thread_time() < 0.3:
+        pass
+    spun.wait()
+    time.sleep(1000)
+for _ in range(2):
+    threading.Thread(target=spin, daemon=True).start()
+spun.wait()
+print("spun", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_the_cpu_seconds_of_a_process_are_those_of_all_its_threads() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TWO_THREADS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"spun\n"
+            # The kernel counts in ticks of 10 ms.
+            others = process_cpu_seconds(process.pid) - busy_seconds(process.pid)
+            assert process_cpu_seconds(process.pid) > 0.5
+            assert others > 0.3, "the main thread has waited for the two others"
+        finally:
+            process.kill()
+    assert process_cpu_seconds(process.pid) == 0.0

@@ -30,6 +30,7 @@ class Worker:
     now: float = 1000.0
     beats: int = 0
     busy: float = 50.0
+    cpu: float = 80.0
     asked: int = 0
     events: list[Load] = field(default_factory=list)
 
@@ -37,15 +38,20 @@ class Worker:
         self.meter = UtilizationProbe(attempt=3, rank=1, window_s=WINDOW, now=self.now)
         self.look(0.0)
 
-    def look(self, after: float, *, busy: float = 0.0, is_held: bool = False) -> None:
+    def look(
+        self, after: float, *, busy: float = 0.0, cpu: float = 0.0, is_held: bool = False
+    ) -> None:
         self.now += after
         self.busy += busy
+        self.cpu += cpu
 
         def busy_s() -> float:
             self.asked += 1
             return self.busy
 
-        load = self.meter.look(self.now, beats=self.beats, is_held=is_held, busy_s=busy_s)
+        load = self.meter.look(
+            self.now, beats=self.beats, is_held=is_held, busy_s=busy_s, cpu_s=lambda: self.cpu
+        )
         if load is not None:
             self.events.append(load)
 
@@ -67,6 +73,14 @@ def test_a_window_is_reported_once_when_it_is_over() -> None:
     assert [load.busy for load in worker.events] == [pytest.approx(0.75)] * 3
     # The kernel is asked for times at the borders only.
     assert worker.asked == 4
+
+
+def test_all_threads_together_may_use_more_than_one_cpu() -> None:
+    worker = Worker()
+    worker.beats += 1
+    for _ in range(40):
+        worker.look(0.25, busy=0.1, cpu=0.25 * 2.5)
+    assert worker.events[0].cpu == pytest.approx(2.5)
 
 
 def test_what_keeps_a_worker_from_running_is_no_wait_for_others() -> None:

@@ -72,7 +72,9 @@ class JournalWriter:
                 self.loads += 1
                 busy, memory = [0.5, 0.25], [2_000_000, 1_000_000]
                 self.journal.write(
-                    LoadMeasured(attempt=0, window=self.loads, busy=busy, memory=memory)
+                    LoadMeasured(
+                        attempt=0, window=self.loads, busy=busy, cpu=[2.5, 0.25], memory=memory
+                    )
                 )
             case "restart":
                 self._launch()

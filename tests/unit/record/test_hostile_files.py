@@ -244,7 +244,7 @@ ENTRIES: tuple[dict[str, Any], ...] = (
         traceback="",
     ),
     line(4, "PartVoid", attempt=0, checkpoint=1, rank=1, reason="r"),
-    line(4, "Load", attempt=0, window=0, busy=[0.5, 1.0], memory=[5, 6]),
+    line(4, "Load", attempt=0, window=0, busy=[0.5, 1.0], cpu=[2.5, 0.5], memory=[5, 6]),
     line(4, "Straggler", attempt=0, rank=1, host="b", reason="slow"),
     line(4, "StacksDumped", attempt=0, reason="hangs", stacks={"0": "a", "1": "b"}),
     many(),

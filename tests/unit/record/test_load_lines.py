@@ -32,8 +32,9 @@ def test_a_journal_grows_by_a_megabyte_a_day_however_many_ranks(
         for window in range(WINDOWS):
             machine.runs(WINDOW_S)
             busy = [0.25 if window < WINDOWS // 2 else 0.75] * ranks
+            cpu = [4 * share for share in busy]
             memory = [2_000_000_000 + (window if window < WINDOWS - 1 else 0)] * ranks
-            journal.write(LoadMeasured(attempt=0, window=window, busy=busy, memory=memory))
+            journal.write(LoadMeasured(attempt=0, window=window, busy=busy, cpu=cpu, memory=memory))
             assert isinstance(followed[-1], LoadMeasured), "the display has each window at once"
         journal.write(RunConcluded(stopped=None, succeeded=True, reason=""))
     history = read_history(storage.read_log(JOURNAL))
@@ -43,6 +44,7 @@ def test_a_journal_grows_by_a_megabyte_a_day_however_many_ranks(
     assert sum(load.windows for load in loads) == WINDOWS
     for rank in history.ranks.overviews():
         assert rank.busy == pytest.approx(0.5, abs=0.01)
+        assert rank.cpu == pytest.approx(2, abs=0.01)
         assert rank.memory == 2_000_000_000 + WINDOWS - 2
 
 

@@ -123,6 +123,8 @@ def test_a_row_has_the_load_since_the_row_before(tmp_path: Path) -> None:
     load = {
         "system/rank_0_busy_percentage": 50,
         "system/rank_1_busy_percentage": 25,
+        "system/rank_0_cpu_utilization_percentage": 250,
+        "system/rank_1_cpu_utilization_percentage": 25,
         "system/rank_0_memory_megabytes": 2,
         "system/rank_1_memory_megabytes": 1,
     }

@@ -240,6 +240,9 @@ class Load:
     busy: float
     """Share of the window during which its main thread didn't wait for others, from 0 to 1."""
 
+    cpu: float = 0.0
+    """CPUs that all threads of the process used in the window, on average."""
+
     memory: int = 0
     """Resident bytes of the process at the end of the window."""
 

@@ -201,6 +201,11 @@ def cpu_seconds(pid: int) -> float:
     return ticks / _TICKS_PER_SECOND + sum(map(cpu_seconds, children_of(pid)))
 
 
+def process_cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of all threads of a process, user and system; 0 if it is gone."""
+    return sum(map(int, _stat(pid)[11:13])) / _TICKS_PER_SECOND
+
+
 def thread_count() -> int:
     """Return the number of this process's threads."""
     return len(os.listdir("/proc/self/task"))

@@ -17,6 +17,7 @@ from polytrain.linux.processes import (
     is_held,
     is_stopped,
     is_traced,
+    process_cpu_seconds,
     resident_bytes,
 )
 from polytrain.linux.progress_page import Page, WorkerStage
@@ -203,11 +204,11 @@ _LOOKS = 25
 
 
 class UtilizationProbe:
-    """Measures one worker's main thread. Pure except for `look_at`: the caller has the clock.
+    """Measures one worker's main thread, and the CPUs of all its threads.
 
-    A thread is busy unless it waits for others: it runs, waits for a CPU or a device, or is stopped
-    by a signal. All ranks have the same windows, because the last step of joining is a collective
-    operation.
+    Pure except for `look_at`: the caller has the clock. A thread is busy unless it waits for
+    others: it runs, waits for a CPU or a device, or is stopped by a signal. All ranks have the same
+    windows, because the last step of joining is a collective operation.
     """
 
     def __init__(self, *, attempt: int, rank: int, window_s: float, now: float) -> None:
@@ -226,19 +227,29 @@ class UtilizationProbe:
         self._window = -1
         self._opened = now
         self._beats = 0
-        self._busy_s = 0.0
+        self._busy_s = self._cpu_s = 0.0
         self._looks = 0
         self._held = 0
 
     def look_at(self, now: float, page: Page, pid: int) -> Load | None:
         """Sample a running worker process."""
         load = self.look(
-            now, beats=page.beats, is_held=is_held(pid), busy_s=lambda: busy_seconds(pid)
+            now,
+            beats=page.beats,
+            is_held=is_held(pid),
+            busy_s=lambda: busy_seconds(pid),
+            cpu_s=lambda: process_cpu_seconds(pid),
         )
         return None if load is None else replace(load, memory=resident_bytes(pid))
 
     def look(
-        self, now: float, *, beats: int, is_held: bool, busy_s: Callable[[], float]
+        self,
+        now: float,
+        *,
+        beats: int,
+        is_held: bool,
+        busy_s: Callable[[], float],
+        cpu_s: Callable[[], float],
     ) -> Load | None:
         """Add a sample, and return the load if this ends a window.
 
@@ -250,13 +261,14 @@ class UtilizationProbe:
             beats: count of the worker process's progress so far.
             is_held: whether a signal or a device keeps it from running.
             busy_s: returns the seconds that it has run or waited for a CPU so far.
+            cpu_s: returns the CPU seconds of all its threads so far.
         """
         self._looks += 1
         self._held += is_held
         window = int((now - self._began) / self._window_s)
         if window == self._window:
             return None
-        spent, load = busy_s(), None
+        spent, cpu, load = busy_s(), cpu_s(), None
         was_seen = self._window >= 0 and window == self._window + 1
         if was_seen and beats != self._beats:
             share = (spent - self._busy_s) / (now - self._opened) + self._held / self._looks
@@ -265,7 +277,9 @@ class UtilizationProbe:
                 rank=self._rank,
                 window=self._window,
                 busy=min(1.0, max(0.0, share)),
+                cpu=max(0.0, cpu - self._cpu_s) / (now - self._opened),
             )
-        self._window, self._opened, self._beats, self._busy_s = window, now, beats, spent
+        self._window, self._opened, self._beats = window, now, beats
+        self._busy_s, self._cpu_s = spent, cpu
         self._looks = self._held = 0
         return load

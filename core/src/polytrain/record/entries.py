@@ -132,6 +132,7 @@ def _whole_task(read: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _Share = Annotated[float, Within(-1000, 1000)]
+_Cpus = Annotated[float, Within(0, 1e6)]
 _Stacks = Annotated[Mapping[int, str], Stored(dict[Digits, str], _by_rank)]
 _ReturnsFile = Annotated[
     str, Like(r"return_values-[0-9]{6,18}\.msgpack", "the name of a file of return values")
@@ -376,7 +377,7 @@ class StragglerFound(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadMeasured(Entry):
-    """How busy the ranks were, and the memory of their processes.
+    """How busy the ranks were, and the CPUs and memory of their processes.
 
     The more ranks, the more windows make one line.
     """
@@ -388,6 +389,9 @@ class LoadMeasured(Entry):
     windows: Count = 1
     busy: Sequence[_Share]
     """Each rank's mean share, between 0 and 1."""
+
+    cpu: Sequence[_Cpus] = ()
+    """The CPUs that each rank's process used, on average."""
 
     memory: Sequence[Count] = ()
     """Each rank's most, in bytes."""

@@ -241,7 +241,9 @@ class Journal:
         )
 
     def _write_load(self, load: LoadMeasured) -> None:
-        window = self._stamped(replace(load, busy=[round(share, 2) for share in load.busy]))
+        busy = [round(share, 2) for share in load.busy]
+        cpu = tuple(round(cpus, 2) for cpus in load.cpu)
+        window = self._stamped(replace(load, busy=busy, cpu=cpu))
         entry = self._loads.add(window)
         if entry is None:
             self.news.publish(window)

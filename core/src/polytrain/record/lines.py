@@ -139,8 +139,8 @@ def _times(block: ReportBlock) -> Sequence[float]:
 _BYTES_PER_S = 12.0
 """What these lines may add to a journal: 1 MB a day."""
 
-_BYTES_PER_RANK = 18
-"""A share and the bytes of a process's memory, as JSON."""
+_BYTES_PER_RANK = 24
+"""A share, the CPUs and the bytes of a process's memory, as JSON."""
 
 
 @dataclass(slots=True)
@@ -155,6 +155,9 @@ class LoadLines:
     _busy: list[float] = field(default_factory=list)
     """Each rank's sum over the windows."""
 
+    _cpu: list[float] = field(default_factory=list)
+    """The same of the CPUs."""
+
     _memory: list[int] = field(default_factory=list)
     """The most of each rank."""
 
@@ -162,9 +165,11 @@ class LoadLines:
         """Add a window of all ranks; return an entry for the journal if one is due."""
         if not self._windows:
             self._busy, self._memory = [0.0] * len(window.busy), [0] * len(window.memory)
+            self._cpu = [0.0] * len(window.cpu)
         self._windows += 1
         self._newest = window
         self._busy = [sum(pair) for pair in zip(self._busy, window.busy, strict=True)]
+        self._cpu = [sum(pair) for pair in zip(self._cpu, window.cpu, strict=True)]
         self._memory = [max(pair) for pair in zip(self._memory, window.memory, strict=True)]
         if window.time < self._due:
             return None
@@ -174,13 +179,16 @@ class LoadLines:
     def rest(self) -> LoadMeasured | None:
         """Return an entry with the windows that are left; None if none are.
 
-        It has the number of windows, and each rank's mean share and most memory in them.
+        It has the number of windows, and each rank's mean share, mean CPUs and most memory in them.
         """
         if self._newest is None or not self._windows:
             return None
-        shares = [round(share / self._windows, 2) for share in self._busy]
         entry = replace(
-            self._newest, windows=self._windows, busy=shares, memory=tuple(self._memory)
+            self._newest,
+            windows=self._windows,
+            busy=[round(share / self._windows, 2) for share in self._busy],
+            cpu=tuple(round(cpus / self._windows, 2) for cpus in self._cpu),
+            memory=tuple(self._memory),
         )
         self._windows = 0
         return entry

@@ -141,6 +141,9 @@ class RankOverview:
     """Share of the time in which its main thread didn't wait for others, over all windows that were
     measured: between 0 and 1."""
 
+    cpu: float | None
+    """CPUs that all threads of its process used, on average: 2.5 is 250 % in `top`."""
+
     memory: int | None
     """The most resident bytes of its process at the end of a window."""
 
@@ -165,6 +168,22 @@ class RankOverview:
 
 
 @dataclass(slots=True)
+class _Mean:
+    """The mean of what was measured in windows."""
+
+    total: float = 0.0
+    windows: int = 0
+
+    def add(self, value: float, windows: int) -> None:
+        self.total += value * windows
+        self.windows += windows
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.windows if self.windows else None
+
+
+@dataclass(slots=True)
 class _Rank:
     attempts: int = 0
     failures: int = 0
@@ -174,10 +193,8 @@ class _Rank:
     device: str = ""
     gpus: int = 0
     rows: Mapping[str, int] = field(default_factory=dict)
-    busy: float = 0.0
-    """The sum of its shares, over all windows."""
-
-    windows: int = 0
+    busy: _Mean = field(default_factory=_Mean)
+    cpu: _Mean = field(default_factory=_Mean)
     memory: int | None = None
 
 
@@ -221,8 +238,9 @@ class RankRecords:
 
     def _loaded(self, load: LoadMeasured) -> None:
         for number, share in enumerate(load.busy):
-            self._ranks[number].busy += share * load.windows
-            self._ranks[number].windows += load.windows
+            self._ranks[number].busy.add(share, load.windows)
+        for number, cpus in enumerate(load.cpu):
+            self._ranks[number].cpu.add(cpus, load.windows)
         for number, taken in enumerate(load.memory):
             self._ranks[number].memory = max(taken, self._ranks[number].memory or 0)
 
@@ -238,6 +256,7 @@ def _overview(number: int, rank: _Rank) -> RankOverview:
         device=rank.device or None,
         gpus=rank.gpus,
         rows=rank.rows,
-        busy=rank.busy / rank.windows if rank.windows else None,
+        busy=rank.busy.value,
+        cpu=rank.cpu.value,
         memory=rank.memory,
     )

@@ -51,8 +51,8 @@ class HealthMonitor:
     journal: Journal
     _hang_detector: HangDetector | None = None
     _straggler_detector: StragglerDetector | None = None
-    _memory: dict[int, int] = field(default_factory=dict)
-    """Rank → memory of its process at the end of its last window, in bytes."""
+    _loads: dict[int, Load] = field(default_factory=dict)
+    """Rank → its load in its last window."""
 
     _moved: set[int] = field(default_factory=set)
     """Stragglers that were moved to another agent."""
@@ -65,7 +65,7 @@ class HealthMonitor:
         ):
             # With another world size, ranks train on other rows.
             self._moved.clear()
-        self._memory.clear()
+        self._loads.clear()
         self._straggler_detector = StragglerDetector(attempt=attempt, world_size=world_size)
         self._hang_detector = HangDetector(
             config=self.config, attempt=attempt, world_size=world_size
@@ -143,16 +143,18 @@ class HealthMonitor:
         detector = self._straggler_detector
         if detector is None or load.attempt != detector.attempt:
             return None
-        self._memory[load.rank] = load.memory
+        self._loads[load.rank] = load
         found = detector.take(load)
         shares = detector.shares(load.window)
         if shares is not None:
+            loads = [self._loads[rank] for rank in range(len(shares))]
             self.journal.write(
                 LoadMeasured(
                     attempt=load.attempt,
                     window=load.window,
                     busy=shares,
-                    memory=[self._memory.get(rank, 0) for rank in range(len(shares))],
+                    cpu=[each.cpu for each in loads],
+                    memory=[each.memory for each in loads],
                 )
             )
         reasons = {its.rank: self._report_straggler(its, load.attempt) for its in found}

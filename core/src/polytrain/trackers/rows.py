@@ -235,11 +235,15 @@ def _system_metrics(load: LoadMeasured) -> Mapping[str, float]:
         f"system/rank_{rank}_busy_percentage": round(100 * share, 2)
         for rank, share in enumerate(load.busy)
     }
+    cpu = {
+        f"system/rank_{rank}_cpu_utilization_percentage": round(100 * cpus, 2)
+        for rank, cpus in enumerate(load.cpu)
+    }
     memory = {
         f"system/rank_{rank}_memory_megabytes": taken / 1e6
         for rank, taken in enumerate(load.memory)
     }
-    return {**busy, **memory}
+    return {**busy, **cpu, **memory}
 
 
 def _count(reports: Reports, step: int) -> int:

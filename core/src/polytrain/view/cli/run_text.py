@@ -165,6 +165,8 @@ def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:
             known.append(f"{each.rows_in_short} rows")
         if each.busy is not None:
             known.append(f"busy {each.busy:.0%}")
+        if each.cpu is not None:
+            known.append(f"CPU {each.cpu:.0%}")
         if each.memory is not None:
             known.append(f"{each.memory / 2**20:.0f} MiB")
         yield f"  {each.rank:<3}  {', '.join(each for each in known if each)}".rstrip()
