@@ -13,6 +13,9 @@ SIMILAR = 0.5
 ALMOST_THE_SAME = 0.8
 """Least similarity where other unknown names are allowed."""
 
+_SIMILAR_FILE = 0.6
+"""Least similarity of a file's name: two names of files often share an ending alone."""
+
 
 def did_you_mean(name: object, names: Iterable[object], *, cutoff: float = SIMILAR) -> str:
     """Return a question with the most similar name, and a space; empty if none is similar."""
@@ -21,12 +24,13 @@ def did_you_mean(name: object, names: Iterable[object], *, cutoff: float = SIMIL
 
 
 def did_you_mean_file(path: Path) -> str:
-    """Return a question with the most similar name in a missing file's directory, and a space."""
+    """Return a question with the most similar other name in a file's directory, and a space."""
     try:
         names = os.listdir(path.parent)
     except OSError:
         return ""
-    near = close_to(path.name, [name for name in names if name.isprintable()])
+    others = [name for name in names if name.isprintable() and name != path.name]
+    near = close_to(path.name, others, cutoff=_SIMILAR_FILE)
     return f"Did you mean {str(path.parent / near[0])!r}? " if near else ""
 
 

@@ -93,7 +93,7 @@ def test_every_field_with_rules_of_its_own_is_tried() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RunConfig(storage_path=5), "RunConfig.storage_path: it is an int. Pass a str"),  # type: ignore[arg-type]  # wrong on purpose
+        (RunConfig(storage_path=5), "RunConfig.storage_path: it is an int. Pass a path"),  # type: ignore[arg-type]  # wrong on purpose
         (RunConfig(failure_config=5), "RunConfig.failure_config: it is an int. Pass a Failure"),  # type: ignore[arg-type]  # wrong on purpose
         (ScalingConfig(accelerator_type=1), "accelerator_type: it is an int. Pass a str"),  # type: ignore[arg-type]  # wrong on purpose
         (DataConfig(group=1), "DataConfig.group: it is an int. Pass a str"),  # type: ignore[arg-type]  # wrong on purpose

@@ -68,3 +68,11 @@ def test_a_data_set_that_is_wrong_beside_others_is_named() -> None:
     with pytest.raises(InvalidJobError) as raised:
         Trainer(Reference(label="y"), datasets={"train": FRAME, "valid": np.zeros(3)})
     assert [problem.field for problem in raised.value.problems] == ["datasets['valid']"]
+
+
+def test_the_name_of_a_data_set_is_text() -> None:
+    with pytest.raises(InvalidJobError) as raised:
+        Trainer(Reference(), lambda: None, datasets={0: FRAME})  # type: ignore[dict-item]  # wrong on purpose
+    assert list(map(str, raised.value.problems)) == [
+        'datasets: 0 is not the name of a data set. Give a text, for example {"train": …}'
+    ]

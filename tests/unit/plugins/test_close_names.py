@@ -33,3 +33,11 @@ def test_a_missing_file_gets_the_name_of_one_beside_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     assert did_you_mean_file(tmp_path / "trian.py") == f"Did you mean '{tmp_path}/train.py'? "
     assert did_you_mean_file(tmp_path / "nowhere" / "train.py") == ""
+
+
+def test_neither_a_file_itself_is_suggested_nor_one_that_shares_an_ending_alone(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "crop.png").touch()
+    assert did_you_mean_file(tmp_path / "crop.png") == ""
+    assert did_you_mean_file(tmp_path / "nope.py") == ""

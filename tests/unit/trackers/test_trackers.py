@@ -202,12 +202,13 @@ def test_a_tracker_that_raises_gets_the_rest_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unreachable() -> None:
-        raise ConnectionError("no route to the tracker")
+        raise ConnectionError("no route to the tracker.")
 
     broken = Memory(hook=unreachable)
     with Tracking([broken], facts_of(tmp_path), own_token=1) as tracking:
         writer = write_run(tmp_path, tracking)
     assert caplog.text.count("no route to the tracker") <= 2
+    assert "no route to the tracker. Training continues" in caplog.text
     assert f"polytrain sync {tmp_path}" in caplog.text
     working = Memory()
     assert send_missing(working, Location.of(tmp_path)) == 4
@@ -379,6 +380,7 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
         ({"track": "mlflw"}, "'mlflw' is not a tracker. Did you mean 'mlflow'?"),
         ({"track": 3}, "RunConfig.track: it is an int"),
         ({"track": ("csv", None)}, "None is not a tracker"),
+        ({"track": [CSV("a.csv")]}, "Pass it in RunConfig(observers=[…]). There are: "),
         ({"track": ("csv", "csv")}, "CSV(path=None) is given twice"),
         ({"observers": (CSV(""),)}, "CSV.path: '' is not a path"),
         ({"observers": (CSV("."),)}, "is a directory"),

@@ -224,6 +224,10 @@ def test_nested_metrics_have_the_names_that_trackers_give_them(
 def test_a_storage_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path / "rnus")]) == 3
     assert f"There is no directory {tmp_path}/rnus" in capsys.readouterr().err
+    file = tmp_path / "train.py"
+    file.touch()
+    assert main(["runs", str(file)]) == 3
+    assert f"Error: {file} is a file. Give a directory of runs." in capsys.readouterr().err
 
 
 def test_before_the_first_run_there_are_none(

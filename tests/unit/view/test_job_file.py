@@ -85,6 +85,7 @@ def test_a_setting_is_a_value_of_toml_or_a_string(setting: str, value: object) -
         ('backend = "x"', ["run_config.nme=1"], "has no nme. Did you mean 'name'? There are: "),
         ('backend = "x"', ["dataset_config.train.shufle=1"], "dataset_config.train has no shufle"),
         ('backend = "x"', ["train_loop_per_worker=train"], "'train' names no object"),
+        ('backend = "x"', ["train_loop_per_worker=a.py:f"], "a file: give its module, a:f"),
         ('backend = "x"', ["train_loop_per_worker=nowhere:f"], "No module named 'nowhere'"),
         (
             'backend = "x"',

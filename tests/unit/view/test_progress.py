@@ -306,6 +306,19 @@ def test_a_request_to_stop_is_shown_until_the_run_has_stopped() -> None:
     assert next(ended(RUN, play.progress)) == f"higgs: stopped after 23 s: {reason}"
 
 
+def test_a_resumed_run_that_stops_before_a_report_has_a_step_and_no_metrics() -> None:
+    play = Play()
+    play.open()
+    play.launch(step=40, start="checkpoints/checkpoint_000001")
+    stopped = {"by": "signal", "reason": "SIGINT"}
+    play.take("Concluded", succeeded=False, stopped=stopped, reason="stopped by a signal")
+    assert [*ended(RUN, play.progress)][1:] == [
+        "  step 40",
+        "  checkpoint of step 40: /runs/higgs/checkpoints/checkpoint_000001",
+        "  more: polytrain show /runs/higgs",
+    ]
+
+
 def test_a_heartbeat_is_one_line_with_all_of_it() -> None:
     play = trained()
     assert heartbeat(RUN, play.progress, now=play.now) == (

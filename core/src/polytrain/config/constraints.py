@@ -324,8 +324,7 @@ def directory_name(name: Any) -> Iterator[Wrong]:
 def path_or_address(given: Any) -> Iterator[Wrong]:
     """Yield why this can't be a path or an address, wherever it would lead."""
     if not isinstance(given, str | Path):
-        problem = wrong_type("", given, str)
-        yield problem.what, problem.remedy
+        yield f"it is {a_type(given)}", "Pass a path or an address"
     elif "\0" in str(given):
         yield (
             f"{str(given)!r} holds a NUL character, which no file's path can",

@@ -17,7 +17,7 @@ from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
 from polytrain.data_errors import SourceError, too_few
 from polytrain_plugins import Demand, Problem
 from polytrain_plugins.close_names import did_you_mean
-from polytrain_plugins.type_names import a_type
+from polytrain_plugins.type_names import a_type, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ def described(
             known.append(RunDataset(source=source, config=config))
     if datasets and not known and _is_table(datasets):
         return (), (_unnamed(datasets),)
+    problems += [_misnamed(name) for name in datasets if not isinstance(name, str)]
     _warn_of_index_columns(known)
     problems += _train_problems(datasets, known, needs_train=needs_train, num_workers=num_workers)
     return tuple(known), tuple(problems)
@@ -81,6 +82,14 @@ def _unnamed(data: Any) -> Problem:
         field="datasets",
         what=f"it is {what}, not data sets by name",
         remedy='Pass datasets={"train": …}',
+    )
+
+
+def _misnamed(name: Any) -> Problem:
+    return Problem(
+        field="datasets",
+        what=f"{quoted(name)} is not the name of a data set",
+        remedy='Give a text, for example {"train": …}',
     )
 
 

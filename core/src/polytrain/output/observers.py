@@ -19,7 +19,7 @@ from polytrain.output.call_queues import CallQueues
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Problem, Report, RunInfo, Stopped
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
-from polytrain_plugins.type_names import a_type
+from polytrain_plugins.type_names import a_type, quoted
 
 GROUP = "polytrain.observers"
 
@@ -235,6 +235,10 @@ def observer_problems(observer: Any, field: str) -> Iterator[Problem]:
     if inspect.isclass(observer):
         name = observer.__name__
         yield Problem(field=field, what=f"it is the class {name}", remedy=f"Give {name}(…)")
+        return
+    if isinstance(observer, str):
+        remedy = "Give an object with hooks; names of trackers belong in RunConfig(track=…)"
+        yield Problem(field=field, what=f"{quoted(observer)} is text", remedy=remedy)
         return
     methods = dict(_methods(observer))
     marked = {name: method for name, method in methods.items() if hasattr(method, _MARK)}

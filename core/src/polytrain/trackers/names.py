@@ -52,6 +52,8 @@ def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
     unknown = [name for name in names or () if name not in NAMES]
     for name in unknown:
         meant = did_you_mean(name, NAMES) if isinstance(name, str) else ""
+        if isinstance(name, Tracker):
+            meant = "Pass it in RunConfig(observers=[…]). "
         yield Problem(
             field="RunConfig.track",
             what=f"{name!r} is not a tracker",

@@ -83,6 +83,10 @@ def imported(path: Any) -> Any:
     module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
     if not name or not all(part.isidentifier() for part in module.split(".")):
         raise JobFileError(f"{str(path)[:_SHOWN]!r} names no object: give module:name")
+    if module.endswith(".py"):
+        # Python would import the file, as a package, before it finds no module `py` in it.
+        meant = f"{module.removesuffix('.py')}:{name}"
+        raise JobFileError(f"{path!r} names a file: give its module, {meant}")
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:

@@ -51,6 +51,8 @@ def command(storage: str, as_json: bool) -> None:
 
     location = Location.of(storage, retry_s=0)
     if location.is_local and storage != DEFAULT_STORAGE and not Path(location.address).is_dir():
+        if Path(location.address).exists():
+            raise StorageNotFound(f"{location.address} is a file. Give a directory of runs.")
         meant = did_you_mean_file(Path(location.address))
         raise StorageNotFound(f"There is no directory {location.address}. {meant}".strip())
     try:

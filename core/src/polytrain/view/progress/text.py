@@ -219,7 +219,8 @@ def ended(run: RunInfo, progress: Progress) -> Iterator[str]:
             f"{cut(printable(name), _NAME_WIDTH)} {_value(value, PLAIN)}"
             for name, value in _first_metrics(progress.metrics)
         ]
-        yield f"  step {progress.step}: {', '.join(metrics) or 'no metrics'}"
+        # A resumed run that has reported nothing yet has a step, and no metrics.
+        yield f"  step {progress.step}{': ' if metrics else ''}{', '.join(metrics)}"
     if progress.best is not None:
         name, value, step = progress.best
         yield f"  best {cut(printable(name), _NAME_WIDTH)}: {_value(value, PLAIN)}, of step {step}"
