@@ -317,6 +317,6 @@ def test_what_is_not_a_checkpoint_is_refused_at_the_report(quiet: RunConfig) -> 
     with pytest.raises(TrainingFailedError, match="Report it before it is deleted"):
         fit(quiet, train, {"gone": True})
     with pytest.raises(
-        TrainingFailedError, match=r"polytrain\.Checkpoint, not ray\.train\.Checkpoint"
+        TrainingFailedError, match=r"polytrain\.Checkpoint, not a ray\.train\.Checkpoint"
     ):
         fit(dataclasses.replace(quiet, storage_path=f"{quiet.storage_path}/2"), train, {"gone": 0})

@@ -166,7 +166,8 @@ def test_a_run_without_one_score_of_its_validations_ends_with_1(
     assert trained.returncode == 1
     why = "all 2 validations failed: KeyError: 'accuracy'"
     assert f"finished, but no checkpoint has a score: {why}" in trained.stdout
-    assert trained.stderr.splitlines()[-1].endswith(f"but no checkpoint has a score: {why}")
+    [ended] = [line for line in trained.stderr.splitlines() if ": finished" in line]
+    assert ended.endswith(f"but no checkpoint has a score: {why}")
     assert polytrain.load(tmp_path / "run").validation_failure == why
 
 

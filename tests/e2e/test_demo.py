@@ -36,6 +36,7 @@ def test_table(shown: subprocess.CompletedProcess[str]) -> None:
 def test_quiet_otherwise(shown: subprocess.CompletedProcess[str]) -> None:
     """What isn't the table is a line of the run's own progress."""
     lines = [line for line in shown.stderr.splitlines() if line.strip()]
-    known = r"(xgboost|lightgbm|torch|tensorflow): |  more: polytrain show "
+    ends = r"step \d+: |checkpoint of step \d+: |more: polytrain show "
+    known = rf"(xgboost|lightgbm|torch|tensorflow): |  ({ends})"
     assert [line for line in lines if not re.match(known, line)] == []
     assert not [line for line in shown.stdout.splitlines() if "rank" in line]

@@ -15,7 +15,7 @@ from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import expect_inside
 from polytrain.workers.session.context import RunStorage
-from polytrain_plugins.type_names import a_type
+from polytrain_plugins.type_names import a_type, with_article
 
 Write = Callable[[Path], Stamps]
 """Writes a checkpoint's files into an empty directory, and returns the stamps of linked ones."""
@@ -80,7 +80,7 @@ def expect_checkpoint(checkpoint: Any) -> None:
     """
     if not isinstance(checkpoint, Checkpoint):
         raise TypeError(
-            f"report takes a polytrain.Checkpoint, not {a_type(checkpoint)}. "
+            f"report takes a polytrain.Checkpoint, not {_named(checkpoint)}. "
             "Pass polytrain.Checkpoint.from_directory(path)."
         )
 
@@ -94,9 +94,16 @@ def expect_stored(stored: Any) -> Checkpoint:
     if not isinstance(stored, Checkpoint):
         raise TypeError(
             "checkpoint_upload_fn must return the polytrain.Checkpoint that it has stored; it "
-            f"returned {a_type(stored)}."
+            f"returned {_named(stored)}."
         )
     return stored
+
+
+def _named(value: Any) -> str:
+    kind = type(value)
+    # Ray Train's class has the same name.
+    is_namesake = kind.__name__ == Checkpoint.__name__
+    return with_article(f"{kind.__module__}.{kind.__name__}") if is_namesake else a_type(value)
 
 
 def _fetch(place: Location, target: Path) -> Stamps:
