@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def endless() -> None:
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "step").write_text(str(step))
             polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+
+
+def stuck() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "step").write_text("1")
+        polytrain.report({"step": 1}, checkpoint=Checkpoint.from_directory(directory))
+    threading.Event().wait()
 
 
 def three_steps() -> None:
@@ -164,7 +172,7 @@ def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
 SCRIPT = """
 import os, signal, sys, threading
 sys.path.insert(0, {tests!r})
-from test_run_handle import endless, three_steps, trainer
+from test_run_handle import endless, stuck, three_steps, trainer
 from pathlib import Path
 
 def interrupt_the_wait():
@@ -210,6 +218,30 @@ def test_an_interrupt_outside_of_the_wait_ends_the_program_after_the_next_checkp
     result = Result.from_path(tmp_path / "run")
     assert str(result.stopped) == "stopped by a signal: SIGINT"
     assert result.checkpoint is not None
+
+
+def test_a_second_interrupt_ends_a_run_that_outlives_its_program_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    then = """
+    import logging
+
+    class Again(logging.StreamHandler):
+        def emit(self, record):
+            super().emit(record)
+            if "stopped by a signal" in record.getMessage():
+                os.kill(os.getpid(), signal.SIGINT)
+
+    logging.getLogger().addHandler(Again())
+    next(handle.reports())
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+    tests = str(Path(__file__).parent)
+    script.write_text(SCRIPT.format(tests=tests, path=str(tmp_path), function="stuck", then=then))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "what came after its newest checkpoint is repeated" in done.stderr
+    assert "run_handle.py" not in done.stderr
+    assert not (tmp_path / "run" / "journal.jsonl.drafts-000001").exists()
 
 
 def test_an_interrupt_during_the_wait_stops_the_run(tmp_path: Path) -> None:

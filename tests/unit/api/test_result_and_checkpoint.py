@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain import Checkpoint, CheckpointError, Result
+from polytrain import Checkpoint, CheckpointError, Result, RunNotFoundError
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 
 
@@ -73,3 +73,10 @@ def test_without_a_checkpoint_none_is_best() -> None:
 def test_the_history_as_a_data_frame() -> None:
     frame = Result(path="/runs/one", history=({"loss": 2.0}, {"loss": 1.0})).metrics_dataframe
     assert frame["loss"].tolist() == [2.0, 1.0]
+
+
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "journal.jsonl"
+    file.touch()
+    with pytest.raises(RunNotFoundError, match="Pass the run's own directory"):
+        Result.from_path(file)

@@ -150,7 +150,10 @@ class Result(metaclass=RayTrainClass):
             ValueError: no file can have this path.
         """
         location = Location.of(path, storage_filesystem or filesystem, retry_s=0)
-        run_history = read_history(location.open().read_log(JOURNAL))
+        try:
+            run_history = read_history(location.open().read_log(JOURNAL))
+        except NotADirectoryError:
+            run_history = None
         if run_history is None:
             raise RunNotFoundError(no_run_text(location))
         return recorded(

@@ -110,7 +110,7 @@ class RunHandle:
 
     `await handle` is `handle.result()` for asyncio. Cancelling the task that awaits doesn't stop
     the run. If the program ends meanwhile, Python waits for the run's end first; after Ctrl-C that
-    is its next checkpoint.
+    is its next checkpoint, and after another one it is at once.
     """
 
     def __init__(
@@ -160,13 +160,23 @@ class RunHandle:
 
     def _end_with_program(self, thread: threading.Thread) -> None:
         # An exception that nobody has caught is here once its traceback is printed.
-        is_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
-        if not is_interrupted or self._future.done():
-            thread.join()
-            return
-        self._requests.request(Stopped(by="signal", reason="SIGINT"))
+        was_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+        if not self._future.done() and (was_interrupted or not self._ends_after(lambda: None)):
+            stopped = Stopped(by="signal", reason="SIGINT")
+            if not self._ends_after(lambda: self._requests.request(stopped)):
+                self._ends_after(self._requests.end_at_once)
+            self._explain("SIGINT")
         thread.join()
-        self._explain("SIGINT")
+
+    def _ends_after(self, call: Callable[[], None]) -> bool:
+        """Call something, and wait for the run's end; return whether it comes before Ctrl-C."""
+        try:
+            call()
+            # Not for the thread: one whose `join` was interrupted counts as ended.
+            wait([self._future])
+        except KeyboardInterrupt:
+            return False
+        return True
 
     def stop(self, reason: str = "") -> None:
         """Ask the run to end after its next checkpoint, and return at once.
@@ -217,8 +227,9 @@ class RunHandle:
         if not self._future.done():
             warn(f"{self._resumption.address}: the program ends after the run's next checkpoint.")
             return
-        has_failed = self._future.exception() is not None
-        result = None if has_failed else self._future.result()
+        error = self._future.exception()
+        has_failed = not isinstance(error, KeyboardInterrupt | None)
+        result = None if error is not None else self._future.result()
         warn(self._resumption.after(signal_name, result, has_failed=has_failed))
 
     def status(self) -> RunStatus:

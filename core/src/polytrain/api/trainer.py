@@ -410,6 +410,7 @@ def _trained(
         no_retries_once(lambda: interrupts.are_urgent),
         held,
     ):
+        run.stop_requests.end_with(interrupts.end_at_once)
         result = result_of(run, run_to_end(run, cluster, interrupts))
         if run.lease.lost is None:
             reports = sum(map(len, result.histories.values()))

@@ -52,6 +52,10 @@ class Interrupts:
         self.waiting = number
         self._raise_if_allowed()
 
+    def end_at_once(self) -> None:
+        """Interrupt the run's next wait, from another thread: the run's own gets no signals."""
+        self.waiting = signal.SIGINT
+
     @property
     def are_urgent(self) -> bool:
         """Whether a deferred signal wants to end the run: don't wait for anything else."""

@@ -71,10 +71,20 @@ class StopRequests:
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[Stopped] = queue.SimpleQueue()
         self._wake: Callable[[], None] = _nobody
+        self._interrupt: Callable[[], None] = _nobody
 
     def notify(self, wake: Callable[[], None]) -> None:
         """Call `wake` after each later request."""
         self._wake = wake
+
+    def end_with(self, interrupt: Callable[[], None]) -> None:
+        """Call `interrupt` when the run has to end at once."""
+        self._interrupt = interrupt
+
+    def end_at_once(self) -> None:
+        """End the run without a checkpoint. Its thread raises `KeyboardInterrupt`."""
+        self._interrupt()
+        self._wake()
 
     def request(self, stopped: Stopped) -> None:
         """Request the run's end after its next checkpoint."""
