@@ -37,6 +37,7 @@ EXTRAS = {
     ),
     "wandb": ("polytrain-core", "core", ("wandb>=0.31",)),
     "prometheus": ("polytrain-core", "core", ("prometheus-client>=0.20",)),
+    "gpu-metrics": ("polytrain-core", "core", ("nvidia-ml-py>=12.535.77",)),
 }
 
 # Spelt out: `polytrain[torch]` in here would send pip to an index for the umbrella itself.

@@ -7,13 +7,18 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.events.attempt import Load
+from polytrain.linux.nvidia_gpus import GpuUse
 from polytrain.linux.processes import busy_seconds, is_held
+from polytrain.linux.progress_page import Page
+from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.observe.probes import UtilizationProbe
 from polytrain.testing.processes import eventually
 
@@ -35,7 +40,9 @@ class Worker:
     events: list[Load] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.meter = UtilizationProbe(attempt=3, rank=1, window_s=WINDOW, now=self.now)
+        self.meter = UtilizationProbe(
+            attempt=3, rank=1, window_s=WINDOW, now=self.now, gpu_meter=GpuMeter(0, {})
+        )
         self.look(0.0)
 
     def look(
@@ -89,6 +96,31 @@ def test_what_keeps_a_worker_from_running_is_no_wait_for_others() -> None:
     worker.go(10, busy=1.0)
     worker.go(30, is_held=True)
     assert worker.events[0].busy == pytest.approx(1.0)
+
+
+class CountingMeter(GpuMeter):
+    """Has read a GPU as soon as it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__(0, {})
+        self.requests = 0
+
+    def request(self) -> None:
+        self.requests += 1
+
+    def take(self) -> tuple[GpuUse, ...]:
+        return (GpuUse(0.5, self.requests),)
+
+
+def test_gpus_are_read_once_in_each_window() -> None:
+    meter, loads = CountingMeter(), []
+    probe = UtilizationProbe(attempt=0, rank=0, window_s=WINDOW, now=0.0, gpu_meter=meter)
+    for look in range(121):
+        page = cast(Page, SimpleNamespace(beats=look))
+        load = probe.look_at(look * 0.25, page, os.getpid())
+        if load is not None:
+            loads.append(load)
+    assert [load.gpus for load in loads] == [(GpuUse(0.5, read),) for read in (1, 2, 3)]
 
 
 def test_nothing_is_reported_a_window_without_progress() -> None:

@@ -73,7 +73,12 @@ class JournalWriter:
                 busy, memory = [0.5, 0.25], [2_000_000, 1_000_000]
                 self.journal.write(
                     LoadMeasured(
-                        attempt=0, window=self.loads, busy=busy, cpu=[2.5, 0.25], memory=memory
+                        attempt=0,
+                        window=self.loads,
+                        busy=busy,
+                        cpu=[2.5, 0.25],
+                        memory=memory,
+                        gpus=[[], [(0.75, 40_000_000_000), (None, 7_000_000)]],
                     )
                 )
             case "restart":

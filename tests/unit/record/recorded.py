@@ -111,7 +111,17 @@ RUN = [
     # This driver dies, and a later one resumes the run.
     opened(100, token=2, anew=False),
     *attempt(101, 0, token=2, step=1, size=2),
-    line(102, "Load", token=2, attempt=0, window=0, busy=[0.3, 1.0], cpu=[2.5, 0.5], memory=[9, 4]),
+    line(
+        102,
+        "Load",
+        token=2,
+        attempt=0,
+        window=0,
+        busy=[0.3, 1.0],
+        gpus=[[], [[0.9, 7], [None, 2]]],
+        cpu=[2.5, 0.5],
+        memory=[9, 4],
+    ),
     report(102, 0, 2, token=2),
     line(103, "Concluded", token=2, succeeded=True, stopped=None, reason="every rank finished"),
     line(104, "Closed", token=2),

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from tests.unit.record.test_clock import Machine
 
-from polytrain.record.entries import Entry, Launched, LoadMeasured, Opened, RunConcluded
+from polytrain.record.entries import (
+    Entry,
+    Launched,
+    LoadMeasured,
+    Opened,
+    RunConcluded,
+    encoded,
+)
 from polytrain.record.history import JOURNAL, entries, read_history
 from polytrain.record.journal import Journal, News
 from polytrain.storage.location import Location
@@ -16,9 +23,12 @@ HOURS, WINDOW_S = 6, 30
 WINDOWS = HOURS * 3600 // WINDOW_S
 
 
-@pytest.mark.parametrize(("ranks", "most"), [(2, 400_000), (1000, 300_000)])
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "most"),
+    [(2, 0, 400_000), (1000, 0, 300_000), (2, 8, 400_000), (100, 8, 350_000)],
+)
 def test_a_journal_grows_by_a_megabyte_a_day_however_many_ranks(
-    ranks: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, gpus: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(monkeypatch)
     storage = Location.of(tmp_path).open()
@@ -34,7 +44,18 @@ def test_a_journal_grows_by_a_megabyte_a_day_however_many_ranks(
             busy = [0.25 if window < WINDOWS // 2 else 0.75] * ranks
             cpu = [4 * share for share in busy]
             memory = [2_000_000_000 + (window if window < WINDOWS - 1 else 0)] * ranks
-            journal.write(LoadMeasured(attempt=0, window=window, busy=busy, cpu=cpu, memory=memory))
+            share = busy[0]
+            in_use = 80_000_000_000 + window
+            journal.write(
+                LoadMeasured(
+                    attempt=0,
+                    window=window,
+                    busy=busy,
+                    cpu=cpu,
+                    memory=memory,
+                    gpus=[[(share, in_use)] * gpus] * ranks if gpus else (),
+                )
+            )
             assert isinstance(followed[-1], LoadMeasured), "the display has each window at once"
         journal.write(RunConcluded(stopped=None, succeeded=True, reason=""))
     history = read_history(storage.read_log(JOURNAL))
@@ -45,6 +66,11 @@ def test_a_journal_grows_by_a_megabyte_a_day_however_many_ranks(
     for rank in history.ranks.overviews():
         assert rank.busy == pytest.approx(0.5, abs=0.01)
         assert rank.cpu == pytest.approx(2, abs=0.01)
+        if gpus:
+            assert rank.gpu == pytest.approx(0.5, abs=0.01)
+            assert rank.gpu_memory == gpus * (80_000_000_000 + WINDOWS - 1)
+        else:
+            assert (rank.gpu, rank.gpu_memory) == (None, None)
         assert rank.memory == 2_000_000_000 + WINDOWS - 2
 
 
@@ -65,3 +91,24 @@ def test_an_attempt_that_ends_early_has_its_first_and_last_windows(
     loads = [each for each in entries(storage.read_log(JOURNAL)) if isinstance(each, LoadMeasured)]
     found = [(each.window, each.windows, each.busy[0]) for each in loads]
     assert found == [(0, 1, 0.5), (2, 2, 0.38)]
+
+
+def test_gpus_that_are_unknown_in_some_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(monkeypatch)
+    storage = Location.of(tmp_path).open()
+    known: list[list[tuple[float | None, int | None]]] = [[(0.25, 5), (None, 7)], []]
+    with Journal(storage, token=1) as journal:
+        journal.write(Opened(anew=True, identity={}, world_size=2))
+        for window, gpus in enumerate(((), (), known, [[(0.75, 4), (None, None)], []], ())):
+            machine.runs(1)
+            journal.write(
+                LoadMeasured(attempt=0, window=window, busy=[0.5] * 2, memory=[1] * 2, gpus=gpus)
+            )
+        journal.write(RunConcluded(stopped=None, succeeded=True, reason=""))
+    first, rest = (
+        each for each in entries(storage.read_log(JOURNAL)) if isinstance(each, LoadMeasured)
+    )
+    assert "gpus" not in encoded(first), "a run without GPUs has nothing of them"
+    assert (rest.windows, rest.gpus) == (4, [[(0.5, 5), (None, 7)], []])

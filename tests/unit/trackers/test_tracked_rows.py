@@ -127,6 +127,9 @@ def test_a_row_has_the_load_since_the_row_before(tmp_path: Path) -> None:
         "system/rank_1_cpu_utilization_percentage": 25,
         "system/rank_0_memory_megabytes": 2,
         "system/rank_1_memory_megabytes": 1,
+        "system/rank_1_gpu_0_utilization_percentage": 75,
+        "system/rank_1_gpu_0_memory_usage_megabytes": 40_000,
+        "system/rank_1_gpu_1_memory_usage_megabytes": 7,
     }
     shown = [
         {name: value for name, value in row.items() if name.startswith("system/")}

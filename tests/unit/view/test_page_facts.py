@@ -75,6 +75,11 @@ def test_its_ranks(facts: Facts) -> None:
     ]
     # Windows of an earlier version have no CPU.
     assert [each.cpu for each in facts.ranks] == [2.5, 0.5, None]
+    assert [(each.gpu, each.gpu_memory) for each in facts.ranks] == [
+        (None, None),
+        (pytest.approx(0.9), 9),
+        (None, None),
+    ]
 
     assert [(each.node, each.device, each.rows) for each in facts.ranks] == [
         ("node-0", "CPU", {"train": 10}),

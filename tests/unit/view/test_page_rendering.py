@@ -108,6 +108,21 @@ def test_no_text_of_a_run_is_markup(written: str) -> None:
     assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
 
 
+def test_columns_of_what_was_measured_alone() -> None:
+    def shown(**load: Any) -> list[str]:
+        def fill(record: RunRecord) -> None:
+            line = {"event": "Load", "time": 2.0, "attempt": 0, "window": 0, "busy": [0.5, 1.0]}
+            record.take(entry_of({**line, **load}))
+
+        return re.findall('<t[hd] class="n">(CPU|GPU|GPU memory|250 %|75 %)<', page(facts(fill)))
+
+    assert shown() == []
+    assert shown(cpu=[2.5, 1.0]) == ["CPU", "250 %"]
+    used = shown(cpu=[2.5, 1.0], gpus=[[[0.75, 7]], []])
+    assert used == ["CPU", "GPU", "GPU memory", "250 %", "75 %"]
+    assert shown(gpus=[[[None, 7]], []]) == ["GPU memory"]
+
+
 def test_every_region_has_a_name_of_its_own(written: str) -> None:
     parsed = Parsed(written)
     titles = dict(re.findall(r'<h2 id="([^"]*)">([^<]*)</h2>', written))

@@ -9,6 +9,7 @@ from typing import Any
 
 from polytrain.errors import Failure, FailureKind
 from polytrain.functions.return_values import Returned
+from polytrain.linux.nvidia_gpus import GpuUse
 from polytrain.linux.progress_page import WorkerStage
 from polytrain_plugins import Offer, Stopped
 
@@ -245,6 +246,9 @@ class Load:
 
     memory: int = 0
     """Resident bytes of the process at the end of the window."""
+
+    gpus: tuple[GpuUse, ...] = ()
+    """The use of each of its GPUs in the middle of the window; empty if it wasn't read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

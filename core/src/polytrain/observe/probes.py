@@ -21,6 +21,7 @@ from polytrain.linux.processes import (
     resident_bytes,
 )
 from polytrain.linux.progress_page import Page, WorkerStage
+from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.policy.hangs import stop_limit_s
 
 _MAX_PERIOD_S = 1.0
@@ -211,13 +212,16 @@ class UtilizationProbe:
     windows, because the last step of joining is a collective operation.
     """
 
-    def __init__(self, *, attempt: int, rank: int, window_s: float, now: float) -> None:
+    def __init__(
+        self, *, attempt: int, rank: int, window_s: float, now: float, gpu_meter: GpuMeter
+    ) -> None:
         """
         Args:
             attempt: attempt of the worker process.
             rank: rank of the worker process.
             window_s: seconds of a window.
             now: start of the first window, in seconds.
+            gpu_meter: reads the use of its GPUs.
         """
         self.period_s = min(_MAX_SAMPLE_PERIOD_S, window_s / _LOOKS)
         self._attempt = attempt
@@ -230,6 +234,9 @@ class UtilizationProbe:
         self._busy_s = self._cpu_s = 0.0
         self._looks = 0
         self._held = 0
+        self._gpu_meter = gpu_meter
+        self._requested = -1
+        """The last window in which the GPUs were read."""
 
     def look_at(self, now: float, page: Page, pid: int) -> Load | None:
         """Sample a running worker process."""
@@ -240,7 +247,19 @@ class UtilizationProbe:
             busy_s=lambda: busy_seconds(pid),
             cpu_s=lambda: process_cpu_seconds(pid),
         )
-        return None if load is None else replace(load, memory=resident_bytes(pid))
+        if self._is_time_for_gpus(now):
+            self._gpu_meter.request()
+        if load is None:
+            return None
+        return replace(load, memory=resident_bytes(pid), gpus=self._gpu_meter.take())
+
+    def _is_time_for_gpus(self, now: float) -> bool:
+        """Return whether the second half of a window begins, once per window."""
+        windows = (now - self._began) / self._window_s
+        if windows % 1 < 0.5 or int(windows) == self._requested:
+            return False
+        self._requested = int(windows)
+        return True
 
     def look(
         self,

@@ -133,6 +133,7 @@ def _whole_task(read: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _Share = Annotated[float, Within(-1000, 1000)]
 _Cpus = Annotated[float, Within(0, 1e6)]
+_GpuUse = tuple[_Share | None, Count | None]
 _Stacks = Annotated[Mapping[int, str], Stored(dict[Digits, str], _by_rank)]
 _ReturnsFile = Annotated[
     str, Like(r"return_values-[0-9]{6,18}\.msgpack", "the name of a file of return values")
@@ -377,7 +378,7 @@ class StragglerFound(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadMeasured(Entry):
-    """How busy the ranks were, and the CPUs and memory of their processes.
+    """How busy the ranks were, the CPUs and memory of their processes, and their GPUs.
 
     The more ranks, the more windows make one line.
     """
@@ -395,6 +396,10 @@ class LoadMeasured(Entry):
 
     memory: Sequence[Count] = ()
     """Each rank's most, in bytes."""
+
+    gpus: Sequence[Sequence[_GpuUse]] = ()
+    """Of each rank's GPUs the mean share of time in which they computed, and the most bytes of
+    their memory that were in use; None if unknown. Empty if nothing of any rank is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,6 +142,29 @@ _BYTES_PER_S = 12.0
 _BYTES_PER_RANK = 24
 """A share, the CPUs and the bytes of a process's memory, as JSON."""
 
+_BYTES_PER_GPU = 24
+"""A share and the bytes of its memory."""
+
+
+@dataclass(slots=True)
+class _GpuSum:
+    """What is known of a GPU in several windows."""
+
+    busy: float = 0.0
+    windows: int = 0
+    memory: int | None = None
+
+    def add(self, busy: float | None, memory: int | None) -> None:
+        if busy is not None:
+            self.busy += busy
+            self.windows += 1
+        if memory is not None:
+            self.memory = max(memory, self.memory or 0)
+
+    @property
+    def use(self) -> tuple[float | None, int | None]:
+        return (round(self.busy / self.windows, 2) if self.windows else None), self.memory
+
 
 @dataclass(slots=True)
 class LoadLines:
@@ -161,25 +184,32 @@ class LoadLines:
     _memory: list[int] = field(default_factory=list)
     """The most of each rank."""
 
+    _gpus: list[list[_GpuSum]] = field(default_factory=list)
+    """Each rank's GPUs; empty until something of one is known."""
+
     def add(self, window: LoadMeasured) -> LoadMeasured | None:
         """Add a window of all ranks; return an entry for the journal if one is due."""
         if not self._windows:
             self._busy, self._memory = [0.0] * len(window.busy), [0] * len(window.memory)
-            self._cpu = [0.0] * len(window.cpu)
+            self._cpu, self._gpus = [0.0] * len(window.cpu), []
         self._windows += 1
         self._newest = window
         self._busy = [sum(pair) for pair in zip(self._busy, window.busy, strict=True)]
         self._cpu = [sum(pair) for pair in zip(self._cpu, window.cpu, strict=True)]
         self._memory = [max(pair) for pair in zip(self._memory, window.memory, strict=True)]
+        self._add_gpus(window)
         if window.time < self._due:
             return None
-        self._due = window.time + len(window.busy) * _BYTES_PER_RANK / _BYTES_PER_S
+        gpus = sum(map(len, self._gpus))
+        size = len(window.busy) * _BYTES_PER_RANK + gpus * _BYTES_PER_GPU
+        self._due = window.time + size / _BYTES_PER_S
         return self.rest()
 
     def rest(self) -> LoadMeasured | None:
         """Return an entry with the windows that are left; None if none are.
 
-        It has the number of windows, and each rank's mean share, mean CPUs and most memory in them.
+        It has the number of windows, and in them each rank's mean share, mean CPUs, most memory,
+        and the same of its GPUs.
         """
         if self._newest is None or not self._windows:
             return None
@@ -189,6 +219,16 @@ class LoadLines:
             busy=[round(share / self._windows, 2) for share in self._busy],
             cpu=tuple(round(cpus / self._windows, 2) for cpus in self._cpu),
             memory=tuple(self._memory),
+            gpus=tuple([each.use for each in its] for its in self._gpus),
         )
         self._windows = 0
         return entry
+
+    def _add_gpus(self, window: LoadMeasured) -> None:
+        # A rank's GPUs may be unknown in some windows: the driver was late, or failed.
+        if window.gpus and not self._gpus:
+            self._gpus = [[] for _ in window.busy]
+        for sums, its in zip(self._gpus, window.gpus, strict=False):
+            sums.extend(_GpuSum() for _ in its[len(sums) :])
+            for each, (busy, memory) in zip(sums, its, strict=False):
+                each.add(busy, memory)

@@ -147,6 +147,12 @@ class RankOverview:
     memory: int | None
     """The most resident bytes of its process at the end of a window."""
 
+    gpu: float | None
+    """Share of the time in which its GPUs computed, on average: between 0 and 1."""
+
+    gpu_memory: int | None
+    """The most bytes in use of the memory of its GPUs together, by all processes."""
+
     @property
     def place(self) -> str:
         """The name of its node, with its address unless that is this machine's own."""
@@ -196,6 +202,8 @@ class _Rank:
     busy: _Mean = field(default_factory=_Mean)
     cpu: _Mean = field(default_factory=_Mean)
     memory: int | None = None
+    gpu: _Mean = field(default_factory=_Mean)
+    gpu_memory: int | None = None
 
 
 class RankRecords:
@@ -243,6 +251,14 @@ class RankRecords:
             self._ranks[number].cpu.add(cpus, load.windows)
         for number, taken in enumerate(load.memory):
             self._ranks[number].memory = max(taken, self._ranks[number].memory or 0)
+        for number, gpus in enumerate(load.gpus):
+            rank = self._ranks[number]
+            for busy, _ in gpus:
+                if busy is not None:
+                    rank.gpu.add(busy, load.windows)
+            in_use = [memory for _, memory in gpus if memory is not None]
+            if in_use:
+                rank.gpu_memory = max(sum(in_use), rank.gpu_memory or 0)
 
 
 def _overview(number: int, rank: _Rank) -> RankOverview:
@@ -259,4 +275,6 @@ def _overview(number: int, rank: _Rank) -> RankOverview:
         busy=rank.busy.value,
         cpu=rank.cpu.value,
         memory=rank.memory,
+        gpu=rank.gpu.value,
+        gpu_memory=rank.gpu_memory,
     )

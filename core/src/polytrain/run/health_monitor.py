@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polytrain.config.configs import FailureConfig
@@ -155,6 +155,7 @@ class HealthMonitor:
                     busy=shares,
                     cpu=[each.cpu for each in loads],
                     memory=[each.memory for each in loads],
+                    gpus=_gpus(loads),
                 )
             )
         reasons = {its.rank: self._report_straggler(its, load.attempt) for its in found}
@@ -190,6 +191,12 @@ class HealthMonitor:
 
     def _note_stacks(self, attempt: int, reason: str, stacks: Mapping[int, str]) -> None:
         self.journal.write(StacksDumped(attempt=attempt, reason=reason, stacks=stacks))
+
+
+def _gpus(loads: Sequence[Load]) -> Sequence[Sequence[tuple[float | None, int | None]]]:
+    """Return the use of each rank's GPUs; empty if nothing is known of any."""
+    uses = [[(gpu.busy, gpu.memory) for gpu in each.gpus] for each in loads]
+    return uses if any(use != (None, None) for its in uses for use in its) else ()
 
 
 def _sentences(reason: str, hint: str) -> str:

@@ -49,8 +49,9 @@ class MLflow(Tracker):
         log_checkpoint: whether the newest checkpoint is logged at the end, as an artifact
             `checkpoint.json` with its path, step, metrics, and its files' names and hashes.
             The files themselves aren't copied.
-        system_metrics: whether a row also has how busy each rank was, and its memory, if that was
-            measured since the row before: every `FailureConfig.straggler_window_s` seconds.
+        system_metrics: whether a row also has how busy each rank was, and its CPU use, memory and
+            GPUs, if they were measured since the row before: every
+            `FailureConfig.straggler_window_s` seconds.
     """
 
     name: ClassVar[str] = "mlflow"

@@ -243,7 +243,15 @@ def _system_metrics(load: LoadMeasured) -> Mapping[str, float]:
         f"system/rank_{rank}_memory_megabytes": taken / 1e6
         for rank, taken in enumerate(load.memory)
     }
-    return {**busy, **cpu, **memory}
+    gpus: dict[str, float] = {}
+    for rank, its in enumerate(load.gpus):
+        for number, (computed, used) in enumerate(its):
+            of = f"system/rank_{rank}_gpu_{number}"
+            if computed is not None:
+                gpus[f"{of}_utilization_percentage"] = round(100 * computed, 2)
+            if used is not None:
+                gpus[f"{of}_memory_usage_megabytes"] = used / 1e6
+    return {**busy, **cpu, **memory, **gpus}
 
 
 def _count(reports: Reports, step: int) -> int:

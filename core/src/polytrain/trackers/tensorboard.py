@@ -37,8 +37,9 @@ class TensorBoard(Tracker):
     Args:
         directory: the log directory, in which the run has a directory of its name; by default
             `tensorboard` in the run's directory.
-        system_metrics: whether a row also has how busy each rank was, and its memory, if that was
-            measured since the row before: every `FailureConfig.straggler_window_s` seconds.
+        system_metrics: whether a row also has how busy each rank was, and its CPU use, memory and
+            GPUs, if they were measured since the row before: every
+            `FailureConfig.straggler_window_s` seconds.
     """
 
     name: ClassVar[str] = "tensorboard"

@@ -56,8 +56,9 @@ class WandB(Tracker):
             or the run's directory.
         log_checkpoint: whether the newest checkpoint is logged at the end, as an artifact that
             refers to its address: its files aren't copied.
-        system_metrics: whether a row also has how busy each rank was, and its memory, if that was
-            measured since the row before: every `FailureConfig.straggler_window_s` seconds.
+        system_metrics: whether a row also has how busy each rank was, and its CPU use, memory and
+            GPUs, if they were measured since the row before: every
+            `FailureConfig.straggler_window_s` seconds.
     """
 
     name: ClassVar[str] = "wandb"

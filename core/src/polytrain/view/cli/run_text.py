@@ -169,6 +169,10 @@ def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:
             known.append(f"CPU {each.cpu:.0%}")
         if each.memory is not None:
             known.append(f"{each.memory / 2**20:.0f} MiB")
+        if each.gpu is not None:
+            known.append(f"GPU {each.gpu:.0%}")
+        if each.gpu_memory is not None:
+            known.append(f"GPU memory {each.gpu_memory / 2**20:.0f} MiB")
         yield f"  {each.rank:<3}  {', '.join(each for each in known if each)}".rstrip()
     if len(ranks) > _RANKS:
         yield f"  {len(ranks) - _RANKS} more are in --json"

@@ -23,6 +23,7 @@ from polytrain.checkpoint.starting_point import brought_near
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Exited, Failed, LeaveTimedOut, Stacks, Started, Unkillable
 from polytrain.linux.processes import describe_exit, kill_session
+from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_spec import AgentSpec, node_zygote
 from polytrain.workers.agents.calls import (
@@ -100,6 +101,7 @@ class Agent:
             spec.store, merges_files=spec.merges_files, tell=self._events.put_nowait
         )
         self._worker: WorkerConnection | None = None
+        self._gpu_meter: GpuMeter | None = None
         self._concluding: asyncio.Task[None] | None = None
         self._killed = -1
         self._loading = -1
@@ -270,6 +272,8 @@ class Agent:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+        if self._gpu_meter is not None:
+            self._gpu_meter.close()
         await self._data.release()
         return zygote
 
@@ -293,6 +297,8 @@ class Agent:
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
+        if self._gpu_meter is None:
+            self._gpu_meter = GpuMeter(order.members[self._rank].gpus, self._environment)
         worker = WorkerConnection(
             order,
             self._rank,
@@ -301,6 +307,7 @@ class Agent:
             on_imports=self._preload,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
+            gpu_meter=self._gpu_meter,
             passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
             route=self._spec.route,
         )

@@ -10,6 +10,7 @@ from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.events.output import BarMoved, Output, OutputRoute
+from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, UtilizationProbe
 from polytrain.observe.stacks import stacks_of
 from polytrain.workers.agents.calls import AgentEvent
@@ -35,6 +36,7 @@ class WorkerConnection:
         on_imports: Callable[[Message], None],
         hang_timeout_s: float | None,
         straggler_window_s: float | None,
+        gpu_meter: GpuMeter,
         passes_all_reports: bool,
         route: OutputRoute,
     ) -> None:
@@ -47,6 +49,7 @@ class WorkerConnection:
             on_imports: called with the message of the modules that it has imported.
             hang_timeout_s: seconds without progress after which an event is sent; None for never.
             straggler_window_s: seconds over which its load is measured; None for never.
+            gpu_meter: reads the use of its GPUs.
             passes_all_reports: whether all reports that are read together are passed on, and not
                 only the newest.
             route: how its output gets to the user.
@@ -67,6 +70,7 @@ class WorkerConnection:
         self._on_imports = on_imports
         self._hang_timeout_s = hang_timeout_s
         self._straggler_window_s = straggler_window_s
+        self._gpu_meter = gpu_meter
         self._passes_all_reports = passes_all_reports
         self._watches: list[PeriodicProbe] = []
         self._reports = ReportReader(Ring(self.child.page.reports))
@@ -132,7 +136,15 @@ class WorkerConnection:
         if (timeout_s := self._hang_timeout_s) is not None:
             probes.append(ProgressProbe(attempt=attempt, rank=rank, timeout_s=timeout_s, now=now))
         if (window_s := self._straggler_window_s) is not None:
-            probes.append(UtilizationProbe(attempt=attempt, rank=rank, window_s=window_s, now=now))
+            probes.append(
+                UtilizationProbe(
+                    attempt=attempt,
+                    rank=rank,
+                    window_s=window_s,
+                    now=now,
+                    gpu_meter=self._gpu_meter,
+                )
+            )
         page, pid = self.child.page, self.child.pid
         self._watches = [
             PeriodicProbe(probe, page=page, pid=pid, tell=self._on_event) for probe in probes
