@@ -42,6 +42,10 @@ def make(backend: Any = "reference", function: Any = train, **arguments: Any) ->
     [
         ({"backend": polytrain}, "backend: a module is not the name of a backend. Pass one, such"),
         ({"function": [FRAME] * 9}, "train_loop_per_worker: a list is not callable. Pass the"),
+        (
+            {"backend": "torch", "function": "train.py"},
+            "'train.py' is not callable. Pass the function itself, or script=…",
+        ),
         ({"num_workers": 4}, "no such option. Pass scaling_config=ScalingConfig(num_workers=…)"),
         ({"use_gpu": True}, "no such option. Pass scaling_config=ScalingConfig(use_gpu=…)"),
         ({"name": "first"}, "no such option. Pass run_config=RunConfig(name=…)"),

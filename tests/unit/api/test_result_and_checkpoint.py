@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain import Checkpoint, CheckpointError, Result, RunNotFoundError
+from polytrain import Checkpoint, CheckpointError, Result, RunNotFoundError, load
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 
 
@@ -78,5 +78,6 @@ def test_the_history_as_a_data_frame() -> None:
 def test_a_file_is_no_run(tmp_path: Path) -> None:
     file = tmp_path / "journal.jsonl"
     file.touch()
-    with pytest.raises(RunNotFoundError, match="Pass the run's own directory"):
-        Result.from_path(file)
+    for read in (Result.from_path, load):
+        with pytest.raises(RunNotFoundError, match="Pass the run's own directory"):
+            read(file)

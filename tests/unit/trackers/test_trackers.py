@@ -380,7 +380,7 @@ def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
         ({"track": "mlflw"}, "'mlflw' is not a tracker. Did you mean 'mlflow'?"),
         ({"track": 3}, "RunConfig.track: it is an int"),
         ({"track": ("csv", None)}, "None is not a tracker"),
-        ({"track": [CSV("a.csv")]}, "Pass it in RunConfig(observers=[…]). There are: "),
+        ({"track": [CSV("a")]}, "is a tracker, not a name. Pass it in RunConfig(observers=[…])"),
         ({"track": ("csv", "csv")}, "CSV(path=None) is given twice"),
         ({"observers": (CSV(""),)}, "CSV.path: '' is not a path"),
         ({"observers": (CSV("."),)}, "is a directory"),

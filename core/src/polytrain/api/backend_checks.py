@@ -125,10 +125,11 @@ def function_problems(spec: RunSpec) -> Iterator[Problem]:
         yield from _absence_problems(spec.backend, config)
         return
     if not callable(function):
+        takes_script = isinstance(function, str) and "script" in _option_fields(type(spec.backend))
         yield Problem(
             field="train_loop_per_worker",
             what=f"{quoted(function)} is not callable",
-            remedy="Pass the function itself",
+            remedy=f"Pass the function itself{', or script=…' if takes_script else ''}",
         )
         return
     yield from config_problems(config)

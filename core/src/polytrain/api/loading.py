@@ -41,7 +41,10 @@ def load(
     if isinstance(backend, str):
         backend = load_backend(backend)()
     location = Location.of(path, filesystem, retry_s=0)
-    manifest = manifest_at(location)
+    try:
+        manifest = manifest_at(location)
+    except NotADirectoryError:
+        manifest = None
     if manifest is None:
         return Result.from_path(path, filesystem, backend=backend)
     checkpoint = Checkpoint(location.address, filesystem)

@@ -159,8 +159,11 @@ class RunHandle:
             self._future.set_result(result)
 
     def _end_with_program(self, thread: threading.Thread) -> None:
-        # An exception that nobody has caught is here once its traceback is printed.
-        was_interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+        # An exception that nobody has caught is here once its traceback is printed. At a prompt it
+        # hasn't ended the program, and may be old.
+        was_interrupted = not hasattr(sys, "ps1") and isinstance(
+            getattr(sys, "last_value", None), KeyboardInterrupt
+        )
         if not self._future.done() and (was_interrupted or not self._ends_after(lambda: None)):
             stopped = Stopped(by="signal", reason="SIGINT")
             if not self._ends_after(lambda: self._requests.request(stopped)):

@@ -51,12 +51,14 @@ def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
         return
     unknown = [name for name in names or () if name not in NAMES]
     for name in unknown:
+        what = f"{name!r} is not a tracker"
         meant = did_you_mean(name, NAMES) if isinstance(name, str) else ""
         if isinstance(name, Tracker):
+            what = f"{name!r} is a tracker, not a name"
             meant = "Pass it in RunConfig(observers=[…]). "
         yield Problem(
             field="RunConfig.track",
-            what=f"{name!r} is not a tracker",
+            what=what,
             remedy=f"{meant}There are: {', '.join(map(repr, NAMES))}",
         )
     if unknown or not isinstance(observers, tuple | list):

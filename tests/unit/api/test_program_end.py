@@ -1,0 +1,50 @@
+"""What a run in the background does when its program ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+
+import pytest
+
+from polytrain import Result
+from polytrain.api.interruption import Resumption
+from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.run.requests import StopRequests
+from polytrain_plugins import Stopped
+
+
+@pytest.mark.parametrize("at_prompt", [False, True])
+def test_an_old_interruption_at_a_prompt_stops_no_run(
+    at_prompt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_exit: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    monkeypatch.setattr("polytrain.api.run_handle._call_at_exit", at_exit.put)
+    monkeypatch.setattr(sys, "last_value", KeyboardInterrupt(), raising=False)
+    if at_prompt:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    requests, may_end = StopRequests(), threading.Event()
+
+    def waits(futures: list[Future[Result]]) -> None:
+        may_end.set()
+        wait(futures)
+
+    monkeypatch.setattr("polytrain.api.run_handle.wait", waits)
+
+    def train() -> Result:
+        assert may_end.wait(30)
+        return Result(path="/runs/run")
+
+    RunHandle(
+        train,
+        name="run",
+        requests=requests,
+        watcher=Watcher(),
+        resumption=Resumption(address="/runs/run", new_name=None, starts_over=False),
+    )
+    at_exit.get()()
+    interrupted = Stopped(by="signal", reason="SIGINT")
+    assert requests.take() == (None if at_prompt else interrupted)
