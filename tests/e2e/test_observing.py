@@ -222,16 +222,20 @@ def test_a_failure_names_the_runs_directory_and_the_log(
     output, errors = capfd.readouterr()
     assert ("(rank 0) what explains it" in output) == (show == "all")
     log = tmp_path / "run" / "logs" / "rank_0.log"
-    assert log.read_text() == "what explains it\n"
+    printed, _, raised_there = log.read_text().partition("\nTraceback")
+    assert printed == "what explains it\n"
+    assert raised_there.endswith('    raise ValueError("no")\nValueError: no\n')
     text = str(raised.value)
     assert raised.value.log == str(log)
-    assert text.count("ValueError: no") == 1
+    # The first line says it, and the last one, as in a traceback of Python's.
+    assert text.splitlines()[0].startswith("rank 0: ValueError: no")
+    assert text.endswith('    raise ValueError("no")\nValueError: no')
+    assert text.count("ValueError: no") == 2
     # The traceback begins with the user's code.
-    assert 'raise ValueError("no")' in text
     assert "worker_process" not in text
     assert "The last lines of rank 0:\n    what explains it\n" in text
     assert f"The run's directory: {tmp_path / 'run'}\n" in text
-    assert text.endswith(f"To see more: polytrain logs {tmp_path / 'run'} --rank 0")
+    assert f"To see more: polytrain logs {tmp_path / 'run'} --rank 0\n" in text
     # The exception says it, and nobody else.
     assert "what explains it" not in errors
     assert "ValueError" not in errors
