@@ -27,7 +27,8 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
-from polytrain.record.entries import FORMAT
+from polytrain.record.entries import FORMAT, Launched, LoadMeasured, Opened, RunConcluded
+from polytrain.record.journal import Journal
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
@@ -262,6 +263,32 @@ def test_a_run_that_can_be_resumed_has_an_exit_code_of_its_own(
 ) -> None:
     assert main(["show", str(storage / "dead")]) == 75
     assert "fit() resumes it" in capsys.readouterr().out
+
+
+def test_ranks_are_shown_with_what_was_measured_of_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Journal(Location.of(tmp_path).open(), token=1) as journal:
+        journal.write(Opened(anew=True, identity={"backend": "reference"}, world_size=2))
+        journal.write(Launched(attempt=0, step=0, start=None, world_size=2))
+        journal.write(
+            LoadMeasured(
+                attempt=0,
+                window=0,
+                busy=[0.5, 0.25],
+                cpu=[2.5, 0.25],
+                memory=[2 * 2**20, 2**20],
+                gpus=[[], [(0.75, 40 * 2**30), (None, 2**20)]],
+            )
+        )
+        journal.write(RunConcluded(stopped=None, succeeded=True, reason=""))
+    main(["show", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    ranks = [line.split(maxsplit=1)[1] for line in lines[lines.index("ranks") + 1 :][:2]]
+    assert ranks == [
+        "busy 50%, CPU 250%, 2 MiB",
+        "busy 25%, CPU 25%, 1 MiB, GPU 75%, GPU memory 40961 MiB",
+    ]
 
 
 def test_the_exit_code_of_show_says_how_the_run_ended(
