@@ -70,6 +70,13 @@ class BarStates:
         return tuple(row.text for row in self._rows if row.text.strip())
 
     @property
+    def are_left(self) -> bool:
+        """Whether the cursor is in an empty row below all others: the bars have probably ended."""
+        if self._is_drawing or len(self._rows) < 2 or self._at < len(self._rows) - 1:
+            return False
+        return not self._has_returned and not self._rows[self._at].text.strip()
+
+    @property
     def held(self) -> str:
         """The last state, which is held back until the next one."""
         return "\n".join(_passed(row) for row in self._rows[: self._at + 1] if row.is_known)

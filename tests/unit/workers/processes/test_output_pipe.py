@@ -297,3 +297,46 @@ def test_a_bar_is_seen_while_it_moves_and_until_it_ends() -> None:
     seen = asyncio.run(scenario())
     assert 10 <= len(seen) <= 52
     assert seen.count(()) == 1
+
+
+# As tqdm draws an inner bar below an outer one, and takes it away.
+NESTED = "\router 0%\n\rinner 50%\x1b[A\n\r         \x1b[A\router 100%\n"
+
+
+def test_nested_bars_that_have_ended_are_not_seen_any_more_below_what_came_after() -> None:
+    async def scenario() -> tuple[list[str], list[tuple[str, ...]]]:
+        texts: list[str] = []
+        seen: list[tuple[str, ...]] = []
+        heard = asyncio.Event()
+
+        def tell(stream: str, text: str) -> None:
+            texts.append(text)
+            if text:
+                heard.set()
+
+        Waiting(asyncio.get_running_loop())
+        reader, writer = os.pipe()
+        pipe = OutputPipe(reader, stream="stderr", on_text=tell, on_bars=seen.append)
+        pipe.open()
+        os.write(writer, f"{NESTED}the bars are done\n".encode())
+        await heard.wait()
+        await asyncio.sleep(0)
+        os.close(writer)
+        pipe.close()
+        return texts, seen
+
+    texts, seen = asyncio.run(scenario())
+    assert "".join(texts) == "\router 100%\n\rthe bars are done\n"
+    assert seen[-1] == ()
+
+
+def test_nested_bars_that_have_ended_come_before_what_is_printed_after_them() -> None:
+    def write(writer: int) -> None:
+        with marked_errors(writer) as errors:
+            errors.write(NESTED)
+            errors.flush()
+            os.write(writer, b"the bars are done\n")
+
+    # The inner bar has left blanks.
+    found = [(stream, text.strip()) for stream, text in both_in_one_pipe(write) if text]
+    assert found == [("stderr", "outer 100%"), ("stdout", "the bars are done")]

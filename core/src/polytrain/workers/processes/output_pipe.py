@@ -152,6 +152,7 @@ class OutputPipe:
         elif is_paused:
             # The bar stands still: its state may be the last sign before a hang.
             self._pass_held_on()
+            self._show_bars(now)
             self._loop.add_reader(self._reader, self._look)
 
     def _look_later(self, *, is_full: bool) -> None:
@@ -181,6 +182,10 @@ class OutputPipe:
         if self._pause is None:
             self._before_text()
         for stream, text in self._by_stream(self._decoder.decode(data, final=not data)):
+            for other, bars in self._bars.items():
+                if other != stream and bars.are_left:
+                    # It was written before this text.
+                    self._pass_held_on_of(other, bars)
             self._pass_on(stream, self._bars[stream].passed(text))
             self._bar_rows[stream] = self._bars[stream].rows
         if not data:
@@ -206,7 +211,12 @@ class OutputPipe:
 
     def _pass_held_on(self) -> None:
         for stream, bars in self._bars.items():
-            self._pass_on(stream, bars.take_held())
+            self._pass_held_on_of(stream, bars)
+
+    def _pass_held_on_of(self, stream: str, bars: BarStates) -> None:
+        if bars.are_left:
+            self._bar_rows[stream] = ()
+        self._pass_on(stream, bars.take_held())
 
     def _pass_on(self, stream: str, text: str) -> None:
         if text:
