@@ -322,7 +322,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "an output of another service": ({"output": "s4://b/c"}, ["output: .*s4"]),
     "a password": ({"output": "s3://me:secret@b/c"}, ["output: .*password"]),
-    "no data": ({"data": 42}, ["data: builtins.int is not a data set"]),
+    "no data": ({"data": 42}, ["data: an int is not a data set"]),
     "columns that are missing": (
         {"data": {"id": [1], "A": [1.0]}},
         ["data: it has no column 'a'.*Did you mean 'A'", "data: it has no column 'b'"],
