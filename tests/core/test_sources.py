@@ -390,7 +390,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         "more than one column 'a'",
     ),
     "a failing query": (failing_query, "LazyFrame can't be collected"),
-    "a number": (lambda tmp: 42, "builtins.int is not a data set"),
+    "a number": (lambda tmp: 42, "an int is not a data set"),
     "an empty list": (lambda tmp: [], "the list is empty"),
     "a list of numbers": (lambda tmp: [1, 2], "item 0 is an int, not a dict"),
     "a set of numbers": (lambda tmp: {1, 2}, "item 0 is an int, not a dict"),
