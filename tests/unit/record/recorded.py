@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from polytrain.record.entries import FORMAT
-from polytrain.record.history import RunState, read_as
+from polytrain.record.history import read_as
+from polytrain.record.state import RunState
 from polytrain.text import strict_json
 from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord

@@ -37,9 +37,10 @@ from polytrain.functions.return_values import Returned, from_bytes, to_bytes
 from polytrain.policy.retention import ranked
 from polytrain.prediction.record import record_from_json, record_problems
 from polytrain.record.entries import FORMAT
-from polytrain.record.history import JOURNAL, RunHistory, RunState, entries, read_as
+from polytrain.record.history import JOURNAL, RunHistory, entries, read_as
 from polytrain.record.progress import Progress
 from polytrain.record.reports import Reports, encoded_numbers
+from polytrain.record.state import RunState
 from polytrain.record.tail import tail_of
 from polytrain.run.identity import content_differences, differences, options_of
 from polytrain.run.lease import holder

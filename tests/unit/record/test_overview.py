@@ -9,8 +9,9 @@ import pytest
 
 from polytrain.errors import FailureKind
 from polytrain.record.entries import FORMAT
-from polytrain.record.history import RunState, read_history, run_state
+from polytrain.record.history import read_history
 from polytrain.record.overviews import AttemptOverview
+from polytrain.record.state import RunState, run_state
 from polytrain.text import strict_json
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.unit.record.lines import entry_of
 
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord
 

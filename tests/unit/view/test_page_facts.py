@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.record.recorded import RUN, SETTINGS, attempt, journal, line, opened, page_of
 
-from polytrain.record.history import RunState, read_history
+from polytrain.record.history import read_history
+from polytrain.record.state import RunState
 from polytrain.record.timeline import Span
 from polytrain.view.page.facts import Facts
 from polytrain.view.page.failures import folded, ranges

@@ -21,9 +21,9 @@ from tests.unit.view.page_facts import facts
 import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, make_trainer
 from polytrain.errors import TrainingFailedError
-from polytrain.record.history import RunState
 from polytrain.record.reports import Reports, encoded_numbers
 from polytrain.record.run_facts import Program
+from polytrain.record.state import RunState
 from polytrain.view.cli import main
 from polytrain.view.page.record import RunRecord
 from polytrain.view.page.rendering import page

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.record.recorded import RUN, journal
 
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
 from polytrain.view.page.reading import read_facts

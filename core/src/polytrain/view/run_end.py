@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 
 
 def run_end(

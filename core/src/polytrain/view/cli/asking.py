@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from polytrain.errors import DamagedFileError
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 from polytrain.run.requests import NoAnswerError, RequestKind, ask
 from polytrain.view.cli.found import FoundRun
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo_lines
-from polytrain.record.history import RunState, state_of
+from polytrain.record.state import RunState, state_of
 
 if TYPE_CHECKING:
     from polytrain.record.entries import Entry

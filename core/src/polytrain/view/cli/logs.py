@@ -10,7 +10,7 @@ import click
 
 from polytrain.output.colours import has_colours
 from polytrain.output.echo import echo, rank_line, write_line
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
 
 LOGS = "logs"

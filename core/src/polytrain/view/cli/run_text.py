@@ -10,10 +10,10 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from polytrain.record.history import RunState
 from polytrain.record.overviews import AttemptOverview, RankOverview
 from polytrain.record.run_facts import RunFacts
 from polytrain.record.secrecy import shown
+from polytrain.record.state import RunState
 from polytrain.run.lease import Holder
 from polytrain.text.next_command import next_command
 from polytrain.view.cli.found import FoundRun

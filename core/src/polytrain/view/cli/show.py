@@ -9,7 +9,7 @@ import click
 
 from polytrain.output.colours import Style
 from polytrain.output.echo import echo
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 from polytrain.view.cli.found import (
     FoundRun,
     WholeNumber,

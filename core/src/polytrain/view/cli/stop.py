@@ -7,7 +7,7 @@ import time
 import click
 
 from polytrain.output.echo import echo
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 from polytrain.view.cli.found import FoundRun, as_json, named_run, print_json, run_argument
 
 _LOOK_EVERY_S = 0.5

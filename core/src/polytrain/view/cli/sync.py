@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polytrain.output.echo import echo, echo_lines
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 from polytrain.trackers import NAMES
 from polytrain.view.cli.found import (
     FoundRun,

@@ -8,10 +8,10 @@ from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.record.configuration import chosen
-from polytrain.record.history import RunState
 from polytrain.record.overviews import AttemptOverview, RankOverview
 from polytrain.record.run_facts import Program
 from polytrain.record.secrecy import shown
+from polytrain.record.state import RunState
 from polytrain.record.timeline import Span
 from polytrain.storage.location import Location
 from polytrain.view.page.curves import Metric, metrics_of

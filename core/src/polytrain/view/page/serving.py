@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from polytrain.record.history import JOURNAL, RunState
+from polytrain.record.history import JOURNAL
+from polytrain.record.state import RunState
 from polytrain.storage.location import Location
 from polytrain.view.page.reading import read_facts
 from polytrain.view.page.rendering import Live, page

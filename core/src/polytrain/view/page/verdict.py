@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from polytrain.record.history import RunState
+from polytrain.record.state import RunState
 from polytrain.view.page.facts import Facts
 from polytrain.view.run_end import run_end
 
