@@ -85,6 +85,19 @@ def test_nothing_is_noted_without_git_or_a_repository(
     assert commit_of(tmp_path / "code") is None
 
 
+def test_ctrl_c_in_a_terminal_does_not_reach_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The terminal's foreground process group gets it."""
+    git = tmp_path / "git"
+    git.write_text(f"#!{sys.executable}\nimport os\nprint(os.getpgrp())\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = found_commit(str(tmp_path), "")
+    assert found is not None
+    assert int(found.commit) != os.getpgrp()
+
+
 def test_the_commit_is_told_once(git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "code")
     answered = threading.Event()

@@ -82,13 +82,14 @@ _CALLS: Mapping[str, type[Config]] = {
 }
 """How a field of a configuration is passed."""
 
-_FORMER_NAMES = {"config": "train_loop_config", "data": "datasets", "dataset": "datasets"}
+_NAMES_ELSEWHERE = {"config": "train_loop_config", "data": "datasets", "dataset": "datasets"}
+"""What an option is called in other libraries → its name here."""
 
 
 def _call_with(name: str) -> str | None:
     """Return how to pass what the user has named, if it is no option of a backend."""
-    if name in _FORMER_NAMES:
-        return f"Pass {_FORMER_NAMES[name]}=…"
+    if name in _NAMES_ELSEWHERE:
+        return f"Pass {_NAMES_ELSEWHERE[name]}=…"
     found = (call for call, cls in _CALLS.items() if any(each.name == name for each in fields(cls)))  # type: ignore[arg-type]  # every configuration is a dataclass
     call = next(found, None)
     return None if call is None else f"Pass {call.format(name)}"

@@ -78,8 +78,8 @@ class WorkerOutput:
         self._queues = CallQueues(at_once=True) if queues is None else queues
         self._of_the_logs = self._queues.of(self, left_out=self._warn_of_logs)
         self._bars = LiveBars() if bars is None else bars
-        self._coloured: dict[int, bool] = {}
-        """By the identity of a stream: whether it has colours."""
+        self._coloured: dict[str, tuple[TextIO, bool]] = {}
+        """Name of a stream → the one that has this name now, and whether it has colours."""
 
         self._warned: set[str] = set()
         self.muted = False
@@ -164,10 +164,10 @@ class WorkerOutput:
         # A program without a terminal may have neither stream.
         if target is None or self._is_hidden(rank) or is_muted:
             return
-        key = id(target)
-        if key not in self._coloured:
-            self._coloured[key] = has_colours(target)
-        shown = rank_line(f"({_name(rank)}) ", line, target, is_coloured=self._coloured[key])
+        known = self._coloured.get(stream)
+        if known is None or known[0] is not target:
+            known = self._coloured[stream] = (target, has_colours(target))
+        shown = rank_line(f"({_name(rank)}) ", line, target, is_coloured=known[1])
         self._queues.of(target).submit(
             partial(self._print, stream, target, shown), size=len(shown) + _OVERHEAD
         )

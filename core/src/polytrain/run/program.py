@@ -119,6 +119,8 @@ def _git(directory: str, *arguments: str) -> str | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=_ANSWERS_WITHIN_S,
+            # Ctrl-C is for the program, which asks for a checkpoint, and not for git.
+            process_group=0,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
