@@ -31,13 +31,14 @@ def has_colours(stream: TextIO) -> bool:
     """Return whether text for a stream is coloured.
 
     It is on a terminal that isn't dumb, unless `NO_COLOR` is set. `FORCE_COLOR` and
-    `CLICOLOR_FORCE`, unless they are 0, ask for it elsewhere, too.
+    `CLICOLOR_FORCE`, unless they are 0, ask for it elsewhere, too, but not in a notebook.
     """
-    if os.environ.get("NO_COLOR"):
+    # Jupyter's kernels set the variables that ask for colours, for the programs that they start.
+    if os.environ.get("NO_COLOR") or is_notebook():
         return False
     if any(os.environ.get(name, "0") not in ("", "0") for name in _FORCE):
         return True
-    if is_notebook() or os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return False
     try:
         # A program's replacement for a stream may lack the method.
