@@ -30,7 +30,9 @@ def layer() -> torch.nn.Linear:
 
 
 def test_a_part_has_a_state() -> None:
-    with pytest.raises(TypeError, match=r"epoch: a int has no state_dict.*state\.report\(…, epoch"):
+    with pytest.raises(
+        TypeError, match=r"epoch: an int has no state_dict.*state\.report\(…, epoch"
+    ):
         TrainingState(model=layer(), epoch=3)
 
 

@@ -33,6 +33,9 @@ from polytrain_plugins import (
 ROWS = 203
 """A prime number: no world size divides it."""
 
+_ROUNDING = 1e-5
+"""Relative and absolute difference between predictions that are equal but for rounding."""
+
 TrainingFunction = Callable[[Mapping[str, Any]], None]
 
 
@@ -213,7 +216,9 @@ class ContractTier:
         turned = table.select(table.column_names[::-1])
         parts = [predicted(part) for part in (turned.slice(0, 70), turned.slice(70))]
         assert len(whole) == len(table)
-        assert np.concatenate(parts).tolist() == whole.tolist()
+        # Sums are rounded differently: which kernel of a library is used depends on how many rows
+        # there are, and on the CPU.
+        np.testing.assert_allclose(np.concatenate(parts), whole, rtol=_ROUNDING, atol=_ROUNDING)
 
     def test_any_number_of_workers_ends_in_the_same_files(
         self, trained: WorldRecord, tmp_path: Path
