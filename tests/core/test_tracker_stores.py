@@ -306,7 +306,7 @@ def _two_checkpoints() -> None:
 
 def test_mlflow_keeps_no_password() -> None:
     kept: dict[str, Any] = MLflow("https://me:secret@server").options()
-    assert kept == {"log_checkpoint": False}
+    assert kept == {"log_checkpoint": False, "system_metrics": False}
 
 
 def test_a_file_needs_a_path_if_the_run_has_no_directory() -> None:

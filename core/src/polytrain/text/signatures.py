@@ -33,5 +33,11 @@ def name_of(function: Any) -> str:
 
 
 def written(function: Any) -> str:
-    """Return a function with its parameters as text, such as `train(config, *, rate=0.1)`."""
-    return f"{name_of(function)}{inspect.signature(function)}"
+    """Return a function with its parameters as text, such as `train(config, *, rate=0.1)`.
+
+    Annotations are left out.
+    """
+    signature = inspect.signature(function)
+    bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    shown = signature.replace(parameters=bare, return_annotation=signature.empty)
+    return f"{name_of(function)}{shown}"
