@@ -34,8 +34,9 @@ from polytrain.policy.failure import FailurePolicy
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
+from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import AttachedWork, CheckpointCoordinator
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.publisher import Publisher

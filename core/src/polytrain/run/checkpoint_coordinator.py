@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
 from typing import Any, assert_never
 
 from polytrain.checkpoint.manager import CheckpointManager
@@ -29,6 +28,7 @@ from polytrain.policy.retention import missing_score
 from polytrain.policy.validation import Validation, ValidationStatus
 from polytrain.record.entries import CheckpointCommitted, CheckpointDropped
 from polytrain.record.journal import Journal
+from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.lease import Lease
 from polytrain.workers.agents.calls import Acknowledge, StoreRest
@@ -36,62 +36,6 @@ from polytrain.workers.driver.group import WorkerGroup
 from polytrain_plugins import RunInfo
 
 logger = logging.getLogger(__name__)
-
-
-class AttachedWork:
-    """Works on a run's checkpoints beside training. This one does nothing.
-
-    The controller polls it for results, and waits for the rest when training has ended.
-    """
-
-    failure: Failure | None = None
-    """A failure of its work that ends the run."""
-
-    def __enter__(self) -> AttachedWork:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Release everything."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether it works on a committed checkpoint, or has one to work on."""
-        return False
-
-    @property
-    def pending(self) -> int:
-        """Number of committed checkpoints that it hasn't finished."""
-        return 0
-
-    @property
-    def all_failed(self) -> str:
-        """The reason if all its work has failed; else empty."""
-        return ""
-
-    def request(self, manifest: Manifest) -> None:
-        """Note a checkpoint before it is committed."""
-
-    def nudge(self) -> None:
-        """Wake a waiting `take`. Any thread, or a signal handler, may call this."""
-
-    def take(self, *, wait: bool = False) -> Sequence[Validation]:
-        """Collect results, and start the next work.
-
-        Args:
-            wait: whether to wait for a result; only while it `is_busy`.
-
-        Returns:
-            The validations that have ended.
-        """
-        return ()
-
-    def warn_if_unused(self) -> None:
-        """Warn if the user has configured it, but no checkpoint used it."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,9 +30,9 @@ from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import AttemptEnded, Launched, RunConcluded
 from polytrain.record.journal import Journal
+from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import (
-    AttachedWork,
     CheckpointCoordinator,
     lease_lost,
 )

@@ -33,8 +33,9 @@ from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
+from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import AttachedWork, CheckpointCoordinator
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts

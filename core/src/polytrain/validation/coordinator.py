@@ -17,7 +17,7 @@ from polytrain.events.output import Output
 from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
 from polytrain.record.entries import ValidationEnded, ValidationRequested
 from polytrain.record.journal import Journal
-from polytrain.run.checkpoint_coordinator import AttachedWork
+from polytrain.run.attached import AttachedWork
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
 
 logger = logging.getLogger(__name__)
