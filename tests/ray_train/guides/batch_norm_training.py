@@ -63,5 +63,8 @@ with result.checkpoint.as_directory() as directory:
 weights = {name: value.sum().item() for name, value in state.items() if value.is_floating_point()}
 RESULT = {"metrics": {name: result.metrics[name] for name in ("loss", "epoch")}}
 # Ray Train keeps the file of whichever rank writes last: statistics of BatchNorm differ there.
-RESULT["weights"] = {name: each for name, each in weights.items() if "running" not in name}
+# The gradient of a bias before BatchNorm is rounding alone, which differs by CPU.
+RESULT["weights"] = {
+    name: each for name, each in weights.items() if "running" not in name and name != "0.bias"
+}
 print("RESULT", json.dumps(RESULT))

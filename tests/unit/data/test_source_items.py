@@ -191,8 +191,8 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "no items": ([], "no rows"),
     "a first item that raises": ([OSError("disk")], "item 0 of Items can't be had: OSError: disk"),
     "an empty item": ([{}], "item 0 of Items is empty"),
-    "nothing": ([None], "item 0 has a NoneType as '0'"),
-    "a value of a class": ([(1, object())], "item 0 has a object as '1'"),
+    "nothing": ([None], "item 0 has None as '0'"),
+    "a value of a class": ([(1, object())], "item 0 has an object as '1'"),
     "a dict in a dict": ([{"x": {"y": 1}}], "item 0 has a dict as 'x'"),
     "texts": ([{"x": ["a", "b"]}], "item 0 has a list as 'x'"),
 }

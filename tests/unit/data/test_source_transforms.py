@@ -153,7 +153,7 @@ def changing(result: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Any]:
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "nothing": (lambda x: None, "NoneType .* not a dict"),
+    "nothing": (lambda x: None, "None for rows .* not a dict"),
     "an array": (lambda x: x, "ndarray .* not a dict"),
     "a scalar": (lambda x: {"x": 5}, "no table: 'x'"),
     "fewer rows": (
