@@ -85,17 +85,36 @@ def test_nothing_is_noted_without_git_or_a_repository(
     assert commit_of(tmp_path / "code") is None
 
 
-def test_ctrl_c_in_a_terminal_does_not_reach_git(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The terminal's foreground process group gets it."""
-    git = tmp_path / "git"
-    git.write_text(f"#!{sys.executable}\nimport os\nprint(os.getpgrp())\n")
+@pytest.fixture
+def git_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a program named git, which prints its process group; return the file of its ends."""
+    git, ends = tmp_path / "git", tmp_path / "ends"
+    lines = ["import os, sys", "print(os.getpgrp())", f"print(file=open({str(ends)!r}, 'a'))"]
+    git.write_text("\n".join([f"#!{sys.executable}", *lines]))
     git.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    return ends
+
+
+@pytest.mark.usefixtures("git_that_ends")
+def test_ctrl_c_in_a_terminal_does_not_reach_git(tmp_path: Path) -> None:
+    """The terminal's foreground process group gets it."""
     found = found_commit(str(tmp_path), "")
     assert found is not None
     assert int(found.commit) != os.getpgrp()
+
+
+def test_no_child_process_disturbs_what_trains_in_this_process(
+    git_that_ends: Path, tmp_path: Path
+) -> None:
+    ends: list[int] = []
+
+    def train() -> None:
+        ends.append(len(git_that_ends.read_text().splitlines()))
+
+    scaling, run = ScalingConfig(num_workers=0), RunConfig(storage_path=tmp_path, progress=False)
+    make_trainer("reference", train, scaling_config=scaling, run_config=run).fit()
+    assert ends == [len(git_that_ends.read_text().splitlines())]
 
 
 def test_the_commit_is_told_once(git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
-from polytrain.run.program import command_line, script
+from polytrain.run.program import CommitSearch, command_line, script
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests
 from polytrain.run.resume import function_fingerprint, unreported, versions_of
@@ -136,6 +136,7 @@ def controller_of(
             config=run.spec.run_config.failure_config, group=group, journal=journal
         ),
         attached=attached,
+        commit_search=CommitSearch(at_once=run.spec.is_inline),
         stop_requests=run.stop_requests,
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import polytrain
@@ -19,6 +20,9 @@ _MOST_ARGUMENTS = 200
 _LONGEST_ARGUMENT = 1000
 _ANSWERS_WITHIN_S = 10.0
 """Seconds for each command of git, which reads every file's times."""
+
+_AT_ONCE_WITHIN_S = 0.5
+"""The same while a run waits for it."""
 
 
 def command_line() -> tuple[str, ...]:
@@ -54,7 +58,14 @@ class CommitSearch:
     The code is in the directory of the script, or in the working directory if there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
+        """
+        Args:
+            at_once: whether `start` asks, and has the answer when it returns. A framework that is
+                used in this process is disturbed by a child process: until that is git, it holds
+                copies of ports that the framework binds, and its end interrupts system calls.
+        """
+        self._at_once = at_once
         self._found: CommitFound | None = None
         self._thread: threading.Thread | None = None
 
@@ -65,12 +76,17 @@ class CommitSearch:
             wake: called from the thread when `take` has the answer.
         """
 
-        def ask(file: str = script(), directory: str = os.getcwd()) -> None:
-            self._found = found_commit(os.path.dirname(file) or directory, file)
+        file, directory = script(), os.getcwd()
+        within_s = _AT_ONCE_WITHIN_S if self._at_once else _ANSWERS_WITHIN_S
+
+        def ask() -> None:
+            self._found = found_commit(os.path.dirname(file) or directory, file, within_s=within_s)
             wake()
 
         self._thread = threading.Thread(target=ask, name="polytrain-git", daemon=True)
         self._thread.start()
+        if self._at_once:
+            self._thread.join()
 
     def take(self, *, wait_s: float = 0.0) -> CommitFound | None:
         """Return the commit, once; None if there is none, or git hasn't answered.
@@ -87,29 +103,33 @@ class CommitSearch:
         return self._found
 
 
-def found_commit(directory: str, file: str) -> CommitFound | None:
+def found_commit(
+    directory: str, file: str, *, within_s: float = _ANSWERS_WITHIN_S
+) -> CommitFound | None:
     """Return the commit of a directory's repository; None without git or a repository.
 
     Args:
         directory: a directory in the work tree.
         file: the script. If the commit lacks it, the code differs from the commit.
+        within_s: seconds for each command of git.
     """
+    git = partial(_git, directory, within_s)
     # The name of no branch is HEAD.
-    answer = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    answer = git("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if answer is None:
         return None
     commit, _, branch = answer.strip().partition("\n")
-    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    changes = git("status", "--porcelain", "--untracked-files=no")
     is_dirty = None if changes is None else bool(changes)
     if file and is_dirty is False:
-        is_dirty = _git(directory, "ls-files", "--", os.path.basename(file)) == ""
+        is_dirty = git("ls-files", "--", os.path.basename(file)) == ""
     return CommitFound(
         commit=commit, branch="" if branch == "HEAD" else shortened(branch), is_dirty=is_dirty
     )
 
 
-def _git(directory: str, *arguments: str) -> str | None:
-    """Return what a command of git prints; None if it fails."""
+def _git(directory: str, within_s: float, *arguments: str) -> str | None:
+    """Return what a command of git prints; None if it fails, or takes longer."""
     # Without a lock of the index, which would disturb what the user does with git meanwhile.
     command: Sequence[str] = ("git", "--no-optional-locks", "-C", directory, *arguments)
     try:
@@ -118,7 +138,7 @@ def _git(directory: str, *arguments: str) -> str | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=_ANSWERS_WITHIN_S,
+            timeout=within_s,
             # Ctrl-C is for the program, which asks for a checkpoint, and not for git.
             process_group=0,
             check=True,
