@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 # Below Linux's default ephemeral range (32768–60999): the kernel never gives such a port to an
 # outgoing connection, so no process takes it between the release and the framework's bind.
 _FIRST, _LAST = 20000, 32000
+
+_FREE_WITHIN_S = 5.0
+_LOOKS_EVERY_S = 0.001
 
 
 @dataclass(slots=True)
@@ -21,8 +25,17 @@ class HeldPort:
     _socket: socket.socket
 
     def release(self) -> None:
-        """Free the port. May be called more than once."""
+        """Free the port. May be called more than once.
+
+        A child process that this one has just forked holds the port, too, until it executes its
+        program. So this waits until the port is free, for a few seconds at most.
+        """
+        if self._socket.fileno() < 0:
+            return
         self._socket.close()
+        end = time.monotonic() + _FREE_WITHIN_S
+        while not _is_free(self.number) and time.monotonic() < end:
+            time.sleep(_LOOKS_EVERY_S)
 
 
 @contextmanager
@@ -42,6 +55,15 @@ def held_port(*, shared: bool = False) -> Iterator[HeldPort]:
             # Not before: two holders with this option could bind the same port.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         yield HeldPort(number=number, _socket=holder)
+
+
+def _is_free(number: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("", number))
+        except OSError:
+            return False
+    return True
 
 
 def _bind_any(holder: socket.socket) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,6 +33,22 @@ def test_a_released_port_can_be_bound_at_once() -> None:
         port.release()
         assert can_listen(port.number)
         port.release()
+
+
+def test_a_process_that_is_being_started_does_not_hold_a_released_port() -> None:
+    """A forked process has a copy of everything that is open, until it executes its program."""
+    with held_port() as port:
+        its_end, ours = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(ours)
+            os.read(its_end, 1)
+            os._exit(0)
+        threading.Timer(0.2, os.close, [ours]).start()
+        port.release()
+        assert can_listen(port.number)
+    os.close(its_end)
+    os.waitpid(child, 0)
 
 
 def test_the_end_of_the_block_frees_the_port() -> None:
