@@ -89,7 +89,7 @@ while sender.is_alive():
 let_go()
 started = [each for each in threading.enumerate() if each not in before]
 for each in started:
-    # A thread that was told to end may need a moment.
+    # A thread that is ending may need a moment.
     each.join(10)
 print("left:", [each.name for each in started if each.is_alive()], flush=True)
 """

@@ -15,6 +15,7 @@ _FIRST, _LAST = 20000, 32000
 
 _FREE_WITHIN_S = 5.0
 _LOOKS_EVERY_S = 0.001
+"""Seconds between looks at a port: nothing announces that it is free."""
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,10 @@ def inner(function):
 
 def compiled(file: Path) -> Callable[[Callable[[], None]], None]:
     """A `fit` whose lines are in a file of polytrain's."""
-    names = {"user_frames_only": user_frames_only}
+    names: dict[str, Any] = {"user_frames_only": user_frames_only}
     exec(compile(FIT, str(file), "exec"), names)
-    return names["fit"]  # type: ignore[return-value]
+    made: Callable[[Callable[[], None]], None] = names["fit"]
+    return made
 
 
 fit = compiled(Path(polytrain.__file__).parent / "api" / "trainer.py")

@@ -1,4 +1,4 @@
-"""What trackers are told of a run's start."""
+"""The description of a run that trackers receive at its start."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 from polytrain.view.page.curves import Metric
 
 MOST_LINES = 4
-"""Metrics of one chart: more can't be told apart."""
+"""Maximum number of metrics in one chart: the colours of more look alike."""
 
 MAIN = 4
 """Metrics whose values stand above the charts."""
