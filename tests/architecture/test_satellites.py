@@ -54,7 +54,7 @@ ROOMS = (
 OWN_ROOMS = {
     "prediction": ("api.backend_checks", "data", "policy.cluster", "workers"),
     "validation": ("policy.validation", "workers"),
-    "view": ("api.backend_checks", "policy.named_metrics", "policy.placement", "workers"),
+    "view": ("api.backend_checks", "policy.placement", "workers"),
 }
 """What one of them needs besides, because it starts processes or looks at nodes."""
 

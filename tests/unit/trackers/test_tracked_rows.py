@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.record.journal_writer import JournalWriter
 
+from polytrain.text.named_metrics import flat
 from polytrain.trackers.rows import Position, TrackedRows
-from polytrain.trackers.tracker import Row, flat
+from polytrain.trackers.tracker import Row
 
 EVENTS = st.lists(
     st.sampled_from(("report", "report", "report", "commit", "validate", "restart", "driver")),

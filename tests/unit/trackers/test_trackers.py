@@ -19,11 +19,12 @@ from tests.unit.record.journal_writer import JournalWriter
 
 from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
 from polytrain.storage.location import Location
+from polytrain.text.named_metrics import flat
 from polytrain.trackers import CSV, MLflow, TensorBoard
 from polytrain.trackers.delivery import TrackedFacts, send_missing
 from polytrain.trackers.description import Description
 from polytrain.trackers.state import TrackerState
-from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker
 from polytrain.trackers.tracking import Tracking
 from polytrain.view.cli.show import command as show
 from polytrain.view.cli.sync import command

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from polytrain.output.line_layout import cut, printable
-from polytrain.policy.named_metrics import flat_metrics
+from polytrain.text.named_metrics import single_values
 
 Row = tuple[str, str]
 """What it is, and its value."""
@@ -18,7 +18,7 @@ _NAME, _VALUE, _LINE, _TITLE = 24, 12, 100, 60
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     """Return the first metrics in a line, with the number of the others."""
-    known = list(flat_metrics(metrics))
+    known = list(single_values(metrics))
     shown = [f"{line(name, _NAME)} {_value(value)}" for name, value in known[:_METRICS]]
     more = len(known) - _METRICS
     return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])

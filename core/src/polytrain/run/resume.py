@@ -15,13 +15,13 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.code_fingerprint import code_fingerprint
-from polytrain.policy.named_metrics import named_metric
 from polytrain.policy.stop_rule import STEP, StopRule
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.reports import Reports
 from polytrain.run.lease import Lease
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
+from polytrain.text.named_metrics import named_metric
 from polytrain_plugins import Backend, Report, Stopped
 from polytrain_plugins.close_names import did_you_mean
 

@@ -22,10 +22,20 @@ def named_metric(metrics: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def flat_metrics(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the single values of metrics; the name of a nested one is `a/b`."""
+def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested metrics as one level: `{"a": {"b": 1}}` is `{"a/b": 1}`."""
+    return dict(_entries(metrics))
+
+
+def single_values(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the metrics that fit into a line, each with its name; none that are lists."""
+    single = bool | int | float | str
+    return (entry for entry in _entries(metrics) if isinstance(entry[1], single))
+
+
+def _entries(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in metrics.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}/{inner}", each) for inner, each in flat_metrics(value))
-        elif isinstance(value, bool | int | float | str):
-            yield str(name), value
+            yield from _entries(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value

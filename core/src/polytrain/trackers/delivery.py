@@ -16,10 +16,11 @@ from polytrain.record.history import JOURNAL, RunHistory, entries, read_history
 from polytrain.record.run_facts import RunFacts
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
+from polytrain.text.named_metrics import flat
 from polytrain.trackers.description import Description, description_of
 from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.state import kept_state
-from polytrain.trackers.tracker import Sink, TrackedRun, Tracker, flat
+from polytrain.trackers.tracker import Sink, TrackedRun, Tracker
 
 _KEEP_EVERY_S = 5.0
 """Seconds between stored positions. Rows sent after the stored position are recognised."""

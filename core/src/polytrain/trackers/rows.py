@@ -24,7 +24,8 @@ from polytrain.record.entries import (
 from polytrain.record.lines import new_reports
 from polytrain.record.reports import Reports
 from polytrain.storage.typed_json import Count, Within
-from polytrain.trackers.tracker import Row, flat
+from polytrain.text.named_metrics import flat
+from polytrain.trackers.tracker import Row
 
 _AT_ONCE = 1000
 """Maximum rows that are sent together."""

@@ -174,17 +174,6 @@ def is_in(directory: Path, path: str | Path) -> bool:
     return Path(os.path.realpath(directory / path)).is_relative_to(inside)
 
 
-def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested metrics as one level: `{"a": {"b": 1}}` is `{"a/b": 1}`."""
-    found: dict[str, Any] = {}
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{name}/"))
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that are numbers, for stores that hold only numbers."""
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

@@ -141,9 +141,9 @@ def _number(value: int | None) -> str:
 
 def in_short(metrics: Mapping[str, Any]) -> str:
     """The first few metrics in one line."""
-    from polytrain.policy.named_metrics import flat_metrics
+    from polytrain.text.named_metrics import single_values
 
-    known = list(flat_metrics(metrics))
+    known = list(single_values(metrics))
     shown = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in known[:_SHOWN_METRICS]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,9 +14,9 @@ from polytrain.errors import Failure
 from polytrain.output.colours import Style, painted
 from polytrain.output.echo import without_colours
 from polytrain.output.line_layout import Segment, columns, cut, fitted, printable
-from polytrain.policy.named_metrics import flat_metrics
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
+from polytrain.text.named_metrics import single_values
 from polytrain.text.next_command import next_command
 from polytrain_plugins import RunInfo
 
@@ -217,7 +218,7 @@ def ended(run: RunInfo, progress: Progress) -> Iterator[str]:
     if progress.step:
         metrics = [
             f"{cut(printable(name), _NAME_WIDTH)} {_value(value, PLAIN)}"
-            for name, value in _first_metrics(progress.metrics)
+            for name, value in islice(single_values(progress.metrics), SHOWN_METRICS)
         ]
         # A resumed run that has reported nothing yet has a step, and no metrics.
         yield f"  step {progress.step}{': ' if metrics else ''}{', '.join(metrics)}"
@@ -272,7 +273,7 @@ def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Segment]:
     left_s = progress.left_s(now)
     if left_s is not None:
         yield Segment(text=f"{duration(left_s)} left", weight=7)
-    shown = list(_first_metrics(progress.metrics))
+    shown = list(islice(single_values(progress.metrics), SHOWN_METRICS))
     for place, (name, value) in enumerate(shown):
         text = f"{cut(printable(name), _NAME_WIDTH, mark=signs.mark)} {_value(value, signs)}"
         yield Segment(text=text, weight=6 if place == 0 else 1)
@@ -316,15 +317,6 @@ def _waits(progress: Progress, now: float) -> str:
         case stage:
             text = str(stage)
     return f"{text} ({duration(max(0.0, now - progress.since))})"
-
-
-def _first_metrics(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    found = flat_metrics(metrics)
-    for _ in range(SHOWN_METRICS):
-        each = next(found, None)
-        if each is None:
-            return
-        yield each
 
 
 def _value(value: Any, signs: Signs) -> str:
