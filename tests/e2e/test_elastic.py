@@ -72,6 +72,7 @@ def fit(
     waits_in_size: dict[int, int] | None = None,
     max_failures: int = 0,
     backend: str = "torch",
+    function: Any = train,
 ) -> Result:
     (path / "diary").mkdir()
     config = {
@@ -84,7 +85,7 @@ def fit(
     }
     return make_trainer(
         backend,
-        train,
+        function,
         train_loop_config=config,
         datasets={"train": {"id": list(range(ROWS))}},
         scaling_config=scaling,
@@ -139,25 +140,39 @@ def test_a_lost_host_is_replaced_with_all_of_its_agents(tmp_path: Path) -> None:
     assert_exactly_once(Diary(tmp_path / "diary"), result)
 
 
-def test_a_standby_takes_the_place_of_a_rank_of_a_lost_host(tmp_path: Path) -> None:
-    seen: list[list[int]] = []
+def name_agent_and_train(config: Any) -> None:
+    """Writes which agent each rank of each attempt belongs to, and trains."""
+    context = polytrain.get_context()
+    pages = progress_pages("self")
+    hosts = [each for each in psutil.process_iter() if "ray::RayHost" in title(each)]
+    [agent] = [each for each in hosts if pages & progress_pages(each.pid)]
+    name = f"agent-{context.get_attempt()}-{context.get_world_rank()}"
+    Path(config["diary"]).with_name(name).write_text(str(agent.pid))
+    train(config)
 
-    def kill_a_rank() -> None:
+
+def test_a_standby_takes_the_place_of_a_rank_of_a_lost_host(tmp_path: Path) -> None:
+    standbys: list[int] = []
+
+    def kill_the_agent_of_the_ranks() -> None:
         assert eventually(lambda: len(agents()) == 2)
         of_standby, of_ranks = sorted(agents(), key=lambda each: len(progress_pages(each.pid)))
         assert len(progress_pages(of_ranks.pid)) == 2
-        seen.append([of_standby.pid])
+        standbys.append(of_standby.pid)
         of_ranks.kill()
 
     result = fit(
         tmp_path,
         ScalingConfig(num_workers=2, standby=1),
-        observers=(At(4, kill_a_rank), At(15, lambda: seen.append([a.pid for a in agents()]))),
+        function=name_agent_and_train,
+        observers=(At(4, kill_the_agent_of_the_ranks),),
+        # However long Ray takes to start the standby, the first attempt is there to be killed.
+        waits={0: 12},
         max_failures=1,
     )
-    of_standby, after = seen
+    agents_of_ranks = {int(path.read_text()) for path in tmp_path.glob("agent-1-*")}
     assert sizes(tmp_path) == [2, 2]
-    assert set(of_standby) <= set(after)
+    assert set(standbys) & agents_of_ranks
     assert_exactly_once(Diary(tmp_path / "diary"), result)
     [ended] = journal(tmp_path / "run", "AttemptEnded")
     assert ended["failure"]["kind"] == "AGENT_LOST"

@@ -75,6 +75,20 @@ def test_parts_of_several_ranks_come_together(store: CheckpointStore) -> None:
     assert [file.rank for file in (*first, *second)] == [0, 1]
 
 
+def test_a_rank_may_report_files_in_place_after_rank_0s_are_committed(
+    store: CheckpointStore,
+) -> None:
+    directory = directory_of(store, manifest(0))
+    directory.mkdir(parents=True)
+    (directory / "shard-0").write_text("a")
+    first = store.find_part(directory.name, 0).files
+    store.commit(manifest(0, first))
+    (directory / "shard-1").write_text("b")
+    known = {file.name: file.sha256 for file in first}
+    second = store.find_part(directory.name, 1, stored_already=known).files
+    assert [(file.name, file.rank) for file in second] == [("shard-1", 1)]
+
+
 def test_no_two_attempts_write_to_one_directory(store: CheckpointStore) -> None:
     """What a process does that was taken for dead does no harm."""
     made = commit(store, 0, model="weights")

@@ -189,7 +189,8 @@ class CheckpointStore:
             raise CheckpointError(
                 f"Rank {rank} has reported what it has written to {place}, which has no files."
             )
-        if MANIFEST_NAME in sizes:
+        # Once rank 0's files are stored, the manifest may be there: they may have been committed.
+        if sizes.pop(MANIFEST_NAME, None) is not None and not stored_already:
             raise CheckpointError(
                 f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
             )
