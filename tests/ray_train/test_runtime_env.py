@@ -147,7 +147,7 @@ def found():
     import os
     from code_of_the_run import VALUE
     with open("data_of_the_run.txt") as file:
-        return VALUE, file.read(), os.environ["POLYTRAIN_TEST_VARIABLE"]
+        return VALUE, file.read(), os.environ.get("POLYTRAIN_TEST_VARIABLE")
 
 def function():
     with tempfile.TemporaryDirectory() as directory:
@@ -160,7 +160,10 @@ def function():
 def validate(checkpoint):
     return {"validation": found(), "own": os.environ.get("OWN")}
 
-ray.init(address="local", num_cpus=2, log_to_driver=False, logging_level=40)
+ray.init(
+    address="local", num_cpus=2, log_to_driver=False, logging_level=40,
+    runtime_env={"working_dir": sys.argv[2]},
+)
 
 def fit(runtime_env):
     own = {"num_cpus": 0, "runtime_env": {"env_vars": {"OWN": "of the validation"}}}
@@ -173,6 +176,8 @@ def fit(runtime_env):
     ).fit()
 
 variables = {"POLYTRAIN_TEST_VARIABLE": "set"}
+print("OF THE JOB", fit(None).return_values)
+print("WITH VARIABLES", fit({"env_vars": variables}).return_values)
 result = fit({"working_dir": sys.argv[1], "env_vars": variables})
 print("RETURNED", result.return_values)
 print("VALIDATED", result.metrics)
@@ -188,14 +193,23 @@ def test_ray_sets_up_the_files_of_workers(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
         archive.writestr("code/code_of_the_run.py", "VALUE = 7\n")
         archive.writestr("code/data_of_the_run.txt", "rows")
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "code_of_the_run.py").write_text("VALUE = 3\n")
+    (job / "data_of_the_run.txt").write_text("the job's rows")
     (tmp_path / "script.py").write_text(ON_RAY)
     run = subprocess.run(
-        [sys.executable, "script.py", f"file://{tmp_path / 'code.zip'}"],
+        [sys.executable, "script.py", f"file://{tmp_path / 'code.zip'}", str(job)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=200,
     )
+    # The job's working directory is the workers', unless the run has one of its own.
+    of_the_job = (3, "the job's rows", None)
+    assert f"OF THE JOB {(of_the_job, of_the_job)}" in run.stdout, run.stdout + run.stderr
+    with_variable = (3, "the job's rows", "set")
+    assert f"WITH VARIABLES {(with_variable, with_variable)}" in run.stdout, run.stdout
     value = (7, "rows", "set")
     assert f"RETURNED {(value, value)}" in run.stdout, run.stdout + run.stderr
     # A validation has a variable of its own besides.

@@ -93,9 +93,6 @@ class Agent:
             **variables,
             **spec.zygote.variables,
         }
-        # Ray has started this process in the `working_dir` of the runtime environment.
-        own_directory = os.getcwd() if "working_dir" in spec.runtime_env else None
-        self._directory = own_directory or spec.directory
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._parts = PartStorer(
             spec.store, merges_files=spec.merges_files, tell=self._events.put_nowait
@@ -319,7 +316,7 @@ class Agent:
             self._zygotes.fork(
                 order.attempt,
                 environment=self._environment,
-                directory=self._directory,
+                directory=self._spec.directory,
                 argv=self._spec.argv,
                 descriptors=[
                     *worker.child.descriptors,
@@ -381,7 +378,7 @@ class Agent:
 
     def _preload(self, message: Message) -> None:
         _, modules, variables = message
-        self._zygotes.preload(modules, variables, self._environment, self._directory)
+        self._zygotes.preload(modules, variables, self._environment, self._spec.directory)
 
     def _take_part(self, part: StagedPart) -> None:
         assert self._scratch is not None

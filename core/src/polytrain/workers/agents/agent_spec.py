@@ -29,7 +29,7 @@ class AgentSpec:
     """Variables that the backend sets in worker processes."""
 
     directory: str
-    """The driver's working directory."""
+    """The working directory of worker processes: the driver's, unless Ray has set up another."""
 
     argv: tuple[str, ...]
     """The driver's `sys.argv`."""

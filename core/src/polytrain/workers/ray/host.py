@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -31,6 +32,9 @@ class RayHost:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._place = NodeAddress(node_id=context.get_node_id(), host=host)
         self._numbers = numbers
+        if "working_dir" in context.runtime_env:
+            # Ray has started this process in it, whether the run or the job has asked for it.
+            spec = replace(spec, directory=os.getcwd())
         self._mail: asyncio.Queue[tuple[int, Mail]] = asyncio.Queue()
         self._host = AgentHost(
             spec,
