@@ -210,6 +210,75 @@ def test_a_standby_is_beside_the_workers_if_nobody_else_has_room() -> None:
     assert len(cluster.placed) == 3
 
 
+@pytest.mark.parametrize("kind", [FailureKind.NODE_LOST, FailureKind.PREEMPTED])
+def test_a_standby_goes_with_its_node_though_only_a_rank_there_is_reported(
+    kind: FailureKind,
+) -> None:
+    """Each of the node's agents is reported by itself, some after the next launch."""
+    cluster = FakeCluster(a=1, b=2)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    [standby] = set(cluster.placed) - set(pool.ranked)
+    assert nodes(pool) == ["a", "b"]
+    assert standby.place.node_id == "b"
+    lost = cluster.lose(pool, pool.ranked[1], kind)
+    assert lost is not None
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert cluster.sizes() == [2]
+    assert standby in cluster.dismissed
+    # What is reported of it afterwards is the same loss.
+    assert cluster.lose(pool, standby, kind) is None
+    del cluster.nodes["b"]
+    cluster.nodes["c"] = 2
+    cluster.settle(pool)
+    assert cluster.sizes() == [2, 2]
+    assert nodes(pool) == ["a", "c"]
+
+
+def test_a_rank_of_a_lost_node_that_has_exited_is_not_launched_there_again() -> None:
+    """As with GPUs, where each agent has its own actor, and is reported by itself."""
+    cluster = FakeCluster(a=1, b=2)
+    pool = cluster.pool((1, 3))
+    begin(pool, cluster)
+    one, other = pool.ranked[1:]
+    cluster.lose(pool, one, FailureKind.NODE_LOST)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert nodes(pool) == ["a"]
+    assert cluster.lose(pool, other, FailureKind.NODE_LOST) is None
+
+
+def test_each_rank_of_a_lost_node_is_reported_to_the_attempt_that_waits_for_its_end() -> None:
+    cluster = FakeCluster(a=1, b=2)
+    pool = cluster.pool(3)
+    begin(pool, cluster)
+    lost = cluster.lose_node(pool, "b")
+    assert [event.rank for event in lost] == [1, 2]
+
+
+def test_an_agent_that_dies_alone_takes_no_other_of_its_node_with_it() -> None:
+    cluster = FakeCluster(a=3)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    [standby] = set(cluster.placed) - set(pool.ranked)
+    cluster.lose(pool, pool.ranked[1], FailureKind.AGENT_LOST)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert standby in pool.ranked
+
+
+def test_a_node_that_comes_back_is_used_again() -> None:
+    """It was unreachable for a moment only."""
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool((1, 2))
+    begin(pool, cluster)
+    cluster.lose(pool, pool.ranked[1], FailureKind.NODE_LOST)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    [requested] = cluster.waiting
+    cluster.arrive(pool, requested, "b")
+    assert len(cluster.growths()) == 1
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert cluster.sizes() == [2, 1, 2]
+
+
 def test_the_loss_of_a_standby_is_no_failure_and_is_made_good() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)

@@ -331,3 +331,32 @@ def test_a_run_that_another_driver_has_is_not_retried() -> None:
     decision = FailurePolicy(max_failures=-1, retry_user_errors=True).decide([attempt])
     assert not decision.restart
     assert decision.reason == "another driver works on the run"
+
+
+def test_a_lost_node_is_counted_once_though_it_ends_the_next_attempt_as_well() -> None:
+    """The next attempt had a rank on it: the loss was reported of one agent after the other."""
+    gone = node_loss("c", trained=True)
+    late = node_loss("c", trained=False)
+    policy = FailurePolicy(max_failures=1)
+    assert policy.decide([gone, late]).restart
+    assert "counted once" in policy.decide([gone, late]).reason
+    # Other losses are others.
+    assert not policy.decide([gone, node_loss("d", trained=False)]).restart
+    assert not policy.decide([gone, node_loss("c", trained=True)]).restart
+    assert not policy.decide([gone, late, node_loss("d", trained=False)]).restart
+    assert FailurePolicy(max_failures=2).decide([gone, late, node_loss("d", trained=True)]).restart
+    assert not FailurePolicy(max_failures=-1).decide([gone, *[late] * 5]).restart
+
+
+def node_loss(node: str, *, trained: bool) -> FailedAttempt:
+    """An attempt of ranks on nodes a and `node` that ended when the latter was lost."""
+    return failed_attempt(
+        [
+            failure(FailureKind.CONNECTION_LOST, rank=0),
+            failure(FailureKind.NODE_LOST, rank=1, message=f"its node {node} is gone"),
+        ],
+        world_size=2,
+        has_reported=trained,
+        lasted_s=1.0,
+        nodes=("a", node),
+    )

@@ -376,3 +376,20 @@ def test_a_signal_that_came_before_a_condition_is_the_reason() -> None:
     play = Play(1).launched().training().tell(STOP, MET, drained(), *killed(1))
     conclusion = play.conclusion()
     assert (conclusion.succeeded, conclusion.stopped) == (False, STOP.stopped)
+
+
+def test_a_lost_node_that_ends_the_next_attempt_as_well_is_one_failure() -> None:
+    """Its other agent is reported after a rank of that one was launched."""
+    play = Play(4, max_failures=1).launched().training().tell(reported(0, 1), node_loss(3))
+    play.tell(*(exited(rank, killed=True) for rank in (0, 1, 2)))
+    play.launched().tell(node_loss(3))
+    play.tell(*(exited(rank, attempt=1, killed=True) for rank in (0, 1, 2)))
+    assert isinstance(play.state.phase, Placing)
+    # The next one is another.
+    play.launched().training().tell(node_loss(0))
+    play.tell(*(exited(rank, attempt=2, killed=True) for rank in (1, 2, 3)))
+    assert "failure 2 of max_failures=1" in play.conclusion().reason
+
+
+def node_loss(rank: int) -> AgentLost:
+    return AgentLost(rank=rank, reason="its node is gone", kind=FailureKind.NODE_LOST)

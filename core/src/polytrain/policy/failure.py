@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Literal
 
 from polytrain.errors import Failure, FailureKind
@@ -93,6 +93,9 @@ class FailedAttempt:
     lasted_s: float = 0.0
     """Seconds from its launch to its first failure."""
 
+    nodes: frozenset[str] = frozenset()
+    """Nodes on which processes were lost."""
+
     @property
     def has_trained(self) -> bool:
         """Whether it got beyond its start: it reported a step, or lasted long enough."""
@@ -102,6 +105,18 @@ class FailedAttempt:
     def is_charged(self) -> bool:
         """Whether it counts towards `max_failures`."""
         return self.root.kind is not FailureKind.PREEMPTED
+
+    def is_late_news_of(self, before: FailedAttempt) -> bool:
+        """Whether it ended by the loss of a node that had already ended the attempt before.
+
+        Each agent of a lost node is reported by itself, some only after the next launch.
+        """
+        return (
+            self.root.kind is FailureKind.NODE_LOST
+            and bool(self.nodes)
+            and self.nodes <= before.nodes
+            and not self.has_trained
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +152,7 @@ class FailurePolicy:
             user_errors_are_retried(self.retry_user_errors),
             repeated_errors_end_the_run(self.retry_user_errors),
             failed_starts_are_limited(_START_FAILURES),
+            nodes_are_lost_once,
             failures_are_counted(self.max_failures),
         )
         decisions = (rule(attempts) for rule in rules)
@@ -224,11 +240,21 @@ def failed_starts_are_limited(limit: int) -> Rule:
     return rule
 
 
+def nodes_are_lost_once(attempts: Attempts) -> Decision | None:
+    """Restart without a charge if the loss is the one that has ended the attempt before."""
+    if len(attempts) < 2 or not attempts[-1].is_late_news_of(attempts[-2]):
+        return None
+    return Decision(
+        restart=True, reason="the same loss of a node ended the attempt before, and is counted once"
+    )
+
+
 def failures_are_counted(most: int) -> Rule:
     """Return the rule that restarts at most `most` failures; -1 means any number."""
 
     def rule(attempts: Attempts) -> Decision | None:
-        failures = sum(attempt.is_charged for attempt in attempts)
+        late = sum(latest.is_late_news_of(before) for before, latest in pairwise(attempts))
+        failures = sum(attempt.is_charged for attempt in attempts) - late
         if most < 0:
             return Decision(restart=True, reason=f"failure {failures}, max_failures is unlimited")
         if most == 0:
@@ -263,6 +289,7 @@ def failed_attempt(
     has_reported: bool,
     lasted_s: float,
     committed: int = 0,
+    nodes: Sequence[str] = (),
 ) -> FailedAttempt:
     """Sum up the failures of one attempt.
 
@@ -272,6 +299,7 @@ def failed_attempt(
         has_reported: whether any of them has reported a step.
         lasted_s: seconds from the launch to the first failure.
         committed: step of the newest checkpoint.
+        nodes: the node of each rank; empty if they aren't known.
     """
     root = root_cause(failures)
     error = _error_of(root)
@@ -289,6 +317,11 @@ def failed_attempt(
         has_reported=has_reported,
         lasted_s=lasted_s,
         committed=committed,
+        nodes=frozenset(
+            nodes[failure.rank]
+            for failure in failures
+            if failure.kind.is_loss and failure.rank is not None and failure.rank < len(nodes)
+        ),
     )
 
 

@@ -398,6 +398,7 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         has_reported=state.has_reported,
         lasted_s=ending.lasted_s,
         committed=state.committed,
+        nodes=state.nodes,
     )
     root = failure_of_attempt.root
     attempts = (*state.attempts, failure_of_attempt)

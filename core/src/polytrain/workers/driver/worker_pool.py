@@ -35,6 +35,9 @@ logged."""
 _SETTLE_S = 0.5
 """Seconds after an arrival for which an elastic run waits for others, to start together."""
 
+_OF_A_WHOLE_NODE = (FailureKind.NODE_LOST, FailureKind.PREEMPTED)
+"""Losses of an agent by which all agents of its node are lost."""
+
 
 class Cluster(Protocol):
     """The nodes on which agents can run."""
@@ -132,6 +135,10 @@ class WorkerPool:
         """The reason that workers can't start, once known."""
 
         self._avoided: frozenset[str] = frozenset()
+        self._lost_nodes: set[str] = set()
+        """Nodes that are lost. Each of their agents is reported by itself, some only after the next
+        launch; until then none of them may get a rank."""
+
         self._bundle_nodes: dict[int, str] = {}
         self._placing: _Placing | None = None
 
@@ -153,6 +160,7 @@ class WorkerPool:
         )
         if not self.ranked and not scaling.is_elastic:
             self._launcher.reserve(scaling.max_workers, scaling.placement_strategy)
+        self._leave_lost_nodes(self.here)
         self._leave(avoid, without)
         self._staff()
 
@@ -170,6 +178,8 @@ class WorkerPool:
             return
         self._coming.remove(agent_handle)
         agent_handle.place = place
+        # A node that was unreachable for a moment is back.
+        self._lost_nodes.discard(place.node_id)
         if agent_handle.bundle is not None:
             self._bundle_nodes[agent_handle.bundle] = place.node_id
         self._losses = 0
@@ -213,6 +223,10 @@ class WorkerPool:
         self._forget(agent_handle)
         if not was_wanted:
             return None
+        if gone.kind in _OF_A_WHOLE_NODE and agent_handle.place.node_id:
+            self._lost_nodes.add(agent_handle.place.node_id)
+            # The others with a rank have to be reported to the attempt, which waits for their end.
+            self._leave_lost_nodes(self._spares if self._placing is None else self.here)
         if agent_handle in self.ranked and self._placing is None:
             rank = self.ranked.index(agent_handle)
             return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
@@ -357,6 +371,12 @@ class WorkerPool:
             return frozenset()
         ranked_on = {agent_handle.place.node_id for agent_handle in self.ranked}
         return self._policy.nodes_without_standby(ranked_on, self._cluster.free_nodes())
+
+    def _leave_lost_nodes(self, agent_handles: list[AgentHandle]) -> None:
+        """Dismiss those of these agents that are on a lost node."""
+        for agent_handle in list(agent_handles):
+            if agent_handle.place.node_id in self._lost_nodes:
+                self._dismiss(agent_handle)
 
     def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
         """Dismiss agents on nodes to avoid, and of ranks to replace if others take them."""

@@ -399,10 +399,10 @@ def why_gone(
         return FailureKind.PREEMPTED, f"its node was preempted ({death or 'as announced'})"
     if place is not None and death is not None:
         return FailureKind.NODE_LOST, f"its node {place.host} is gone ({death})"
+    # Ray reports the loss of the actor before it has confirmed that the node is gone.
+    if place is not None and not is_reachable(place.node_id):
+        return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
     if place is not None and isinstance(error, ActorUnavailableError):
-        # Ray reports this before it has confirmed that the node is gone.
-        if not is_reachable(place.node_id):
-            return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
         return FailureKind.AGENT_LOST, "its agent can't be reached any more"
     if isinstance(error, RuntimeEnvSetupError):
         # The runtime environment fails alike on every node.

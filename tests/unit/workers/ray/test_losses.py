@@ -1,0 +1,38 @@
+"""Which loss an error of Ray's means: an agent's alone, or its node's."""
+
+from __future__ import annotations
+
+import pytest
+
+from polytrain.errors import FailureKind
+from polytrain.policy.placement import NodeAddress
+
+pytest.importorskip("ray")
+
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    RayError,
+)
+
+from polytrain.workers.ray import launcher
+
+PLACE = NodeAddress(node_id="c", host="10.0.0.3")
+
+
+@pytest.fixture(params=[True, False])
+def node_is_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the node's raylet answers. Ray hasn't noticed any loss."""
+    monkeypatch.setattr(launcher, "death_of_node", lambda _: None)
+    monkeypatch.setattr(launcher, "is_reachable", lambda _: request.param)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("no reply", b"a" * 16)])
+def test_an_actor_whose_raylet_is_gone_too_is_lost_with_its_node(
+    error: RayError, node_is_up: bool
+) -> None:
+    """Whether Ray calls the actor dead or out of reach: what else is there is lost as well."""
+    kind, reason = launcher.why_gone(error, PLACE, {})
+    assert kind is (FailureKind.AGENT_LOST if node_is_up else FailureKind.NODE_LOST)
+    assert ("10.0.0.3 is gone" in reason) != node_is_up
