@@ -160,7 +160,32 @@ def test_time_passes_between_two_reports_of_slow_steps() -> None:
     left_s = play.progress.left_s(play.now)
     assert left_s == 1980
     assert play.progress.left_s(play.now + 30) == 1950
-    assert play.progress.left_s(play.now + 3000) == 0
+
+
+def test_a_run_that_stands_still_has_no_time_left_but_says_for_how_long() -> None:
+    """Its estimate is used up: the next step would have been its last one."""
+    play = trained(total=30)
+    play.now += 9
+    assert "1.0 s left" in play.shown()[0]
+    play.now += 32
+    first = play.shown()[0]
+    assert "no step for 41 s" in first
+    assert "left" not in first
+    assert "no step for 41 s" in heartbeat(RUN, play.progress, now=play.now)
+    assert json.loads(progress_line(RUN, play.progress, now=play.now))["left_s"] is None
+    # The next step corrects the estimate.
+    play.report([21])
+    assert "no step" not in play.shown()[0]
+    assert "left" in play.shown()[0]
+
+
+def test_after_its_last_step_a_run_is_not_said_to_stand_still() -> None:
+    """What follows, such as an evaluation, isn't a step, and nobody knows how long it takes."""
+    play = trained(total=20)
+    play.now += 41
+    first = play.shown()[0]
+    assert "reported 41 s ago" in first
+    assert "left" not in first
 
 
 def test_a_restart_bends_neither_the_rate_nor_the_time_left() -> None:

@@ -176,18 +176,35 @@ class Progress:
     def left_s(self, now: float) -> float | None:
         """Return the seconds of training that are left; None if that is unknown.
 
+        It is unknown as well once the estimate is used up.
+
         Args:
             now: seconds since the epoch.
         """
         known = []
-        rate = self.steps_per_s
-        if self.total is not None and rate is not None:
-            is_working = self.stage is Stage.TRAINING and self.has_reported
-            since_s = max(0.0, now - self._reported_at) if is_working else 0.0
-            known.append(max(0, self.total - self.step) / rate - since_s)
+        steps_s = self._steps_left_s(now)
+        if steps_s is not None:
+            known.append(steps_s)
         if self.time_budget_s is not None:
             known.append(self.time_budget_s - self.ledger.trained_s(now))
-        return max(0.0, min(known)) if known else None
+        left_s = min(known, default=0.0)
+        return left_s if left_s > 0 else None
+
+    def is_overdue(self, now: float) -> bool:
+        """Return whether there are steps left, for which the time is over by the estimate.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        steps_s = self._steps_left_s(now)
+        return steps_s is not None and steps_s <= 0 and self.step < (self.total or 0)
+
+    def _steps_left_s(self, now: float) -> float | None:
+        """Return the seconds that the steps left would take; negative once they are over."""
+        rate = self.steps_per_s
+        if self.total is None or rate is None:
+            return None
+        return max(0, self.total - self.step) / rate - (self.unreported_s(now) or 0.0)
 
     def _opened(self, opened: Opened) -> None:
         self.world_size = opened.world_size

@@ -269,7 +269,10 @@ def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Segment]:
     yield Segment(text=_rate(progress.steps_per_s), weight=5)
     unreported_s = progress.unreported_s(now)
     if unreported_s is not None and unreported_s >= _LATE_AFTER_S:
-        yield Segment(text=f"reported {duration(unreported_s)} ago", weight=8)
+        since = duration(unreported_s)
+        is_overdue = progress.is_overdue(now)
+        text = f"no step for {since}" if is_overdue else f"reported {since} ago"
+        yield Segment(text=text, weight=8)
     left_s = progress.left_s(now)
     if left_s is not None:
         yield Segment(text=f"{duration(left_s)} left", weight=7)
