@@ -11,6 +11,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from polytrain.functions.missing_modules import note_unreadable
 from polytrain.functions.pickling import unpickled
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.predictor import PredictedPart, Predictor
@@ -56,7 +57,13 @@ class _Worker:
 
     def load(self) -> None:
         """Load the model."""
-        self._predictor = Predictor(unpickled(self._task, self._references))
+        try:
+            task = unpickled(self._task, self._references)
+        except Exception as error:
+            host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            note_unreadable(error, "The function that loads the model or predicts", host)
+            raise
+        self._predictor = Predictor(task)
 
     def start(self, unit: Unit, rows: pa.Table | None) -> PredictedPart | None:
         """Predict the first part of a unit."""

@@ -96,7 +96,8 @@ def _validated(
     """Run in the task; the function may parse the driver's `sys.argv`."""
     sys.argv[:] = argv
     yield {}
-    yield call(function, pickle.loads(task), references)
+    host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    yield call(function, pickle.loads(task), references, host=host)
 
 
 def _not_validated(error: Exception) -> NotValidated:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.functions.missing_modules import THIS_MACHINE, note_unreadable
 from polytrain.functions.pickling import unpickled
 from polytrain.workers.session.metrics import plain_metrics
 from polytrain_plugins.type_names import a_type
@@ -61,13 +62,20 @@ class Validator(Protocol):
         """Release everything, after the last call has ended."""
 
 
-def call(pickled: bytes, task: ValidationTask, references: Sequence[Any] = ()) -> dict[str, Any]:
+def call(
+    pickled: bytes,
+    task: ValidationTask,
+    references: Sequence[Any] = (),
+    *,
+    host: str = THIS_MACHINE,
+) -> dict[str, Any]:
     """Call a pickled validation function in this process, and return its metrics.
 
     Args:
         pickled: the function.
         task: the call's arguments.
         references: references to Ray objects, which `pickled_for_ray` has left out.
+        host: the address of this process's node.
 
     Raises:
         TypeError: it doesn't return a dict of metrics.
@@ -76,10 +84,7 @@ def call(pickled: bytes, task: ValidationTask, references: Sequence[Any] = ()) -
     try:
         function = unpickled(pickled, references)
     except Exception as error:
-        error.add_note(
-            "The validation function could not be read in its process. Modules that it uses must "
-            "be installed on every node, or lie beside the script."
-        )
+        note_unreadable(error, "The validation function", host)
         raise
     returned: Any = function(task.checkpoint, **task.fn_kwargs)
     if not isinstance(returned, Mapping):

@@ -23,6 +23,7 @@ from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Started
+from polytrain.functions.missing_modules import THIS_MACHINE
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.agents.calls import (
     Acknowledge,
@@ -86,7 +87,7 @@ class InlineGroup:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        here = NodeAddress(node_id="", host="127.0.0.1")
+        here = NodeAddress(node_id="", host=THIS_MACHINE)
         return members([here], cpus=self._cpus, gpus=0)
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:

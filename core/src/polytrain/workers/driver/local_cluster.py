@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.functions.missing_modules import THIS_MACHINE
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.placement import NodeAddress
 from polytrain.policy.scaling import worker_capacity
@@ -60,7 +61,7 @@ class LocalCluster:
         return LocalAgentLauncher(
             spec,
             job,
-            place=NodeAddress(node_id=self.node_id, host="127.0.0.1"),
+            place=NodeAddress(node_id=self.node_id, host=THIS_MACHINE),
             room=worker_capacity([self._resources], scaling.resources).workers,
             gpus=visible_gpus(os.environ),
             gpus_per_agent=scaling.gpus_per_worker,

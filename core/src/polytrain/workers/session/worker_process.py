@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from polytrain.events.output import flush_output
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
+from polytrain.functions.missing_modules import note_missing_module, note_unreadable
 from polytrain.functions.pickling import pickled_error
 from polytrain.functions.return_values import Returned, encoded
 from polytrain.linux.progress_page import WorkerStage, enter, reports
@@ -106,6 +107,7 @@ def run_worker(
                 except (ConnectionClosedError, KeyboardInterrupt):
                     raise
                 except BaseException as error:
+                    note_missing_module(error, order.members[rank].host)
                     _send_error(error, channel)
                     # Stay in the collective after sending the error: without this rank, peers fail
                     # too, and their errors could arrive first. The driver kills all of them.
@@ -238,10 +240,8 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
         try:
             job = unpickled_job(job_in)
         except Exception as error:
-            error.add_note(
-                "The training function, its config or the backend could not be read in the worker. "
-                "Modules that it uses must be installed on every node, or lie beside the script."
-            )
+            what = "The training function, its config or the backend"
+            note_unreadable(error, what, order.members[rank].host)
             channel.send(raised_message(error, None))
             return 0
         run_worker(
