@@ -80,7 +80,7 @@ def test_agents_leave_if_other_nodes_hold_the_workers() -> None:
 def test_agents_stay_if_no_other_node_holds_the_workers() -> None:
     departure = policy(2).departure({5: "a", 6: "b"}, frozenset({"a"}), nodes(a=4, b=1))
     assert (departure.leaving, departure.avoided) == (frozenset(), frozenset())
-    assert "1 agent(s) stay on nodes that they should leave" in departure.reason
+    assert "1 agent stays on nodes that are to be left" in departure.reason
 
 
 def test_nodes_without_agents_are_avoided() -> None:

@@ -20,6 +20,7 @@ from polytrain.events.attempt import (
     PlacementFailed,
     Purpose,
     SavesOnRequest,
+    move_wanted,
     stop_wanted,
 )
 from polytrain.run.states import (
@@ -393,3 +394,14 @@ def test_a_lost_node_that_ends_the_next_attempt_as_well_is_one_failure() -> None
 
 def node_loss(rank: int) -> AgentLost:
     return AgentLost(rank=rank, reason="its node is gone", kind=FailureKind.NODE_LOST)
+
+
+def test_a_node_that_is_to_go_is_named_and_so_are_several() -> None:
+    play = Play(4).launched().training()
+    play.tell(move_wanted({"node-1": "10.77.0.3"}))
+    assert play.reason == "the node 10.77.0.3 is about to be taken away"
+    assert play.state.leaving_nodes == {"node-1"}
+    play.tell(move_wanted({"node-8": "10.77.0.9", "node-7": "10.77.0.8"}))
+    assert play.reason == (
+        "the nodes 10.77.0.8, 10.77.0.9 are about to be taken away; no worker of this run is there"
+    )

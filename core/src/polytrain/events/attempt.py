@@ -56,6 +56,18 @@ class DrainWanted:
     """The step that a committed checkpoint must have reached before the run may stop."""
 
 
+def move_wanted(addresses: Mapping[str, str]) -> DrainWanted:
+    """Return the drain that moves a run away from nodes.
+
+    Args:
+        addresses: the nodes' addresses, by node id.
+    """
+    named = ", ".join(sorted(addresses.values()))
+    which = f"the node {named} is" if len(addresses) == 1 else f"the nodes {named} are"
+    reason = f"{which} about to be taken away"
+    return DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=frozenset(addresses))
+
+
 def stop_wanted(stopped: Stopped, *, until_step: int = 0) -> DrainWanted:
     """Return the drain that stops a run."""
     return DrainWanted(

@@ -171,10 +171,8 @@ class PlacementPolicy:
         capacity = worker_capacity(others, self.scaling.resources).workers
         if not leaving or capacity >= self.scaling.min_workers:
             return Departure(leaving=leaving, avoided=avoid)
-        reason = (
-            f"{len(leaving)} agent(s) stay on nodes that they should leave: no others can hold the "
-            "workers"
-        )
+        agents_stay = "1 agent stays" if len(leaving) == 1 else f"{len(leaving)} agents stay"
+        reason = f"{agents_stay} on nodes that are to be left: no others can hold the workers"
         return Departure(leaving=frozenset(), avoided=frozenset(), reason=reason if others else "")
 
     def why_loss_is_final(self, kind: FailureKind, reason: str, losses: int) -> str | None:

@@ -45,6 +45,11 @@ def node_labels() -> dict[str, Mapping[str, str]]:
     return {node["NodeID"]: node["Labels"] for node in _nodes() if node["Alive"]}
 
 
+def node_addresses() -> dict[str, str]:
+    """Return the addresses of all nodes, the dead ones too, by node id."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
+
+
 def free_nodes() -> dict[str, Mapping[str, float]]:
     """Return the living nodes' free resources, by node id."""
     free: dict[str, Mapping[str, float]] = cluster_state().available_resources_per_node()

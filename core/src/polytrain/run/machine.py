@@ -211,7 +211,7 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
     state = replace(state, leaving_nodes=state.leaving_nodes | event.nodes)
     is_placed = not isinstance(state.phase, Placing)
     if event.nodes and is_placed and event.nodes.isdisjoint(state.nodes):
-        return Transition(state=state, reason=f"{event.reason}, and hold no worker of this run")
+        return Transition(state=state, reason=f"{event.reason}; no worker of this run is there")
     if before is not None and stops and before.purpose is Purpose.STOP:
         return Transition(state=state, reason=f"{event.reason}, as is requested already")
     if before is not None and not stops:

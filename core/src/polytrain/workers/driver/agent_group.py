@@ -16,7 +16,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import ScalingConfig
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
-from polytrain.events.attempt import DrainWanted, Event, Purpose
+from polytrain.events.attempt import Event, move_wanted
 from polytrain.events.output import OutputRoute
 from polytrain.policy.placement import members
 from polytrain.policy.scaling import holds
@@ -118,8 +118,8 @@ class AgentCluster(Cluster, SharedStore, Protocol):
             held: the resources of all workers together.
         """
 
-    def watch(self, tell: Callable[[frozenset[str]], None]) -> BackgroundActivity:
-        """Report draining nodes."""
+    def watch(self, tell: Callable[[Mapping[str, str]], None]) -> BackgroundActivity:
+        """Report draining nodes: their addresses, by node id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,10 +312,9 @@ class AgentGroup:
             handle(self._of_the_pool.popleft())
         return had_events
 
-    def _nodes_are_leaving(self, nodes: frozenset[str]) -> None:
+    def _nodes_are_leaving(self, addresses: Mapping[str, str]) -> None:
         """Request a drain for leaving nodes; called by the watch's thread."""
-        reason = f"{len(nodes)} node(s) are about to be taken away"
-        self._mailbox.put((DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes),))
+        self._mailbox.put((move_wanted(addresses),))
 
     def _let_zygote_go_if_unused(self) -> None:
         if self._zygote is not None and not any(

@@ -79,7 +79,7 @@ class LocalCluster:
         """Return nothing: validation has refused streaming data sets."""
         return Nothing()
 
-    def watch(self, tell: Callable[[frozenset[str]], None]) -> Nothing:
+    def watch(self, tell: Callable[[Mapping[str, str]], None]) -> Nothing:
         """Watch nothing: this machine isn't drained."""
         return Nothing()
 

@@ -21,7 +21,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
-from polytrain.ray_api.state import draining_nodes
+from polytrain.ray_api.state import draining_nodes, node_addresses
 from polytrain.workers.agents.agent_host import Delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.shared_store import OpenedBytes
@@ -96,7 +96,7 @@ class RayCluster:
 
         return Streams(datasets, held)
 
-    def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
+    def watch(self, tell: Callable[[Mapping[str, str]], None]) -> NodeWatch:
         """Report draining nodes."""
         return NodeWatch(tell)
 
@@ -169,10 +169,10 @@ class NodeWatch:
     It polls every few seconds, because Ray doesn't send notices.
     """
 
-    def __init__(self, tell: Callable[[frozenset[str]], None]) -> None:
+    def __init__(self, tell: Callable[[Mapping[str, str]], None]) -> None:
         """
         Args:
-            tell: called with the nodes that weren't draining before.
+            tell: called with the addresses of the nodes that weren't draining before, by node id.
         """
         self._tell = tell
         self._ended = threading.Event()
@@ -186,16 +186,17 @@ class NodeWatch:
         self._thread.join(_LOOK_S)
 
     def _watch(self) -> None:
-        known: frozenset[str] = frozenset()
+        known: set[str] = set()
         is_reported = False
         while not self._ended.wait(_LOOK_S):
             try:
                 draining = draining_nodes()
+                addresses = node_addresses() if draining - known else {}
             except (RayError, OSError, RuntimeError) as error:
                 if not is_reported:
                     logger.warning("Ray doesn't list draining nodes now: %s", error)
                 is_reported = True
                 continue
             if draining - known:
-                self._tell(draining - known)
+                self._tell({node: addresses.get(node, node) for node in draining - known})
             known |= draining
