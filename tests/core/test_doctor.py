@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
+from polytrain.storage.trial import Refusal
 from polytrain.view.cli import main
 from polytrain.view.doctor import machine, nodes, stored, worlds
 from polytrain.view.doctor.finding import Finding, Verdict, checked
@@ -175,11 +177,16 @@ def test_nodes_that_differ(tmp_path: Path) -> None:
     finding = checked("versions", lambda: nodes.same_versions({"ray": "2.59"}, {"ray": "2.60"}))
     assert finding.what == "other versions: ray 2.59 (driver: 2.60)"
     location = Location.of(tmp_path)
-    unseen = checked("storage", lambda: nodes.same_file(None, b"x", location))
+    answer = nodes.NodeReport(findings=(), versions={}, time=0.0, read=None, refusal=None)
+    unseen = checked("storage", lambda: nodes.usable_storage(answer, b"x", location))
     assert "doesn't see a file" in unseen.what
+    refused = replace(answer, read=b"x", refusal=Refusal(what="can't write to x", remedy="Mount"))
+    unwritable = checked("storage", lambda: nodes.usable_storage(refused, b"x", location))
+    assert (unwritable.what, unwritable.remedy) == ("it can't write to x", "Mount")
     late = checked("clock", lambda: nodes.same_time(-60.0))
     assert "differs by -60 s" in late.what
-    assert {each.verdict for each in (finding, unseen, late)} == {Verdict.FAILED}
+    findings = (finding, unseen, unwritable, late)
+    assert {each.verdict for each in findings} == {Verdict.FAILED}
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

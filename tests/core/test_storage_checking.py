@@ -14,6 +14,8 @@ from tests.faulty_storage import ERROR, Faults, FaultyFileSystem, FromThenOn
 from tests.object_storage import Bucket
 
 from polytrain import InvalidJobError, RunConfig, ScalingConfig, Trainer, make_trainer
+from polytrain.storage.location import Location
+from polytrain.storage.trial import refusal
 
 INLINE = ScalingConfig(num_workers=0)
 DATA = {"x0": [0.0, 1.0], "label": [0.0, 1.0]}
@@ -204,3 +206,20 @@ def test_trying_out_a_bucket_leaves_no_file_in_it(bucket: Bucket) -> None:
     found = bucket.client.list_objects_v2(Bucket=bucket.name).get("Contents", ())
     # Arrow marks directories by empty objects.
     assert [entry["Key"] for entry in found if not entry["Key"].endswith("/")] == []
+
+
+def test_keys_that_only_another_process_has(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = Location.of("s3://bucket/runs/run", retry_s=30)
+    with bucket.server.asking_for_credentials() as theirs:
+        found = refusal(location)
+        assert found is not None
+        assert found.what.startswith("can't write to s3://bucket/runs/run (")
+        assert 'ray.init(runtime_env={"env_vars": ' in found.remedy
+        for name, value in theirs.items():
+            monkeypatch.setenv(name, value)
+        assert refusal(location) is None
+    left = bucket.client.list_objects_v2(Bucket="bucket").get("Contents", [])
+    # After each deletion Arrow makes an empty object in place of the directory.
+    assert [each["Key"] for each in left if not each["Key"].endswith("/")] == []

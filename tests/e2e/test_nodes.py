@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.e2e.driver import PREAMBLE
 
 SCRIPT = """
@@ -122,11 +123,11 @@ cluster = Cluster(
     initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
 )
 Path("runs").mkdir()
-# A second node that sees a directory of its own under the same name, as another host does.
+# A second node that has another directory under the same name, as another host may.
 start = f"ray start --address={cluster.address} --num-cpus=1 --block"
 other = subprocess.Popen(
     ["unshare", "--map-root-user", "--mount", "sh", "-c",
-     f"mount -t tmpfs tmpfs runs && exec {Path(sys.executable).parent}/{start}"],
+     f"MOUNT && exec {Path(sys.executable).parent}/{start}"],
     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
 )
 ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
@@ -148,14 +149,31 @@ finally:
 """
 
 
-def test_a_storage_that_only_the_drivers_node_has_is_reported_before_training(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("mount", "refused", "remedy"),
+    [
+        (
+            "mount -t tmpfs tmpfs runs",
+            "doesn't see the run's directory {runs}",
+            "Set RunConfig.storage_path to a directory that all nodes mount",
+        ),
+        (
+            "mount --bind runs runs && mount -o remount,bind,ro runs",
+            "can't write to {runs}",
+            "(Read-only file system). Mount it there so that this user can write",
+        ),
+    ],
+    ids=["another", "read-only"],
+)
+def test_a_storage_that_a_node_can_not_use_is_reported_before_training(
+    mount: str, refused: str, remedy: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "script.py"
-    path.write_text(PREAMBLE + "import ray\n" + ELSEWHERE)
+    path.write_text(PREAMBLE + "import ray\n" + ELSEWHERE.replace("MOUNT", mount))
     run = subprocess.run(
         [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
     )
-    assert f"doesn't see the run's directory {tmp_path}/runs/" in run.stdout, run.stderr
-    assert "Set RunConfig.storage_path to a directory that all nodes mount" in run.stdout
+    assert refused.format(runs=tmp_path / "runs") in run.stdout, run.stderr
+    assert remedy in run.stdout
     assert "TRAINED" not in run.stdout
+    assert not list(tmp_path.rglob(".polytrain-trial-*"))

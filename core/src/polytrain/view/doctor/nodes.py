@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.policy.placement import NodeAddress
 from polytrain.storage.location import Location
+from polytrain.storage.trial import Refusal, refusal
 from polytrain.view.doctor import machine
 from polytrain.view.doctor.finding import CheckFailed, Finding, checked
 from polytrain.view.doctor.links import findings_of_links
@@ -36,6 +37,9 @@ class NodeReport:
     time: float
     read: bytes | None
     """What it has read of the file that the driver has written; None if it sees none."""
+
+    refusal: Refusal | None
+    """What the storage refuses to it; None if it can write, read and delete a file of its own."""
 
 
 def findings_of_nodes(location: Location, backend: Backend | None) -> Iterator[Finding]:
@@ -61,7 +65,7 @@ def findings_of_nodes(location: Location, backend: Backend | None) -> Iterator[F
 
 
 def report(location: Location, name: str) -> NodeReport:
-    """Run this machine's checks, and read the driver's file."""
+    """Run this machine's checks, read the driver's file, and try one of its own."""
     try:
         read = location.open().read(name)
     except OSError:
@@ -71,6 +75,7 @@ def report(location: Location, name: str) -> NodeReport:
         versions=_versions(),
         time=time.time(),
         read=read,
+        refusal=refusal(location),
     )
 
 
@@ -88,15 +93,18 @@ def same_versions(node: Mapping[str, str], driver: Mapping[str, str]) -> str:
     return f"{len(driver)} are the driver's"
 
 
-def same_file(read: bytes | None, content: bytes, location: Location) -> str:
-    """Every node must see what the driver writes."""
+def usable_storage(answer: NodeReport, content: bytes, location: Location) -> str:
+    """Every node must see what the driver writes, and store its parts of checkpoints."""
+    read, refused = answer.read, answer.refusal
+    if refused is not None:
+        raise CheckFailed(f"it {refused.what}", refused.remedy)
     if read != content:
         what = "doesn't see" if read is None else "sees other content in"
         raise CheckFailed(
             f"it {what} a file that the driver has just written to {location.address}",
             "Use a directory that all nodes mount, or object storage",
         )
-    return "it reads what the driver has written"
+    return "it reads what the driver has written, and can write"
 
 
 def same_time(skew_s: float) -> str:
@@ -125,7 +133,7 @@ def _findings_of(
     for finding in answer.findings:
         yield replace(finding, check=f"{address}: {finding.check}")
     yield checked(f"{address}: versions", lambda: same_versions(answer.versions, own.versions))
-    yield checked(f"{address}: storage", lambda: same_file(answer.read, content, location))
+    yield checked(f"{address}: storage", lambda: usable_storage(answer, content, location))
     yield checked(f"{address}: clock", lambda: same_time(skew_s))
 
 

@@ -41,8 +41,9 @@ from polytrain.workers.agents.calls import (
     StoreRest,
     StreamOrder,
 )
-from polytrain.workers.agents.part_storer import PartStorer, storage_problem
+from polytrain.workers.agents.part_storer import PartStorer
 from polytrain.workers.agents.rank_data import RankData
+from polytrain.workers.agents.storage_check import StorageCheck
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.zygote_client import ZygoteClient
@@ -73,6 +74,7 @@ class Agent:
         place: NodeAddress,
         variables: Mapping[str, str],
         job_memory: JobMemory,
+        storage_check: StorageCheck | None = None,
     ) -> None:
         """
         Args:
@@ -81,6 +83,8 @@ class Agent:
             variables: environment variables of worker processes on this node; only
                 `spec.zygote.variables` override them.
             job_memory: the memory of the run's job, which all agents of a host share.
+            storage_check: the check of the node's storage; None in the driver's process, which uses
+                the storage itself.
         """
         self._spec = spec
         self._place = place
@@ -106,6 +110,7 @@ class Agent:
 
         self._scratch: Scratch | None = None
         self._job_memory = job_memory
+        self._storage_check = storage_check
         self._assignment: RankAssignment | None = None
         self._has_roster = -1
         self._to_drain = -1
@@ -114,10 +119,8 @@ class Agent:
     async def place(self) -> NodeAddress:
         """Return this agent's node once it is ready for a rank."""
         # Connect now: until the agent gets a rank, the zygote can import modules.
-        await self._zygotes.connect()
+        _, unusable = await asyncio.gather(self._zygotes.connect(), self._storage_problem())
         self._scratch = Scratch.hold(self._spec.token)
-        location, host = self._spec.store.location, self._place.host
-        unusable = await storage_problem(location, self._spec.marker, host=host)
         return replace(self._place, unusable=unusable)
 
     async def events(self) -> AsyncIterator[list[AgentEvent]]:
@@ -273,6 +276,9 @@ class Agent:
             self._gpu_meter.close()
         await self._data.release()
         return zygote
+
+    async def _storage_problem(self) -> str | None:
+        return None if self._storage_check is None else await self._storage_check.problem()
 
     @property
     def _rank(self) -> int:

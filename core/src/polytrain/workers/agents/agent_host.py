@@ -18,6 +18,7 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentEvent, Call, LaunchProcess
+from polytrain.workers.agents.storage_check import StorageCheck
 from polytrain.workers.processes.client import has_ended
 from polytrain.workers.session.job import JobMemory
 
@@ -53,6 +54,7 @@ class AgentHost:
         variables: Mapping[str, str],
         *,
         tell: Callable[[int, Mail], None],
+        is_driver: bool = False,
     ) -> None:
         """
         Args:
@@ -62,12 +64,16 @@ class AgentHost:
             variables: environment variables of worker processes here; those of an agent override
                 them.
             tell: called with an agent's number and its events.
+            is_driver: whether this is the driver's process, which has written to the run's storage.
         """
         self._spec = spec
         self._place = place
         self._variables = variables
         self._tell = tell
         self._job_memory = JobMemory(job)
+        self._storage_check = (
+            None if is_driver else StorageCheck(spec.store.location, spec.marker, host=place.host)
+        )
         self._agents: dict[int, Agent] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._zygotes: list[subprocess.Popen[bytes]] = []
@@ -81,7 +87,11 @@ class AgentHost:
             variables: environment variables of its worker processes, besides the host's.
         """
         agent = self._agents[number] = Agent(
-            self._spec, self._place, {**self._variables, **variables}, self._job_memory
+            self._spec,
+            self._place,
+            {**self._variables, **variables},
+            self._job_memory,
+            self._storage_check,
         )
         serving = self._watched(number, self._serve(number, agent))
         self._serving[number] = asyncio.get_running_loop().create_task(serving)

@@ -1,9 +1,8 @@
-"""An agent's use of the run's storage: does its node see it, and the parts that it stores there."""
+"""Stores an agent's parts of checkpoints, one at a time, on a thread."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +10,6 @@ from pathlib import Path
 from polytrain.checkpoint.parts import StagedPart, clear_staged, stored_part
 from polytrain.checkpoint.staging import remove
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.storage.beneath import Beneath
-from polytrain.storage.location import Location
-from polytrain.storage.retry import is_temporary
 from polytrain.workers.agents.calls import AgentEvent
 
 StoredAlready = Mapping[str, str]
@@ -91,44 +87,3 @@ class PartStorer:
         else:
             self._copies[part.checkpoint] = part.staged
         self._tell(event)
-
-
-_SEEN_WITHIN_S = 5.0
-"""Seconds within which a network file system shows a new file."""
-
-_PAUSE_S = 0.1
-
-
-async def storage_problem(location: Location, marker: str, *, host: str) -> str | None:
-    """Return the problem of the run's storage on this node; None if there is none.
-
-    Args:
-        location: the run's location. Only a local path can mean another storage here.
-        marker: the marker file's path in it.
-        host: this node, for the message.
-    """
-    if not location.is_local:
-        return None
-    began, files = time.monotonic(), Beneath(Path(location.address))
-    while (error := _error_of(files, marker)) is not None:
-        is_unseen = isinstance(error, FileNotFoundError)
-        limit_s = _SEEN_WITHIN_S if is_unseen else location.retry_s * is_temporary(error)
-        if time.monotonic() - began <= limit_s:
-            await asyncio.sleep(_PAUSE_S)
-        elif is_unseen:
-            return (
-                f"the node {host} doesn't see the run's directory {location.address}, which the "
-                "driver has made. Set RunConfig.storage_path to a directory that all nodes mount, "
-                "or to object storage such as s3://bucket"
-            )
-        else:
-            return f"the node {host} can't read the run's directory {location.address}: {error}"
-    return None
-
-
-def _error_of(files: Beneath, marker: str) -> OSError | None:
-    try:
-        files.status(marker)
-    except OSError as error:
-        return error
-    return None

@@ -137,7 +137,7 @@ class LocalAgentLauncher:
         self._place = place
         self._room = room
         self._mailbox = mailbox
-        self._host = AgentHost(spec, job, place, {}, tell=self._deliver)
+        self._host = AgentHost(spec, job, place, {}, tell=self._deliver, is_driver=True)
         self._numbers = itertools.count()
         self._handles: dict[int, AgentHandle] = {}
         """The handles of started agents, by number."""
