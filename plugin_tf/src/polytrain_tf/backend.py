@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.keras"
 
+_PRELOAD = (
+    "tensorflow",
+    "keras",
+    "polytrain_tf.engine",
+    "polytrain_tf.keras_fit",
+    "polytrain_tf.fitting",
+)
+"""The same with a training function and without one: the next run then has the same zygote."""
+
 _DECLARATIVE = (
     "model",
     "compile",
@@ -131,10 +140,7 @@ class TensorFlow(Backend):
         return Demand(
             # By default TensorFlow's C++ code logs every optimisation and cancelled collective.
             environment={"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR"},
-            preload=(
-                *("tensorflow", "keras", "polytrain_tf.engine", "polytrain_tf.keras_fit"),
-                *(() if job.has_training_function else ("polytrain_tf.fitting",)),
-            ),
+            preload=_PRELOAD,
         )
 
     def engine(self) -> TensorFlowEngine:

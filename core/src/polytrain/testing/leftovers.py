@@ -11,7 +11,7 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.staging import STAGING
 from polytrain.testing.processes import eventually, title
 from polytrain.workers.available_clusters import ray_is_initialized
-from polytrain.workers.processes.cache import kept_process
+from polytrain.workers.processes.cache import kept_processes
 
 _MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
 """A variable that all processes of this test session inherit; other processes are ignored."""
@@ -32,8 +32,9 @@ def our_processes() -> list[psutil.Process]:
 
 
 def _left_processes() -> list[psutil.Process]:
-    # One zygote is kept for the next run on purpose.
-    return [process for process in our_processes() if process.pid != kept_process()]
+    # Zygotes are kept for the next run on purpose.
+    kept = kept_processes()
+    return [process for process in our_processes() if process.pid not in kept]
 
 
 def leftovers(run: Path) -> list[str]:

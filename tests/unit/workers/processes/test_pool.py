@@ -12,7 +12,7 @@ import pytest
 
 from polytrain.testing.processes import eventually
 from polytrain.workers.processes import pool
-from polytrain.workers.processes.cache import kept_process, let_go
+from polytrain.workers.processes.cache import kept_processes, let_go
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 
 ENTRY = "echoing"
@@ -47,8 +47,8 @@ def _entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     let_go()
 
 
-def children_of(pid: int | None) -> list[psutil.Process]:
-    return [] if pid is None else psutil.Process(pid).children()
+def children_of_kept() -> list[psutil.Process]:
+    return [child for pid in kept_processes() for child in psutil.Process(pid).children()]
 
 
 def sent(processes: ProcessPool) -> Sent:
@@ -63,9 +63,9 @@ def test_pools_that_are_alike_share_a_zygote() -> None:
         with forked_pool(ENTRY, ["json"], {"COLOUR": colour}) as processes:
             processes.start(0, ["hello"])
             assert sent(processes).message == ["hello", colour]
-        kept.append(kept_process())
-    assert kept[0] == kept[1] != kept[2]
-    assert not psutil.pid_exists(kept[0] or 0)
+        kept.append(kept_processes())
+    assert len(kept[0]) == 1
+    assert kept[0] == kept[1] < kept[2]
 
 
 def test_all_that_a_process_sent_comes_before_its_end() -> None:
@@ -111,7 +111,7 @@ def test_no_process_outlives_its_pool() -> None:
             sent(processes)
     ends = [processes.next(0) for _ in range(3)]
     assert {each.how for each in ends if isinstance(each, Ended)} == {"killed by SIGKILL"}
-    assert children_of(kept_process()) == []
+    assert children_of_kept() == []
 
 
 def test_a_pool_that_is_interrupted_leaves_nothing() -> None:
@@ -122,14 +122,13 @@ def test_a_pool_that_is_interrupted_leaves_nothing() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert children_of(kept_process()) == []
+    assert children_of_kept() == []
 
 
 def test_a_zygote_that_dies_is_noticed_and_followed_by_another() -> None:
     with forked_pool(ENTRY, [], {}) as processes:
         processes.start(0, ["hello"])
-    first = kept_process()
-    assert first is not None
+    (first,) = kept_processes()
     with forked_pool(ENTRY, [], {}) as processes:
         processes.start(0, ["hello"])
         sent(processes)
@@ -143,5 +142,6 @@ def test_a_zygote_that_dies_is_noticed_and_followed_by_another() -> None:
     with forked_pool(ENTRY, [], {}) as processes:
         processes.start(0, ["hello"])
         sent(processes)
-    assert kept_process() not in (None, first)
+    (second,) = kept_processes()
+    assert second != first
     assert eventually(lambda: not psutil.pid_exists(first))

@@ -18,7 +18,7 @@ from polytrain.workers.processes.cache import (
     KeptZygote,
     keep,
     kept_or_new_zygote,
-    kept_process,
+    kept_processes,
     let_go,
 )
 from polytrain.workers.processes.client import ZygoteSpec
@@ -48,10 +48,10 @@ def left_by_a_run(spec: ZygoteSpec = SPEC) -> int:
 
 def test_the_next_run_has_the_same() -> None:
     pid = left_by_a_run()
-    assert kept_process() == pid
+    assert kept_processes() == {pid}
     assert left_by_a_run() == pid
     let_go()
-    assert kept_process() is None
+    assert kept_processes() == set()
     assert not psutil.pid_exists(pid)
 
 
@@ -65,15 +65,26 @@ def test_two_runs_at_a_time_have_one_each() -> None:
     assert {pid for pid in pids if psutil.pid_exists(pid)} == {kept}
 
 
-def test_a_run_that_needs_others_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = ZygoteSpec(name="", environment={}, modules=("csv",), path=SPEC.path)
-    pid = left_by_a_run()
-    another = left_by_a_run(other)
+def needs(*modules: str) -> ZygoteSpec:
+    return replace(SPEC, modules=modules)
+
+
+def test_a_run_that_needs_others_does_not_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pid, another = left_by_a_run(), left_by_a_run(needs("csv"))
     assert another != pid
-    assert not psutil.pid_exists(pid)
     # Libraries look at the environment while they are imported.
     monkeypatch.setenv("COLOUR", "red")
-    assert left_by_a_run(other) != another
+    assert left_by_a_run(needs("csv")) not in (pid, another)
+
+
+def test_runs_that_take_turns_have_theirs_and_the_one_unused_for_longest_ends() -> None:
+    trains, predicts = left_by_a_run(), left_by_a_run(needs("csv"))
+    assert left_by_a_run() == trains
+    assert left_by_a_run(needs("csv")) == predicts
+    assert left_by_a_run() == trains
+    other = left_by_a_run(needs("string"))
+    assert kept_processes() == {trains, other}
+    assert not psutil.pid_exists(predicts)
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])

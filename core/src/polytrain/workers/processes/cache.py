@@ -1,8 +1,9 @@
 """Keeps a run's zygote for the next run of the same process.
 
 In a notebook, or to compare settings, `fit()` is called several times. A kept zygote has imported
-the modules for workers. At most one is kept, on the driver's node, for a minute; it ends with the
-process. A run that needs a different zygote, or one with other code, ends it.
+the modules for workers. At most two are kept, on the driver's node, for a minute each: training and
+predictions, or two backends, need different ones. They end with the process. A run that needs one
+with other code ends it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polytrain.linux.processes import umask
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
 
 _KEPT_S = 60.0
+
+_KEPT_AT_MOST = 2
+"""Each has a framework in its memory."""
 
 _OF_NO_EFFECT = ("RAY_", "PYTEST_", "POLYTRAIN_")
 """Prefixes of variables that may differ; pytest, for one, sets one to the name of each test."""
@@ -43,20 +47,20 @@ class _Kept:
 
 
 _lock = threading.Lock()
-_kept: _Kept | None = None
+_kept: list[_Kept] = []
+"""In the order in which they were last used."""
 
 
 def kept_or_new_zygote(spec: ZygoteSpec, node_id: str) -> KeptZygote:
-    """Return the kept zygote if node, modules and environment are the same, or start one.
+    """Return a kept zygote if node, modules and environment are the same, or start one.
 
     Args:
         spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
     reuse_key = node_id, spec, _relevant_variables(), sorted(_installed(spec.path)), umask()
-    kept = _taken()
-    if kept is not None:
-        if kept.reuse_key == reuse_key and kept.connection.is_current():
+    for kept in _taken(lambda zygote: zygote.reuse_key == reuse_key):
+        if kept.connection.is_current():
             return kept
         kept.connection.end()
     token = secrets.token_hex(8)
@@ -81,48 +85,56 @@ def _installed(path: Sequence[str]) -> Iterator[str]:
 
 def keep(zygote: KeptZygote) -> None:
     """Keep the zygote for the next run. No other run may be using it."""
-    global _kept
-    before = _taken()
-    if before is not None:
+    # A run beside this one, which needed the same, has left it.
+    for before in _taken(lambda other: other.reuse_key == zygote.reuse_key):
         before.connection.end()
     with contextlib.suppress(OSError):
         # The next run must not get this run's preloaded modules.
         zygote.connection.request(["reset"])
-    timer = threading.Timer(_KEPT_S, let_go)
+    timer = threading.Timer(_KEPT_S, _let_go_of, (zygote,))
     timer.name, timer.daemon = "polytrain-kept-zygote", True
     with _lock:
-        _kept = _Kept(zygote=zygote, timer=timer)
+        _kept.append(_Kept(zygote=zygote, timer=timer))
+        oldest = _kept[0].zygote if len(_kept) > _KEPT_AT_MOST else None
     timer.start()
+    if oldest is not None:
+        _let_go_of(oldest)
 
 
 def let_go() -> None:
-    """End the kept zygote, if there is one."""
-    zygote = _taken()
-    if zygote is not None:
+    """End the kept zygotes, if there are any."""
+    for zygote in _taken(lambda zygote: True):
         zygote.connection.end()
 
 
-def kept_process() -> int | None:
-    """Return the process id of the kept zygote, if this process started one."""
+def kept_processes() -> set[int]:
+    """Return the process ids of the kept zygotes that this process started."""
     with _lock:
-        return None if _kept is None else _kept.zygote.connection.pid
+        pids = {kept.zygote.connection.pid for kept in _kept}
+    return {pid for pid in pids if pid is not None}
 
 
-def _taken() -> KeptZygote | None:
+def _let_go_of(zygote: KeptZygote) -> None:
+    for taken in _taken(lambda other: other is zygote):
+        taken.connection.end()
+
+
+def _taken(is_wanted: Callable[[KeptZygote], bool]) -> list[KeptZygote]:
+    """Take those out that are wanted: from here on they are the caller's."""
     global _kept
     with _lock:
-        kept, _kept = _kept, None
-    if kept is None:
-        return None
-    kept.timer.cancel()
-    return kept.zygote
+        taken = [kept for kept in _kept if is_wanted(kept.zygote)]
+        _kept = [kept for kept in _kept if not is_wanted(kept.zygote)]
+    for kept in taken:
+        kept.timer.cancel()
+    return [kept.zygote for kept in taken]
 
 
 def _forget_in_fork() -> None:
-    """Forget the kept zygote in a forked child, which has no connection to it."""
+    """Forget the kept zygotes in a forked child, which has no connection to them."""
     global _lock, _kept
     # Replace the lock: another thread of the driver may have held it.
-    _lock, _kept = threading.Lock(), None
+    _lock, _kept = threading.Lock(), []
 
 
 os.register_at_fork(after_in_child=_forget_in_fork)
