@@ -94,6 +94,13 @@ def ended(how: str, *, rank: int = 0, step: int = 3) -> Failure:
 
 
 SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x1)"
+NO_ROOM = Failure(
+    kind=FailureKind.STORAGE,
+    rank=0,
+    message="polytrain.errors.CheckpointError: No room for a checkpoint in /tmp/run",
+    traceback="Traceback …",
+    step=3,
+)
 GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:{}"
 
 
@@ -110,8 +117,9 @@ GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer
         ([ended("killed by SIGABRT")], [ended("killed by SIGABRT", rank=1)]),
         ([ended("exited with code 3")], [ended("exited with code 3")]),
         ([raised(GLOO.format(4001))], [raised(GLOO.format(4002))]),
+        ([NO_ROOM], [NO_ROOM]),
     ],
-    ids=["exception", "other ranks", "order", "SIGSEGV", "SIGABRT", "exit", "connection"],
+    ids=["exception", "other ranks", "order", "SIGSEGV", "SIGABRT", "exit", "connection", "disk"],
 )
 def test_whatever_comes_again_at_the_same_step_ends_the_run(
     first: list[Failure], second: list[Failure]

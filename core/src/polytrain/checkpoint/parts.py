@@ -276,6 +276,11 @@ def storage_message(error: Exception, location: Location) -> str:
     return text
 
 
-def is_full(error: BaseException) -> bool:
+def is_full(error: BaseException | None) -> bool:
     """Return whether the storage is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_unwritable(error: BaseException | None) -> bool:
+    """Return whether a file system takes no files: it is full, or read-only."""
+    return is_full(error) or (isinstance(error, OSError) and error.errno == errno.EROFS)

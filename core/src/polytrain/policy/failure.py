@@ -346,7 +346,10 @@ def _exception_of(failure: Failure) -> str:
 def _error_of(failure: Failure) -> RankError | None:
     """Return the error to compare between attempts; None if its cause is external."""
     is_crash = failure.kind is FailureKind.WORKER_LOST and _CRASH.match(failure.message)
-    if failure.kind not in (*_RAISED, FailureKind.CONNECTION_LOST) and not is_crash:
+    # A rank raises it if its disk is full or read-only. Agents' uploads fail for what may pass.
+    is_raised = failure.kind is FailureKind.STORAGE and failure.traceback
+    known = (*_RAISED, FailureKind.CONNECTION_LOST)
+    if failure.kind not in known and not is_crash and not is_raised:
         return None
     message = _PASSING.sub("", failure.message)
     return RankError(kind=failure.kind, message=message, step=failure.step)

@@ -81,7 +81,7 @@ _ENDINGS: Mapping[Kind, tuple[tuple[FailureKind, ...], str, bool]] = {
     "exception": (_USER, "InjectedError: injected", True),
     "user_error": (_USER, "InjectedError: injected", False),
     "memory": ((FailureKind.OUT_OF_MEMORY,), "MemoryError|bad_alloc|SIGABRT", True),
-    "disk_full": ((FailureKind.STORAGE, *_USER), "No room for a checkpoint", True),
+    "disk_full": ((FailureKind.STORAGE,), "No room for a checkpoint", True),
     "zygote_killed": (_LOST, "its zygote died", False),
     "agent_killed": ((FailureKind.AGENT_LOST,), "agent", True),
     "raylet_killed": ((FailureKind.NODE_LOST, FailureKind.AGENT_LOST), "node|agent", True),

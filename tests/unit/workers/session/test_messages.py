@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from polytrain.api.backend_checks import raise_if_any
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import PartStaged, StagedPart
-from polytrain.errors import FailureKind
+from polytrain.errors import CheckpointError, FailureKind
 from polytrain.events.attempt import Done, Drained, Event, Failed, Joined, Offered, Reported
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.processes.channel import FrameBuffer, Message, Ring, SocketChannel, pack
@@ -125,6 +127,38 @@ def test_an_exception_arrives_with_its_traceback() -> None:
     assert failure.message == "ValueError: no such column: é"
     assert 'raise ValueError("no such column: é")' in failure.traceback
     assert failure.error == b"pickle"
+
+
+def caused(number: int, kind: type[Exception]) -> Exception:
+    """An exception that was raised because of an error of the system."""
+    try:
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError as error:
+            raise kind("no") from error
+    except kind as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (caused(errno.ENOSPC, CheckpointError), FailureKind.STORAGE),
+        (caused(errno.EDQUOT, CheckpointError), FailureKind.STORAGE),
+        (caused(errno.EROFS, CheckpointError), FailureKind.STORAGE),
+        (caused(errno.EACCES, CheckpointError), FailureKind.USER_ERROR),
+        (CheckpointError("no such directory"), FailureKind.USER_ERROR),
+        (caused(errno.ENOSPC, RuntimeError), FailureKind.USER_ERROR),
+        (OSError(errno.ENOSPC, "No space left on device"), FailureKind.USER_ERROR),
+        (MemoryError(), FailureKind.OUT_OF_MEMORY),
+    ],
+)
+def test_a_disk_that_takes_no_checkpoint_is_no_error_of_the_user(
+    error: Exception, kind: FailureKind
+) -> None:
+    event = heard(raised_message(error, None))
+    assert isinstance(event, Failed)
+    assert event.failure.kind is kind
 
 
 def refused(values: object) -> Exception:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from polytrain.checkpoint.manifest import directory_name
-from polytrain.checkpoint.parts import is_full
+from polytrain.checkpoint.parts import is_full, is_unwritable
 from polytrain.checkpoint.staging import Stagings, Stamps, beneath, remove
 from polytrain.errors import CheckpointError
 from polytrain.linux.progress_page import WorkerStage, during
@@ -88,7 +88,7 @@ class CheckpointUploader:
                 only while too many uploads are in flight.
 
         Raises:
-            CheckpointError: the disk has no room for the files.
+            CheckpointError: the file system is full or read-only, which is its cause.
             ConnectionClosedError: the agent is gone.
         """
         with self._stalling():
@@ -123,18 +123,18 @@ class CheckpointUploader:
         """Write the files into a new directory; return its path, and the files' stamps."""
         if files.write is None:
             return "", {}
-        staging = self._stagings.new(self.next_directory, self._rank, source=files.directory)
+        with _unwritable_named():
+            staging = self._stagings.new(self.next_directory, self._rank, source=files.directory)
         root, path = beneath(staging)
         try:
-            with root.directory(path) as descriptor:
+            with _unwritable_named(staging.parent), root.directory(path) as descriptor:
                 # Engines take a path. This one leads to the opened directory, even if somebody who
                 # can write to the run's directory has replaced it.
                 opened = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
                 return str(staging), files.write(opened)
-        except OSError as error:
-            if is_full(error):
+        except CheckpointError as error:
+            if is_full(error.__cause__):
                 remove(staging)
-                raise _no_room(error, staging) from error
             raise
 
     def newest(self) -> str | None:
@@ -233,8 +233,27 @@ class CheckpointUploader:
         # Ignore other messages: they are answers that arrived too late.
 
 
-def _no_room(error: OSError, staging: Path) -> CheckpointError:
-    return CheckpointError(
-        f"No room for a checkpoint in {staging.parent} ({error.strerror}). Earlier checkpoints are "
-        "intact. Make room there, or set TMPDIR or RunConfig(storage_path=…) to a larger disk."
-    )
+@contextmanager
+def _unwritable_named(directory: Path | None = None) -> Iterator[None]:
+    """Explain that the staging directory can't be written to.
+
+    Args:
+        directory: the directory that holds all staged parts; None if the error names one.
+
+    Raises:
+        CheckpointError: its file system is full or read-only.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_unwritable(error):
+            raise
+        where = error.filename if directory is None else directory
+        if is_full(error):
+            what, remedy, other = "No room for a checkpoint in", "Make room there", "a larger disk"
+        else:
+            what, remedy, other = "No checkpoint can be written to", "Mount it anew", "another disk"
+        raise CheckpointError(
+            f"{what} {where} ({error.strerror}). Earlier checkpoints are intact. {remedy}, or set "
+            f"TMPDIR or RunConfig(storage_path=…) to {other}."
+        ) from error

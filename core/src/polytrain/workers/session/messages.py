@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any
 
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.checkpoint.parts import CheckpointsAsked, PartStaged, StagedPart
+from polytrain.checkpoint.parts import CheckpointsAsked, PartStaged, StagedPart, is_unwritable
 from polytrain.data_errors import DataError
-from polytrain.errors import BadDataError, Failure, FailureKind
+from polytrain.errors import BadDataError, CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import (
     ConditionMet,
     Done,
@@ -125,7 +125,7 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
             traceback.format_exception(type(error), error, _of_training(error.__traceback__))
         )
     )
-    return ["raised", _summary(error), text, pickled, _is_out_of_memory(error)]
+    return ["raised", _summary(error), text, pickled, _kind_of(error).value]
 
 
 def _summary(error: BaseException) -> str:
@@ -174,9 +174,14 @@ def _is_raised_here(entry: TracebackType) -> bool:
     return line.lstrip().startswith("raise ")
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def _kind_of(error: BaseException) -> FailureKind:
     # Frameworks have their own error classes for a device's memory.
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return FailureKind.OUT_OF_MEMORY
+    # The user's own files may be on a full disk, too: that is an error of the user's code.
+    if isinstance(error, CheckpointError) and is_unwritable(error.__cause__):
+        return FailureKind.STORAGE
+    return FailureKind.USER_ERROR
 
 
 def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
@@ -228,9 +233,9 @@ def to_event(
             return Done(attempt=attempt, rank=rank, stalled_s=stalled_s, returned=returned)
         case ["drained", stalled_s]:
             return Drained(attempt=attempt, rank=rank, stalled_s=stalled_s)
-        case ["raised", summary, text, pickled, out_of_memory]:
+        case ["raised", summary, text, pickled, kind]:
             failure = Failure(
-                kind=FailureKind.OUT_OF_MEMORY if out_of_memory else FailureKind.USER_ERROR,
+                kind=FailureKind(kind),
                 rank=rank,
                 message=summary,
                 traceback=text,

@@ -1,0 +1,71 @@
+"""A disk that takes no files: the error says which, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.staging import Stagings
+from polytrain.config.configs import RunConfig
+from polytrain.errors import CheckpointError
+from polytrain.workers.session.checkpoint_files import CheckpointFiles
+from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
+
+
+def submit(scratch: Path, number: int) -> None:
+    """Stage a checkpoint, whose files can't be written for this reason."""
+    job: Any = SimpleNamespace(near_staging=None, spec=SimpleNamespace(run_config=RunConfig()))
+    order: Any = SimpleNamespace(attempt_id=AttemptId(token=1, attempt=0), first_checkpoint=0)
+    channel: Any = None  # Nothing is sent.
+    uploader = CheckpointUploader(job=job, order=order, rank=0, channel=channel, scratch=scratch)
+
+    def write(directory: Path) -> Mapping[str, Any]:
+        Path(directory, "half").write_text("a half")
+        raise OSError(number, os.strerror(number))
+
+    uploader.submit(
+        CheckpointFiles(write=write), step=1, metrics={}, positions={}, with_it=list, waits=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "message", "remedy"),
+    [
+        (errno.ENOSPC, "No room for a checkpoint in {} (No space left", "Make room there"),
+        (errno.EDQUOT, "No room for a checkpoint in {} (Disk quota", "Make room there"),
+        (errno.EROFS, "No checkpoint can be written to {} (Read-only", "Mount it anew"),
+    ],
+)
+def test_a_full_or_read_only_disk_is_named(
+    tmp_path: Path, number: int, message: str, remedy: str
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        submit(tmp_path, number)
+    assert str(caught.value).startswith(message.format(tmp_path))
+    assert remedy in str(caught.value)
+    if number != errno.EROFS:
+        # There is room again.
+        assert list(tmp_path.rglob("half")) == []
+
+
+def test_other_errors_are_the_systems_own(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError):
+        submit(tmp_path, errno.EACCES)
+
+
+def test_a_directory_that_can_not_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/shared/run/staging")
+
+    monkeypatch.setattr(Stagings, "new", refused)
+    with pytest.raises(CheckpointError, match=r"written to /shared/run/staging \(Read-only"):
+        submit(tmp_path, errno.EACCES)
