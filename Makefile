@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test newest lowest sweep conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test newest lowest sweep hosts conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
 	bench-boosters bench-torch reference screenshot booster-table clean
 
@@ -75,6 +75,9 @@ lowest: $(LOWEST)/.stamp-install ## unit tests and conformance with the oldest
 
 sweep: install ## all cases of the tests of which `make test` runs a selection
 	@$(BIN)/pytest --sweep -m "sweep or only_in_sweep" -n $(JOBS) --dist loadfile --durations=20 $(ARGS)
+
+hosts: install ## all tests on several hosts made of namespaces; needs root
+	@$(BIN)/pytest --sweep tests/hosts $(ARGS)
 
 conformance: install ## the conformance kit over every backend
 	@$(BIN)/pytest tests/conformance $(ARGS)

@@ -1,0 +1,18 @@
+"""Several hosts on one machine, made of Linux namespaces, and what can happen to them.
+
+    from polytrain.testing.hosts import hosts
+
+    with hosts(3, shared=tmp_path) as (a, b, c):
+        b.cut_off()
+
+Tests skip with `why_no_hosts()` where that isn't possible: it takes Linux and root.
+"""
+
+from __future__ import annotations
+
+from polytrain.testing.hosts.available import HostsUnavailable, why_no_hosts
+from polytrain.testing.hosts.host import Host
+from polytrain.testing.hosts.ray_cluster import join_ray, ray_on
+from polytrain.testing.hosts.testbed import hosts
+
+__all__ = ["Host", "HostsUnavailable", "hosts", "join_ray", "ray_on", "why_no_hosts"]

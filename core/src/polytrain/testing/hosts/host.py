@@ -1,0 +1,187 @@
+"""One host, and what can happen to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from polytrain.testing.hosts.available import HostsUnavailable
+from polytrain.testing.hosts.freezer import Freezer
+from polytrain.testing.hosts.mounts import DISK, DISK_MB
+from polytrain.testing.hosts.processes import Command, finish, start_in, words_of
+from polytrain.testing.hosts.switch import Switch, address_of
+from polytrain.testing.processes import eventually
+
+
+class Host:
+    """Processes that have a network, a name, a /tmp, a /dev/shm and a disk of their own.
+
+    `heal` and `thaw` undo what the other methods do; nothing undoes `kill` and `crash`.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        name: str,
+        shared: Path | None,
+        switch: Switch,
+        freezer: Freezer,
+        # Of process 1, as this process numbers it, and the program that waits for its end.
+        pid: int,
+        waiter: subprocess.Popen[str],
+    ) -> None:
+        self.name = name
+        self.address = address_of(number)
+        """Where other hosts reach this one. They know its name too."""
+        self.disk = DISK
+        """The directory of this host's own disk, where TMPDIR and HOME of its processes are."""
+        self.shared = shared
+        """The directory that all hosts have, if they were asked for one."""
+        self._number = number
+        self._switch = switch
+        self._freezer = freezer
+        self._pid = pid
+        self._waiter = waiter
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __repr__(self) -> str:
+        return f"Host({self.name}, {self.address})"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._waiter.poll() is None
+
+    def run(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        check: bool = True,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in this host, and return what it printed.
+
+        :param command: A program and its arguments, or a line for the shell.
+        :param env: Variables besides those of this process.
+        :param check: Raise if the command fails; the message has what it printed.
+        :param timeout: Seconds. `subprocess.TimeoutExpired` comes after them.
+        """
+        pipe = subprocess.PIPE
+        process = self._start(command, env, cwd, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+        return finish(process, words_of(command), check=check, timeout=timeout)
+
+    def start(
+        self,
+        command: Command,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        input: int = subprocess.DEVNULL,
+        output: int | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start a command in this host, in a session of its own, and don't wait for it.
+
+        It dies with the host.
+
+        :param input: As `stdin` of `subprocess.Popen`.
+        :param output: As `stdout`, for its errors too.
+        """
+        errors = None if output is None else subprocess.STDOUT
+        return self._start(command, env, cwd, stdin=input, stdout=output, stderr=errors)
+
+    def cut_off(self) -> None:
+        """Let all packets to and from this host vanish, as a broken switch does."""
+        self._switch.cut(self._number)
+
+    def block(self, *, incoming: bool = True, ports: range = range(1, 65536)) -> None:
+        """Drop attempts to connect to this host's ports, as its firewall would.
+
+        Open connections stay, and this host may open others.
+
+        :param incoming: False drops attempts of this host to connect to others' ports.
+        """
+        self._switch.block(self._number, incoming=incoming, ports=ports)
+
+    def read_only(self) -> None:
+        """Mount the shared directory read-only on this host, once it has no file open to write."""
+        self._mount("ro")
+
+    def fill_disk(self) -> None:
+        """Leave no room on this host's own disk (`disk`)."""
+        used = self.run(["du", "-s", "-B", "4096", DISK]).stdout.split()[0]
+        self._resize_disk(f"{int(used) * 4096}")
+
+    def heal(self) -> None:
+        """Undo `cut_off`, `block`, `slow`, `read_only` and `fill_disk`."""
+        self._switch.restore(self._number)
+        self._resize_disk(f"{DISK_MB}m")
+        if self.shared is not None:
+            self._mount("rw")
+
+    def freeze(self) -> None:
+        """Stop all processes of this host, as a paused virtual machine. Its network stays up."""
+        self._freezer.freeze()
+
+    def thaw(self) -> None:
+        """Let a frozen host go on."""
+        self._freezer.thaw()
+
+    def reset_connections(self) -> None:
+        """Reset this host's open connections to others, as a firewall that forgets them does."""
+        others = f"( dst 10.77.0.0/24 and not dst {self.address} )"
+        self.run(["ss", "--kill", "--tcp", "--no-header", "state", "established", others])
+        left = self.run(["ss", "--tcp", "--no-header", "state", "established", others]).stdout
+        if left.strip():
+            raise HostsUnavailable("the kernel resets no connection (INET_DIAG_DESTROY)")
+
+    def kill(self) -> None:
+        """End all processes of this host at once. Others see its connections end."""
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        # A frozen process dies only when it is thawed.
+        self._freezer.thaw()
+        # Process 1 ends after all others of its namespace, and those end when they are waited for.
+        for process in self._started:
+            process.wait()
+        self._waiter.wait()
+
+    def crash(self) -> None:
+        """End this host as a power failure does: no other learns of it by a packet."""
+        self.cut_off()
+        self.kill()
+
+    def _start(
+        self,
+        command: Command,
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        **streams: int | None,
+    ) -> subprocess.Popen[str]:
+        own = {"HOME": f"{DISK}/home", "TMPDIR": str(DISK), "RAY_TMPDIR": "/tmp"}
+        process = start_in(
+            self._pid,
+            self._freezer.members,
+            words_of(command),
+            cwd=cwd or self.shared or DISK,
+            env={**os.environ, **own, **(env or {})},
+            **streams,
+        )
+        self._started.append(process)
+        return process
+
+    def _mount(self, option: str) -> None:
+        if self.shared is None:
+            raise ValueError("there is no shared directory: hosts(..., shared=directory)")
+        command = ["mount", "-o", f"remount,bind,{option}", str(self.shared)]
+        # While a file is open for writing, its mount can't become read-only.
+        if not eventually(lambda: self.run(command, check=False).returncode == 0):
+            self.run(command)
+
+    def _resize_disk(self, size: str) -> None:
+        self.run(["mount", "-o", f"remount,size={size}", DISK])

@@ -1,0 +1,66 @@
+"""Ray on several hosts: one node of its cluster on each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from polytrain.testing.hosts.host import Host
+
+_PORT = 6379
+_RAY = (sys.executable, "-m", "ray.scripts.scripts")
+_TRIES = 3
+"""On a machine that is busy with tests a node may take longer to start than Ray waits (30 s)."""
+
+_OBJECT_STORE = 100_000_000
+_PORTS = (
+    "node-manager-port",
+    "object-manager-port",
+    "runtime-env-agent-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "metrics-export-port",
+)
+
+
+def ray_on(*hosts: Host, cpus: int = 2, env: Mapping[str, str] | None = None) -> str:
+    """Start Ray on hosts, the head on the first, and return the address of the cluster.
+
+    A driver inside any host gets it as `RAY_ADDRESS`. Ray ends with the hosts. It listens below
+    port 20000 alone, its workers too: `block(ports=range(20000, 65536))` spares it.
+
+    :param cpus: Of each host, whatever the machine has.
+    :param env: Variables of all of Ray's processes, such as `RAY_health_check_period_ms`.
+    """
+    head, *others = hosts
+    start = [f"--port={_PORT}", "--head", "--include-dashboard=false"]
+    _start_node(head, start, cpus=cpus, env=env)
+    address = f"{head.address}:{_PORT}"
+    with ThreadPoolExecutor(max_workers=len(hosts)) as threads:
+        joined = [threads.submit(join_ray, address, host, cpus=cpus, env=env) for host in others]
+        for future in joined:
+            future.result()
+    return address
+
+
+def join_ray(
+    address: str, host: Host, *, cpus: int = 2, env: Mapping[str, str] | None = None
+) -> None:
+    """Let a host join the Ray cluster at an address."""
+    _start_node(host, [f"--address={address}"], cpus=cpus, env=env)
+
+
+def _start_node(
+    host: Host, options: list[str], *, cpus: int, env: Mapping[str, str] | None
+) -> None:
+    ports = [f"--{name}={10_000 - at}" for at, name in enumerate(_PORTS, 1)]
+    sizes = [f"--num-cpus={cpus}", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE}"]
+    place = [f"--node-ip-address={host.address}", "--temp-dir=/tmp/ray", "--disable-usage-stats"]
+    start = [*_RAY, "start", *options, *place, *sizes, *ports]
+    for _ in range(_TRIES - 1):
+        done = host.run(start, env=env, check=False)
+        if done.returncode == 0:
+            return
+        host.run([*_RAY, "stop", "--force"])
+    host.run(start, env=env)
