@@ -16,10 +16,22 @@ import pytest
 from tests.sweeps import only_in_sweep
 
 from polytrain.backends.reference import Reference
+from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
-from polytrain.view.doctor.finding import Verdict, checked
-from polytrain.view.doctor.links import Endpoint, Link, rounds, transport_of, verdict, world_of
-from polytrain_plugins import Offer
+from polytrain.view.doctor import links
+from polytrain.view.doctor.finding import Finding, Verdict, checked
+from polytrain.view.doctor.links import (
+    Endpoint,
+    Link,
+    Pair,
+    findings_of_links,
+    ring,
+    rounds,
+    transports_of,
+    verdict,
+    world_of,
+)
+from polytrain_plugins import Backend, Offer
 
 HERE, THERE = (NodeAddress(node_id=name, host="127.0.0.1") for name in "ab")
 
@@ -27,11 +39,19 @@ HERE, THERE = (NodeAddress(node_id=name, host="127.0.0.1") for name in "ab")
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 8])
 def test_each_two_nodes_are_a_pair_once_and_no_node_is_in_two_at_a_time(count: int) -> None:
     nodes = [NodeAddress(node_id=f"{number}", host="") for number in range(count)]
-    found = list(rounds(nodes))
-    assert Counter(pair for pairs in found for pair in pairs) == Counter(combinations(nodes, 2))
+    each_two = list(combinations(nodes, 2))
+    found = list(rounds(each_two))
+    assert Counter(pair for pairs in found for pair in pairs) == Counter(each_two)
     for pairs in found:
         busy = [node.node_id for pair in pairs for node in pair]
         assert len(busy) == len(set(busy))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 64])
+def test_in_a_ring_each_node_has_rank_0_once_and_rank_1_once(count: int) -> None:
+    nodes = [NodeAddress(node_id=f"{number}", host="") for number in range(count)]
+    firsts, seconds = zip(*ring(nodes), strict=True) if count > 1 else ((), ())
+    assert list(firsts) == sorted(seconds, key=nodes.index) == nodes * (count > 1)
 
 
 def measured(offers: Sequence[Offer | None] = (None, None)) -> list[Link]:
@@ -79,9 +99,80 @@ def test_a_slow_connection_is_a_warning(link: Link, verdict_: str, text: str) ->
     assert bool(finding.remedy) == (verdict_ == "warning")
 
 
-def test_torch_comes_first() -> None:
-    names = [transport_of(given) for given in (["reference", "torch"], ["reference"], [])]
-    assert [each and each.name for each in names] == ["torch", "reference", None]
+def test_all_that_are_installed_are_tried_torch_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["reference", "torch", "xgboost"]
+    assert [each.name for each in transports_of(names)] == ["torch", "reference", "xgboost"]
+    missing = {"xgboost": "pip install xgboost"}
+    monkeypatch.setattr(
+        links,
+        "missing_modules",
+        lambda requires: {each: missing[each] for each in requires if each in missing},
+    )
+    assert [each.name for each in transports_of(names)] == ["torch", "reference"]
+
+
+class Other(Reference):
+    """A second backend."""
+
+    name = "other"
+
+
+class Joined:
+    """Two processes that join."""
+
+    def __init__(self, backend: Backend, pair: Pair, *, gpus: int) -> None:
+        pass
+
+    def link(self, join_timeout_s: float) -> Link:
+        return Link(latency_s=84e-6, bytes_per_s=None)
+
+    def close(self) -> None:
+        pass
+
+
+def findings_if(
+    failed: list[FailedLink], count: int, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Finding]:
+    """What is found of some nodes, between which these connections fail, with two backends."""
+    monkeypatch.setattr(links, "_failed_links", lambda _: failed)
+    monkeypatch.setattr(links, "_PairOnRay", Joined)
+    nodes = [NodeAddress(node_id=f"{number}", host=f"n{number}") for number in range(count)]
+    found = list(findings_of_links([Reference(), Other()], nodes, {}))
+    by_name = {each.check: each for each in found}
+    assert len(by_name) == len(found)
+    return by_name
+
+
+def test_two_nodes_are_tried_both_ways_by_tcp_and_each_backend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert set(findings_if([], 2, monkeypatch)) == {
+        "plain TCP to n0",
+        "plain TCP to n1",
+        *(
+            f"{first} to {second} ({name})"
+            for first, second in (("n0", "n1"), ("n1", "n0"))
+            for name in ("reference", "other")
+        ),
+    }
+
+
+def test_many_nodes_make_a_few_findings_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(findings_if([], 64, monkeypatch)) == 64 * 3
+
+
+def test_a_firewall_in_one_direction_is_found_and_backends_are_not_tried_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = FailedLink(source="n0", target="n1", reason="port 40000 doesn't answer within 5 s")
+    found = findings_if([refused], 3, monkeypatch)
+    blocked = found["plain TCP to n1"]
+    assert blocked.verdict is Verdict.FAILED
+    assert blocked.what == "n0 can't connect to n1 (port 40000 doesn't answer within 5 s)"
+    assert "Let other nodes connect to n1 at all TCP ports" in blocked.remedy
+    assert found["plain TCP to n0"].what == "2 other nodes connect to it"
+    assert not any(each.startswith(("n0 to n1", "n1 to n0")) for each in found)
+    assert "n1 to n2 (reference)" in found
 
 
 ALL = only_in_sweep("reference", "all")
@@ -127,11 +218,11 @@ ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
 nodes = [NodeAddress(node_id=n["NodeID"], host=n["NodeManagerAddress"]) for n in ray.nodes()]
 found = {}
 for backend in [Misnamed(), load_backend(sys.argv[1])()]:
-    found[type(backend).__name__] = list(links.findings_of_links(backend, nodes, {}))
+    found[type(backend).__name__] = list(links.findings_of_links([backend], nodes, {}))
 gpus = {n["NodeID"]: n["Resources"].get("GPU", 0.0) for n in ray.nodes()}
 if sys.argv[2] == "all":
-    found["Silent"] = list(links.findings_of_links(Silent(), nodes, {}, join_timeout_s=1))
-    found["GPUs"] = list(links.findings_of_links(Reference(), nodes, gpus))
+    found["Silent"] = list(links.findings_of_links([Silent()], nodes, {}, join_timeout_s=1))
+    found["GPUs"] = list(links.findings_of_links([Reference()], nodes, gpus))
 print("FOUND " + json.dumps({k: [asdict(f) for f in each] for k, each in found.items()}))
 ray.shutdown()
 cluster.shutdown()
@@ -152,21 +243,27 @@ def test_two_nodes(name: str, which: str, tmp_path: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stdout + done.stderr
     found = json.loads(lines[0].removeprefix("FOUND "))
-    [misnamed] = found.pop("Misnamed")
+    for each in found.values():
+        tcp = [each.pop(0) for _ in range(2)]
+        assert [finding["what"] for finding in tcp] == ["1 other node connects to it"] * 2
+    misnamed, _ = found.pop("Misnamed")
     assert misnamed["verdict"] == "failed"
     assert misnamed["what"].startswith("they didn't join: ConnectionRefusedError: ")
     assert "127.0.1.1" in misnamed["remedy"]
     if which == "all":
-        [silent] = found.pop("Silent")
+        silent, _ = found.pop("Silent")
         assert (silent["verdict"], silent["what"]) == ("failed", "they didn't join within 1 s")
         # Of both nodes, and of the node that has two.
         assert [each["check"].rpartition(" (")[2] for each in found.pop("GPUs")] == [
             "reference)",
+            "reference)",
             "reference, GPUs)",
             "reference, GPUs)",
         ]
-    [[good]] = found.values()
-    assert good["verdict"] != "failed"
-    assert good["what"].startswith("joined, ")
-    assert ("MB/s each way" in good["what"]) == (name == "torch")
-    assert good["check"].endswith(f" ({name})")
+    [both_ways] = found.values()
+    assert len(both_ways) == 2
+    for good in both_ways:
+        assert good["verdict"] != "failed"
+        assert good["what"].startswith("joined, ")
+        assert ("MB/s each way" in good["what"]) == (name == "torch")
+        assert good["check"].endswith(f" ({name})")

@@ -75,10 +75,10 @@ def _findings(storage: str, backends: tuple[str, ...], *, all_nodes: bool) -> It
     for name, check in checks.items():
         yield checked(name, check)
     if all_nodes:
-        from polytrain.view.doctor.links import transport_of
+        from polytrain.view.doctor.links import transports_of
         from polytrain.view.doctor.nodes import findings_of_nodes
 
-        yield from findings_of_nodes(location, transport_of(names))
+        yield from findings_of_nodes(location, transports_of(names))
 
 
 def _print(finding: Finding) -> None:

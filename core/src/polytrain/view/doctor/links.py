@@ -1,10 +1,12 @@
-"""Checks of the connections between nodes: two ranks join by a backend's own transport."""
+"""Checks of the connections between nodes: plain TCP, and two ranks that join by a backend."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +14,13 @@ from itertools import combinations
 from typing import Any
 
 from polytrain.api.backend_checks import missing_modules
+from polytrain.policy.links import ALL_UP_TO, FailedLink, described, remedy_for, targets
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked
+from polytrain.workers.agents.link_end import LinkEnd
 from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
+
+_CONNECT_TIMEOUT_S = 5.0
 
 _START_TIMEOUT_S = 60.0
 """The framework is imported, on both nodes."""
@@ -81,13 +87,10 @@ class Endpoint:
             size *= 4
 
 
-def transport_of(names: Sequence[str]) -> Backend | None:
-    """Return the backend whose transport is tried: torch, or else the first that is installed."""
-    for name in sorted(names, key=lambda name: name != "torch"):
-        cls = load_backend(name)
-        if not missing_modules(cls.requires):
-            return cls()
-    return None
+def transports_of(names: Sequence[str]) -> list[Backend]:
+    """Return the installed backends of these, torch first, which measures connections best."""
+    classes = [load_backend(name) for name in sorted(names, key=lambda name: name != "torch")]
+    return [cls() for cls in classes if not missing_modules(cls.requires)]
 
 
 def world_of(pair: Pair, rank: int, offers: Sequence[Offer], *, gpus: int) -> World:
@@ -96,9 +99,9 @@ def world_of(pair: Pair, rank: int, offers: Sequence[Offer], *, gpus: int) -> Wo
     return World(attempt=0, me=there[rank], members=there, offers=tuple(offers))
 
 
-def rounds(nodes: Sequence[NodeAddress]) -> Iterator[list[Pair]]:
-    """Yield every pair of nodes, in rounds in which each node is in one pair at most."""
-    left = list(combinations(nodes, 2))
+def rounds(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+    """Yield all pairs, in rounds in which each node is in one pair at most."""
+    left = list(pairs)
     while left:
         chosen: list[Pair] = []
         busy: set[str] = set()
@@ -109,6 +112,11 @@ def rounds(nodes: Sequence[NodeAddress]) -> Iterator[list[Pair]]:
                 busy |= ids
         left = [pair for pair in left if pair not in chosen]
         yield chosen
+
+
+def ring(nodes: Sequence[NodeAddress]) -> list[Pair]:
+    """Return a pair for each node and the next: each node is the first of one, and the second."""
+    return list(zip(nodes, [*nodes[1:], *nodes[:1]], strict=True)) if len(nodes) > 1 else []
 
 
 def verdict(measure: Callable[[], Link]) -> str:
@@ -133,29 +141,95 @@ def verdict(measure: Callable[[], Link]) -> str:
 
 
 def findings_of_links(
-    backend: Backend,
+    backends: Sequence[Backend],
     nodes: Sequence[NodeAddress],
     gpus: Mapping[str, float],
     *,
     join_timeout_s: float = _JOIN_TIMEOUT_S,
 ) -> Iterator[Finding]:
-    """Yield a finding for each pair of nodes, and another for their GPUs if both have some.
+    """Yield findings on the connections of nodes. Ray is running.
 
-    Ray is running.
+    By plain TCP, nodes connect to each other (see `policy.links`). By every backend, each node has
+    rank 0 in a pair with the next node; by the first, each two of a few nodes join, and their GPUs
+    if both have some. Backends aren't tried between nodes that plain TCP doesn't connect.
 
     Args:
-        backend: whose transport is tried.
+        backends: whose transports are tried.
         nodes: the nodes.
         gpus: the id of a node → how many GPUs it has.
         join_timeout_s: seconds that two ranks may take to join and to measure.
     """
-    for pairs in rounds(nodes):
-        yield from _findings_of(backend, pairs, gpus=0, join_timeout_s=join_timeout_s)
+    if len(nodes) > 1:
+        failed: list[FailedLink] = []
+        yield from _findings_of_tcp(nodes, failed)
+        apart = {frozenset((link.source, link.target)) for link in failed}
+    else:
+        apart = set()
+
+    def connected(pairs: Iterable[Pair]) -> list[Pair]:
+        return [pair for pair in pairs if frozenset(node.host for node in pair) not in apart]
+
+    every_two = connected(combinations(nodes, 2) if len(nodes) <= ALL_UP_TO else ring(nodes))
+    for number, backend in enumerate(backends):
+        in_turn = connected(ring(nodes))
+        if number == 0:
+            in_turn = [*every_two, *(pair for pair in in_turn if pair not in every_two)]
+        for pairs in rounds(in_turn):
+            yield from _findings_of(backend, pairs, gpus=0, join_timeout_s=join_timeout_s)
     # Within a node, too, if it has two.
     alone = [[(node, node)] for node in nodes if gpus.get(node.node_id, 0) >= 2]
-    having = [node for node in nodes if gpus.get(node.node_id, 0) >= 1]
-    for pairs in (*rounds(having), *alone):
-        yield from _findings_of(backend, pairs, gpus=1, join_timeout_s=join_timeout_s)
+    having = [pair for pair in every_two if all(gpus.get(node.node_id, 0) >= 1 for node in pair)]
+    for pairs in (*rounds(having), *alone) if backends else ():
+        yield from _findings_of(backends[0], pairs, gpus=1, join_timeout_s=join_timeout_s)
+
+
+def _findings_of_tcp(nodes: Sequence[NodeAddress], failed: list[FailedLink]) -> Iterator[Finding]:
+    """Yield a finding for each node, on connections of others to it; collect those that failed."""
+    hosts = [node.host for node in nodes]
+    came_to = Counter(other for others in targets(len(nodes)) for other in others)
+    try:
+        failed += _failed_links(nodes)
+    except Exception as error:  # whatever becomes of the actors is what the user wants to know
+        failure = error
+        yield checked("plain TCP", lambda: _raise(failure))
+        return
+    for number, host in enumerate(hosts):
+        here = [link for link in failed if link.target == host]
+        yield checked(f"plain TCP to {host}", partial(_reached, here, came_to[number]))
+
+
+def _reached(failed: Sequence[FailedLink], tried: int) -> str:
+    if failed:
+        raise CheckFailed(described(failed), remedy_for(failed))
+    return f"{tried} other {'node connects' if tried == 1 else 'nodes connect'} to it"
+
+
+def _failed_links(nodes: Sequence[NodeAddress]) -> list[FailedLink]:
+    import ray
+
+    from polytrain.workers.ray.links import failed_links
+
+    ends: list[Any] = [
+        ray.remote(LinkEnd).options(num_cpus=0, scheduling_strategy=_on(node)).remote(node.host)
+        for node in nodes
+    ]
+    hosts = [node.host for node in nodes]
+    try:
+        trial = failed_links(ends, hosts, timeout_s=_CONNECT_TIMEOUT_S)
+        return asyncio.run(asyncio.wait_for(trial, _START_TIMEOUT_S))
+    finally:
+        for end in ends:
+            ray.kill(end)
+
+
+def _on(node: NodeAddress) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+
+
+def _raise(error: Exception) -> str:
+    raise error
 
 
 def _findings_of(
@@ -178,7 +252,6 @@ class _PairOnRay:
 
     def __init__(self, backend: Backend, pair: Pair, *, gpus: int) -> None:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self._pair, self._gpus = pair, gpus
         # On different nodes, enough to see one: it is free on a node that is nearly full.
@@ -188,7 +261,7 @@ class _PairOnRay:
             .options(
                 num_cpus=0,
                 num_gpus=share if gpus else 0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+                scheduling_strategy=_on(node),
             )
             .remote(backend)
             for node in pair

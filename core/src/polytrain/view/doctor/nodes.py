@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
 from typing import Any
@@ -42,12 +42,12 @@ class NodeReport:
     """What the storage refuses to it; None if it can write, read and delete a file of its own."""
 
 
-def findings_of_nodes(location: Location, backend: Backend | None) -> Iterator[Finding]:
+def findings_of_nodes(location: Location, backends: Sequence[Backend]) -> Iterator[Finding]:
     """Yield the findings on every living node, by the node's address, and on their connections.
 
     Args:
         location: the storage that all nodes must see.
-        backend: whose transport is tried between each two of them; None for none.
+        backends: whose transports are tried between them.
     """
     name = f".polytrain-doctor-{secrets.token_hex(8)}"
     content = secrets.token_bytes(16)
@@ -59,9 +59,8 @@ def findings_of_nodes(location: Location, backend: Backend | None) -> Iterator[F
                 yield from _findings_of(address, node_id, location, name, content, own)
         finally:
             location.open().delete(name)
-        if backend is not None:
-            places = [NodeAddress(node_id=node_id, host=address) for address, node_id in _nodes()]
-            yield from findings_of_links(backend, places, _gpus())
+        places = [NodeAddress(node_id=node_id, host=address) for address, node_id in _nodes()]
+        yield from findings_of_links(backends, places, _gpus())
 
 
 def report(location: Location, name: str) -> NodeReport:

@@ -1,0 +1,97 @@
+"""A node's end of trial connections, as ranks make them: it listens, and connects to others."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+_WORD_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a node listens."""
+
+    host: str
+    port: int
+    word: bytes
+    """What it says to whoever connects, by which it is known."""
+
+
+class LinkEnd:
+    """The end of one node. It is thread-safe, and listens only while it is asked to."""
+
+    def __init__(self, host: str) -> None:
+        """
+        Args:
+            host: the node's address, at which its ranks listen.
+        """
+        self._host = host
+        self._socket: socket.socket | None = None
+
+    def listen(self) -> Listening:
+        """Listen at the node's address, and at a port that the system chooses.
+
+        Raises:
+            OSError: the address isn't this machine's.
+        """
+        self.stop_listening()
+        word = secrets.token_bytes(_WORD_BYTES)
+        self._socket = socket.create_server((self._host, 0))
+        serve = threading.Thread(
+            target=_serve, args=(self._socket, word), name="polytrain-links", daemon=True
+        )
+        serve.start()
+        return Listening(host=self._host, port=self._socket.getsockname()[1], word=word)
+
+    def reach(self, others: Sequence[Listening], timeout_s: float) -> list[str]:
+        """Connect to all of these at once.
+
+        Args:
+            others: where other nodes listen.
+            timeout_s: seconds that this takes at most.
+
+        Returns:
+            Why each of them can't be reached; empty for one that can.
+        """
+        if not others:
+            return []
+        with ThreadPoolExecutor(len(others)) as pool:
+            return list(pool.map(lambda other: _reached(other, timeout_s), others))
+
+    def stop_listening(self) -> None:
+        """Close the port."""
+        if self._socket is not None:
+            # Closing it alone doesn't wake the thread that accepts connections.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+            self._socket = None
+
+
+def _serve(listener: socket.socket, word: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(word)
+
+
+def _reached(other: Listening, timeout_s: float) -> str:
+    try:
+        with socket.create_connection((other.host, other.port), timeout_s) as connection:
+            try:
+                heard = connection.recv(_WORD_BYTES, socket.MSG_WAITALL)
+            except TimeoutError:
+                # The connection is there; the other process is busy.
+                return ""
+    except TimeoutError:
+        return f"port {other.port} doesn't answer within {timeout_s:g} s"
+    except OSError as error:
+        return f"port {other.port}: {error.strerror or error}"
+    return "" if heard == other.word else f"port {other.port} is another machine's"
