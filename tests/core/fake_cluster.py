@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from polytrain.config.configs import ScalingConfig
@@ -48,6 +48,15 @@ class FakeCluster:
         self._bundles: list[str | None] = []
         """Where room is held; what was held on a node that is gone is to be held elsewhere."""
 
+        self._left: dict[int, str | None] = {}
+        """Where room is held for the bundles that have moved, besides."""
+
+        self._not_on: dict[int, frozenset[str]] = {}
+        """Where bundles that have moved mustn't be."""
+
+        self.silent: set[str] = set()
+        """Nodes that are gone without the cluster's knowledge: nobody arrives there."""
+
     def pool(self, num_workers: int | tuple[int, int], **scaling: Any) -> WorkerPool:
         """A pool of this cluster."""
         return WorkerPool(
@@ -73,6 +82,28 @@ class FakeCluster:
         agent_handle = AgentHandle(number=next(self._numbers), bundle=bundle)
         self.waiting[agent_handle] = avoid
         return agent_handle
+
+    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
+        for bundle in bundles:
+            self._left[bundle] = self._bundles[bundle]
+            self._bundles[bundle] = None
+            self._not_on[bundle] = avoid
+        self._hold_room()
+
+    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
+        back = {bundle for bundle in bundles if self._bundles[bundle] is None}
+        for bundle in back:
+            self._bundles[bundle] = self._left.pop(bundle)
+            del self._not_on[bundle]
+        return frozenset(back)
+
+    def free_unused(self) -> None:
+        if len(self._left) == len(self._bundles):
+            self._left.clear()
+
+    def held(self) -> list[str | None]:
+        """Where room is held for bundles, those that have moved twice."""
+        return [*self._bundles, *self._left.values()]
 
     def setup(self) -> str | None:
         return self.sets_up
@@ -126,6 +157,13 @@ class FakeCluster:
         messages = [self.lose(pool, agent_handle, FailureKind.NODE_LOST) for agent_handle in there]
         return [event for event in messages if event is not None]
 
+    def silence(self, pool: WorkerPool, name: str) -> list[AgentLost]:
+        """A node is gone, and only its agents tell so: the cluster takes it for alive."""
+        self.silent.add(name)
+        there = [each for each in self.placed if each.place.node_id == name]
+        messages = [self.lose(pool, agent_handle, FailureKind.NODE_LOST) for agent_handle in there]
+        return [event for event in messages if event is not None]
+
     def sizes(self) -> list[int]:
         """How many ranks each pool had that was told to be complete."""
         return [len(event.nodes) for event in self.events if isinstance(event, AgentsPlaced)]
@@ -138,21 +176,39 @@ class FakeCluster:
 
     def _hold_room(self) -> None:
         """Find nodes for all bundles that have none, or for none of them."""
-        free = [name for name in self.nodes for _ in range(self._free(name))]
-        homeless = [n for n, node in enumerate(self._bundles) if node not in self.nodes]
-        if len(free) >= len(homeless):
-            for bundle, node in zip(homeless, free, strict=False):
-                self._bundles[bundle] = node
+        self._left = {n: node if node in self.nodes else None for n, node in self._left.items()}
+        for moved in (False, True):
+            avoid = frozenset[str]().union(*self._not_on.values()) if moved else frozenset()
+            free = [n for n in self.nodes if n not in avoid for _ in range(self._free(n))]
+            homeless = [
+                n
+                for n, node in enumerate(self._bundles)
+                if node not in self.nodes and (n in self._not_on) is moved
+            ]
+            if len(free) >= len(homeless):
+                for bundle, node in zip(homeless, free, strict=False):
+                    self._bundles[bundle] = node
+
+    def hold_room_of_the_lost_first(self) -> None:
+        """The cluster has noticed, and finds other room for what a dead node held."""
+        for bundle, node in self._left.items():
+            if node not in self.nodes:
+                free = [name for name in self.nodes if self._free(name) > 0]
+                self._left[bundle] = free[0] if free else None
 
     def _free(self, node: str) -> int:
         outside = [r for r in self.placed if r.place.node_id == node and r.bundle is None]
-        taken = len(outside) + self._bundles.count(node) + self.others.get(node, 0)
+        taken = len(outside) + self.held().count(node) + self.others.get(node, 0)
         return self.nodes[node] - taken
 
     def _place_of(self, agent_handle: AgentHandle) -> str | None:
         if agent_handle.bundle is not None:
             node = self._bundles[agent_handle.bundle]
             is_taken = any(placed.bundle == agent_handle.bundle for placed in self.placed)
-            return node if node in self.nodes and not is_taken else None
+            return node if node in self._answering and not is_taken else None
         avoid = self.waiting[agent_handle]
-        return next((n for n in self.nodes if n not in avoid and self._free(n) > 0), None)
+        return next((n for n in self._answering if n not in avoid and self._free(n) > 0), None)
+
+    @property
+    def _answering(self) -> list[str]:
+        return [node for node in self.nodes if node not in self.silent]

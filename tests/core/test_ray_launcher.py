@@ -199,6 +199,62 @@ def test_the_resources_of_lost_agents_are_those_of_the_next(tmp_path: Path) -> N
         launcher.close(10)
 
 
+@pytest.mark.usefixtures("ray_here")
+def test_room_moves_to_other_nodes_and_back_and_none_is_held_twice(tmp_path: Path) -> None:
+    import ray
+
+    total = 2
+    assert eventually(lambda: free_cpus() == total)
+    here = ray.get_runtime_context().get_node_id()
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    launcher = launcher_of(agent_spec(tmp_path), {"CPU": 1}, mailbox)
+    launcher.reserve(1, "PACK")
+    try:
+        first = launcher.ask(bundle=0)
+        assert arrivals(mailbox, 1) == {first}
+        launcher.dismiss(first)
+        # There is no other node.
+        launcher.move([0], "PACK", frozenset({here}))
+        assert launcher.move_back([0]) == {0}
+        second = launcher.ask(bundle=0)
+        assert arrivals(mailbox, 1) == {second}
+        launcher.dismiss(second)
+        # Here there is.
+        launcher.move([0], "PACK", frozenset())
+        third = launcher.ask(bundle=0)
+        assert arrivals(mailbox, 1) == {third}
+        assert launcher.move_back([0]) == frozenset()
+        assert eventually(lambda: free_cpus() == 0)
+        launcher.free_unused()
+        assert eventually(lambda: free_cpus() == 1)
+    finally:
+        launcher.close(10)
+    assert eventually(lambda: free_cpus() == total)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_room_that_a_move_has_left_is_used_by_the_next(tmp_path: Path) -> None:
+    """Each lost node would cost the run more room until its end otherwise."""
+    total = 2
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    launcher = launcher_of(agent_spec(tmp_path), {"CPU": 0.5}, mailbox)
+    launcher.reserve(2, "PACK")
+    try:
+        asked = {launcher.ask(bundle=0), launcher.ask(bundle=1)}
+        assert arrivals(mailbox, 2) == asked
+        for each in asked:
+            launcher.dismiss(each)
+        for _ in range(3):
+            launcher.move([1], "PACK", frozenset())
+            again = launcher.ask(bundle=1)
+            assert arrivals(mailbox, 1) == {again}
+            launcher.dismiss(again)
+            launcher.free_unused()
+        assert eventually(lambda: free_cpus() == total - 3 * 0.5)
+    finally:
+        launcher.close(10)
+
+
 def free_cpus() -> float:
     return free_resources().get("CPU", 0.0)
 

@@ -409,6 +409,96 @@ def test_the_room_of_a_node_that_went_as_it_had_said_is_used_where_it_is_held_no
     assert nodes(pool) == ["a", "c"]
 
 
+def test_a_fixed_run_does_not_wait_for_the_cluster_to_notice_that_a_node_is_lost() -> None:
+    cluster = FakeCluster(a=1, b=2, c=2)
+    pool = cluster.pool(3)
+    begin(pool, cluster)
+    assert nodes(pool) == ["a", "b", "b"]
+    cluster.silence(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert cluster.sizes() == [3, 3]
+    assert nodes(pool) == ["a", "c", "c"]
+
+
+def test_all_room_of_a_run_moves_together_and_the_old_is_freed() -> None:
+    cluster = FakeCluster(b=2, c=2)
+    pool = cluster.pool(2, placement_strategy="STRICT_PACK")
+    begin(pool, cluster)
+    cluster.silence(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert nodes(pool) == ["c", "c"]
+    assert cluster.held() == ["c", "c"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"), [("STRICT_SPREAD", "d"), ("SPREAD", "d"), ("PACK", "a")]
+)
+def test_a_moved_rank_is_where_its_placement_strategy_says(strategy: str, expected: str) -> None:
+    cluster = FakeCluster(b=1)
+    pool = cluster.pool(2, placement_strategy=strategy)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.nodes = {"a": 2, "b": 1, "d": 1}
+    cluster.others = {"a": 1}
+    cluster.settle(pool)
+    assert nodes(pool) == ["a", "b"]
+    cluster.others = {}
+    cluster.silence(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert nodes(pool) == ["a", expected]
+
+
+def test_a_node_is_shared_if_spreading_finds_no_other_and_is_not_strict() -> None:
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool(2, placement_strategy="SPREAD")
+    begin(pool, cluster)
+    cluster.silence(pool, "b")
+    cluster.nodes["a"] = 2
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert nodes(pool) == ["a", "a"]
+
+
+def test_room_that_comes_later_is_used_where_the_cluster_holds_it_by_then() -> None:
+    """Once it has noticed, it wants it for the first reservation as well."""
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    cluster.silence(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert cluster.sizes() == [2]
+    del cluster.nodes["b"]
+    cluster.nodes["c"] = 1
+    cluster.silent.clear()
+    cluster.hold_room_of_the_lost_first()
+    cluster.now = pool.deadline or 0.0
+    assert cluster.now <= 1.0
+    pool.look_at_the_clock()
+    cluster.settle(pool)
+    assert cluster.sizes() == [2, 2]
+    assert nodes(pool) == ["a", "c"]
+    assert cluster.held() == ["a", "c"]
+
+
+def test_a_standby_that_is_to_be_replaced_does_not_move_any_room() -> None:
+    """Nobody waits for it: two reservations would be held until the end of the run."""
+    cluster = FakeCluster(a=1, b=1, c=1, d=1)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    cluster.silence(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert nodes(pool) == ["a", "c"]
+    assert cluster.held() == ["a", "b"]
+    del cluster.nodes["b"]
+    cluster.settle(pool)
+    assert cluster.held() == ["a", "d"]
+    assert len(cluster.placed) == 3
+
+
 @pytest.mark.parametrize("num_workers", [2, (2, 3)])
 def test_workers_return_if_the_nodes_that_seemed_to_have_room_have_none(
     num_workers: int | tuple[int, int],
@@ -417,9 +507,9 @@ def test_workers_return_if_the_nodes_that_seemed_to_have_room_have_none(
     pool = cluster.pool(num_workers)
     begin(pool, cluster)
     cluster.nodes["b"] = 2
+    # Somebody else uses it.
+    cluster.others["b"] = 2
     pool.place(avoid=frozenset("a"), without=NO_RANK)
-    # Somebody else takes it before they arrive.
-    cluster.nodes["b"] = 0
     cluster.settle(pool)
     assert cluster.sizes() == [2]
     cluster.now = 10.0

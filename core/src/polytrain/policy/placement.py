@@ -132,6 +132,48 @@ class PlacementPolicy:
             if bundle not in taken and nodes.get(bundle) not in avoided
         ]
 
+    def bundles_to_move(
+        self, taken: Collection[int | None], nodes: Mapping[int, str], unusable: Collection[str]
+    ) -> list[int]:
+        """Return the bundles that a run of a fixed size needs, and can't use where they are.
+
+        Args:
+            taken: bundles with an agent.
+            nodes: the node of each bundle that has had an agent.
+            unusable: nodes that Ray takes for alive, and on which no agent may be.
+        """
+        if self.scaling.is_elastic or not unusable:
+            return []
+        return [
+            bundle
+            for bundle in range(self.scaling.max_workers)
+            if bundle not in taken and nodes.get(bundle) in unusable
+        ]
+
+    def nodes_for_moved(
+        self, count: int, *, unusable: Collection[str], ranked_on: Collection[str], free: Nodes
+    ) -> frozenset[str]:
+        """Return the nodes on which bundles that move must not be, by the placement strategy.
+
+        The moved ones are a group of their own, for which Ray observes the strategy. This is about
+        them and the rest.
+
+        Args:
+            count: number of bundles that move.
+            unusable: nodes on which no agent may be.
+            ranked_on: the nodes of the other agents.
+            free: free resources of all nodes.
+        """
+        excluded = frozenset(unusable)
+        apart = excluded | frozenset(ranked_on)
+        if self.scaling.placement_strategy == "STRICT_SPREAD":
+            return apart
+        if self.scaling.placement_strategy == "SPREAD":
+            others = [resources for node, resources in free.items() if node not in apart]
+            if worker_capacity(others, self.scaling.resources).workers >= count:
+                return apart
+        return excluded
+
     def nodes_without_standby(self, ranked_on: Collection[str], free: Nodes) -> frozenset[str]:
         """Return the nodes that a standby avoids: those with ranks, if another node has room."""
         busy = frozenset(ranked_on)

@@ -8,7 +8,7 @@ import os
 import queue
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -152,6 +152,16 @@ class LocalAgentLauncher:
 
     def reserve(self, bundles: int, strategy: str) -> None:
         """Do nothing: no other run uses this launcher."""
+
+    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
+        """Do nothing: this machine's room is the same for every agent."""
+
+    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
+        """Move nothing."""
+        return frozenset()
+
+    def free_unused(self) -> None:
+        """Do nothing."""
 
     def setup(self) -> None:
         """Return None: local agents need no setup."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,13 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 10.0
 """Seconds between two checks of the cluster while resources are missing. The first one is
 logged."""
+
+_DOUBTED_S = 120.0
+"""Seconds for which a lost node gets no agents though the cluster takes it for alive. By default
+Ray is sure within 66 s; after that it was unreachable only for a while."""
+
+_VERDICT_S = 1.0
+"""Seconds between two looks whether Ray takes a node for dead from which bundles have moved."""
 
 _SETTLE_S = 0.5
 """Seconds after an arrival for which an elastic run waits for others, to start together."""
@@ -58,6 +65,15 @@ class AgentLauncher(Protocol):
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
         """Request an agent, which later arrives or is lost."""
 
+    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
+        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
+
+    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
+        """Undo the move of those of these bundles that aren't placed yet; return them."""
+
+    def free_unused(self) -> None:
+        """Free the room that no bundle needs after a move."""
+
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""
 
@@ -81,6 +97,9 @@ class _Placing:
     give_up_at: float
     is_noticed: bool = False
     """Whether the log says that resources are missing."""
+
+    verdict_at: float | None = None
+    """Time of the next look at nodes from which bundles have moved; None if there are none."""
 
     settled_at: float | None = None
     """Time at which to start with the arrived agents; None if no others are waited for."""
@@ -135,11 +154,14 @@ class WorkerPool:
         """The reason that workers can't start, once known."""
 
         self._avoided: frozenset[str] = frozenset()
-        self._lost_nodes: set[str] = set()
-        """Nodes that are lost. Each of their agents is reported by itself, some only after the next
-        launch; until then none of them may get a rank."""
+        self._lost_nodes: dict[str, float] = {}
+        """Nodes that are lost → when. Each of their agents is reported by itself, some only after
+        the next launch; until then none of them may get a rank."""
 
         self._bundle_nodes: dict[int, str] = {}
+        self._moved: dict[int, str] = {}
+        """Bundles that have moved for this attempt → the nodes that they have left."""
+
         self._placing: _Placing | None = None
 
     @property
@@ -170,7 +192,10 @@ class WorkerPool:
         placing = self._placing
         if placing is None:
             return None
-        return placing.settled_at or min(placing.look_at, placing.give_up_at)
+        if placing.settled_at is not None:
+            return placing.settled_at
+        looks = (placing.look_at, placing.give_up_at, placing.verdict_at)
+        return min(at for at in looks if at is not None)
 
     def arrived(self, agent_handle: AgentHandle, place: NodeAddress) -> None:
         """Note that an agent has arrived."""
@@ -179,7 +204,7 @@ class WorkerPool:
         self._coming.remove(agent_handle)
         agent_handle.place = place
         # A node that was unreachable for a moment is back.
-        self._lost_nodes.discard(place.node_id)
+        self._lost_nodes.pop(place.node_id, None)
         if agent_handle.bundle is not None:
             self._bundle_nodes[agent_handle.bundle] = place.node_id
         self._losses = 0
@@ -224,7 +249,7 @@ class WorkerPool:
         if not was_wanted:
             return None
         if gone.kind in _OF_A_WHOLE_NODE and agent_handle.place.node_id:
-            self._lost_nodes.add(agent_handle.place.node_id)
+            self._lost_nodes[agent_handle.place.node_id] = self._clock()
             # The others with a rank have to be reported to the attempt, which waits for their end.
             self._leave_lost_nodes(self._spares if self._placing is None else self.here)
         if agent_handle in self.ranked and self._placing is None:
@@ -267,12 +292,15 @@ class WorkerPool:
             self._staff()
             if self._placing is None:
                 return
+        if placing.verdict_at is not None and now >= placing.verdict_at:
+            self._move_back_to_ray()
+            placing.verdict_at = now + _VERDICT_S if self._moved else None
         if now >= placing.look_at:
             self._look_for_missing(placing)
         if self._placing is not None and now >= placing.give_up_at:
             self._fail(
                 self._policy.why_late(
-                    self._launcher.outlook(), self._launcher.setup(), self._cluster.free_nodes()
+                    self._launcher.outlook(), self._launcher.setup(), self._free_nodes()
                 )
             )
 
@@ -296,7 +324,7 @@ class WorkerPool:
                 "Waiting for %s, up to %g s: %s.",
                 "resources" if setup is None else "workers",
                 self._scaling.start_timeout_s,
-                self._policy.shortage(outlook, self._cluster.free_nodes())
+                self._policy.shortage(outlook, self._free_nodes())
                 if setup is None
                 else f"Ray sets up {setup}",
             )
@@ -307,8 +335,12 @@ class WorkerPool:
             outlook,
             up_on=[agent_handle.place.node_id for agent_handle in self.here],
             coming=len(self._coming),
-            living=self._cluster.living_nodes(),
-            free=self._cluster.free_nodes(),
+            living={
+                node: total
+                for node, total in self._cluster.living_nodes().items()
+                if node not in self._dead_to_us()
+            },
+            free=self._free_nodes(),
         )
 
     def _staff(self) -> None:
@@ -321,6 +353,8 @@ class WorkerPool:
             size = self._sizes.first(up=up, room=self._placing.room)
         if size is not None:
             self._placing = None
+            self._moved.clear()
+            self._launcher.free_unused()
             self._seat(size.workers)
             self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.ranked)))
         self._ask_for_more()
@@ -346,31 +380,81 @@ class WorkerPool:
         missing = self._policy.number_to_request(
             up=len(self.here), coming=len(self._coming), is_placing=self._placing is not None
         )
+        if missing and self._placing is not None:
+            self._move_bundles(self._placing)
         bundles = self._free_bundles()
         for _ in range(missing):
             if bundles:
                 agent_handle = self._launcher.ask(bundle=bundles.pop(0))
             else:
-                avoid = self._avoided | self._nodes_without_standby()
+                avoid = self._avoided | self._dead_to_us() | self._nodes_without_standby()
                 agent_handle = self._launcher.ask(avoid=avoid)
             self._coming.append(agent_handle)
 
     def _room(self) -> int:
         """Return the number of further workers for which there are free resources."""
-        return worker_capacity(
-            [*self._cluster.free_nodes().values()], self._scaling.resources
-        ).workers
+        return worker_capacity([*self._free_nodes().values()], self._scaling.resources).workers
 
     def _free_bundles(self) -> list[int]:
         taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
         avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
         return self._policy.free_bundles(taken, self._bundle_nodes, avoided)
 
+    def _dead_to_us(self) -> frozenset[str]:
+        """Return the lost nodes that the cluster still takes for alive, and places agents on."""
+        since = self._clock() - _DOUBTED_S
+        lost = [node for node, at in self._lost_nodes.items() if at > since]
+        return frozenset(lost).intersection(self._cluster.living_nodes()) if lost else frozenset()
+
+    def _free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the free resources of the nodes that aren't lost."""
+        free, lost = self._cluster.free_nodes(), self._dead_to_us()
+        return {node: resources for node, resources in free.items() if node not in lost}
+
+    def _move_bundles(self, placing: _Placing) -> None:
+        """Move bundles from nodes that can't be used, rather than wait for Ray to move them."""
+        unusable = self._dead_to_us() | self._avoided
+        taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
+        moved = self._policy.bundles_to_move(taken, self._bundle_nodes, unusable)
+        if not moved:
+            return
+        avoid = self._policy.nodes_for_moved(
+            len(moved),
+            unusable=unusable,
+            ranked_on={
+                *(agent_handle.place.node_id for agent_handle in self.here),
+                *(node for bundle, node in self._bundle_nodes.items() if bundle not in moved),
+            },
+            free=self._free_nodes(),
+        )
+        self._launcher.move(moved, self._scaling.placement_strategy, avoid)
+        for bundle in moved:
+            self._moved[bundle] = self._bundle_nodes.pop(bundle)
+        placing.verdict_at = self._clock() + _VERDICT_S
+
+    def _move_back_to_ray(self) -> None:
+        """Leave bundles without other room to Ray once it moves them itself.
+
+        Both groups would wait for the same room otherwise, and the wrong one might get it.
+        """
+        living = self._cluster.living_nodes()
+        self._move_back([bundle for bundle, node in self._moved.items() if node not in living])
+
+    def _move_back(self, bundles: list[int]) -> None:
+        back = self._launcher.move_back(bundles) if bundles else frozenset[int]()
+        for bundle in bundles:
+            del self._moved[bundle]
+        for agent_handle in list(self._coming):
+            if agent_handle.bundle in back:
+                self._dismiss(agent_handle)
+        if back:
+            self._ask_for_more()
+
     def _nodes_without_standby(self) -> frozenset[str]:
         if self._placing is not None or not self._scaling.standby:
             return frozenset()
         ranked_on = {agent_handle.place.node_id for agent_handle in self.ranked}
-        return self._policy.nodes_without_standby(ranked_on, self._cluster.free_nodes())
+        return self._policy.nodes_without_standby(ranked_on, self._free_nodes())
 
     def _leave_lost_nodes(self, agent_handles: list[AgentHandle]) -> None:
         """Dismiss those of these agents that are on a lost node."""
@@ -398,6 +482,7 @@ class WorkerPool:
             self._avoided = frozenset()
             for agent_handle in list(self._coming):
                 self._dismiss(agent_handle)
+            self._move_back(list(self._moved))
 
     def _dismiss(self, agent_handle: AgentHandle) -> None:
         agent_handle.is_gone = True

@@ -1,14 +1,16 @@
 """Reserves resources for agents on Ray: bundles of the run's placement group, or own groups.
 
-A run of a fixed size reserves all of its bundles at once. Any other agent, on standby or in an
-elastic run, has its own group of one bundle, which Ray places when there is room.
+A run of a fixed size reserves all of its bundles at once. Those on a node that is lost, or that the
+run leaves, move to another group: Ray itself moves a bundle only when it is sure that the node is
+dead, which takes it seconds. Any other agent, on standby or in an elastic run, has its own group of
+one bundle, which Ray places when there is room.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +28,8 @@ class _Bundle:
 
     reservation: Reservation
     index: int
-    is_own: bool
-    """Whether the group has no other bundle."""
+    is_own: bool = False
+    """Whether it is the only one of a group outside the run's."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,11 +44,21 @@ class AgentBundles:
     empty for any node."""
 
     _name: str = field(default_factory=lambda: f"polytrain-{secrets.token_hex(8)}")
-    _group: Reservation | None = None
-    """The run's placement group."""
+    _run: dict[int, _Bundle] = field(default_factory=dict)
+    """The run's bundles, by their numbers."""
+
+    _left: list[_Bundle] = field(default_factory=list)
+    """Bundles that agents have left by a move. Ray reserves them with the rest of their group, and
+    places those of a dead node again."""
+
+    _moved_from: dict[int, _Bundle] = field(default_factory=dict)
+    """Where the bundles that have moved were before."""
 
     _bundles: dict[int, _Bundle] = field(default_factory=dict)
     """Number of the agent → its bundle."""
+
+    _reserved: set[Reservation] = field(default_factory=set)
+    """The groups of the run's bundles."""
 
     _kept: list[tuple[str, Reservation]] = field(default_factory=list)
     """Nodes and own groups of agents that were lost."""
@@ -59,25 +71,108 @@ class AgentBundles:
 
     def reserve(self, count: int, strategy: str) -> None:
         """Reserve the bundles of a run of a fixed size, all or nothing."""
-        labels = self.labels if len(self.labels) == count else [*self.labels] * count
-        self._group = Reservation(self._name, self.resources, count, strategy, labels=labels)
+        self._run = self._group_of(range(count), self._name, strategy, ())
+
+    def move(self, bundles: Collection[int], strategy: str, avoid: Collection[str]) -> None:
+        """Reserve other room for bundles of the run, all or nothing.
+
+        Args:
+            bundles: bundles without agents.
+            strategy: Ray's placement strategy, for these.
+            avoid: nodes to exclude.
+        """
+        idle = self._idle(len(bundles), strategy, avoid)
+        with self._lock:
+            before = {bundle: self._run[bundle] for bundle in bundles}
+            if idle:
+                self._run.update(zip(bundles, idle, strict=True))
+            else:
+                name = f"{self._name}-moved-{secrets.token_hex(4)}"
+                self._run.update(self._group_of(bundles, name, strategy, avoid))
+            self._moved_from.update(before)
+            self._left = [each for each in self._left if each not in idle] + [*before.values()]
+
+    def move_back(self, bundles: Iterable[int]) -> frozenset[int]:
+        """Undo the move of those of these bundles whose new room Ray hasn't found; return them."""
+        table: dict[str, dict[str, Any]] = placement_group_table()
+        with self._lock:
+            back = {
+                bundle: self._moved_from.pop(bundle)
+                for bundle in bundles
+                if bundle in self._moved_from
+                and _group_in(table, self._run[bundle]).get("state") != "CREATED"
+            }
+            self._run.update(back)
+            self._left = [each for each in self._left if each not in back.values()]
+        # The groups that were to be their new room have no other bundles.
+        self.free_unused()
+        return frozenset(back)
+
+    def free_unused(self) -> None:
+        """Free groups none of whose bundles the run uses."""
+        with self._lock:
+            used = {bundle.reservation for bundle in self._run.values()}
+            unused = self._reserved - used
+            self._left = [each for each in self._left if each.reservation in used]
+            self._reserved &= used
+        for group in unused:
+            group.free()
+
+    def _group_of(
+        self, bundles: Collection[int], name: str, strategy: str, avoid: Collection[str]
+    ) -> dict[int, _Bundle]:
+        """Reserve a group for bundles of the run."""
+        group = Reservation(
+            name,
+            self.resources,
+            len(bundles),
+            strategy,
+            labels=[self._not_on(avoid, bundle) for bundle in bundles],
+        )
+        self._reserved.add(group)
+        return {
+            bundle: _Bundle(reservation=group, index=index) for index, bundle in enumerate(bundles)
+        }
+
+    def _idle(self, count: int, strategy: str, avoid: Collection[str]) -> list[_Bundle]:
+        """Return bundles that were left, and that Ray has placed again since; all or none.
+
+        Without them, each lost node would cost the run more room until its end.
+        """
+        with self._lock:
+            left = list(self._left)
+        if len(left) < count or len(self.labels) > 1:
+            return []
+        table: dict[str, dict[str, Any]] = placement_group_table()
+        alive = living_nodes().keys() - set(avoid)
+        placed = {each: node for each in left if (node := _node_in(table, each)) in alive}
+        # Of each node at most one, in the strictest case.
+        found = [*{node: each for each, node in placed.items()}.values()]
+        if strategy != "STRICT_SPREAD":
+            found = [*placed]
+        return found[:count] if len(found) >= count else []
 
     def not_on(self, nodes: Iterable[str]) -> dict[str, str]:
         """Return the label selector of an agent outside the run's group, which excludes nodes."""
-        return without(self.labels[0] if self.labels else {}, nodes)
+        return self._not_on(nodes, 0)
+
+    def _not_on(self, nodes: Iterable[str], bundle: int) -> dict[str, str]:
+        own = self.labels[bundle % len(self.labels)] if self.labels else {}
+        return without(own, nodes)
 
     def sizes(self) -> dict[str, int]:
         """Return the identifiers of the agents' groups, with their numbers of bundles."""
         with self._lock:
-            own = {bundle.reservation for bundle in self._bundles.values()}
-            groups = own if self._group is None else {*own, self._group}
+            bundles = (*self._bundles.values(), *self._run.values())
+            groups = {bundle.reservation for bundle in bundles}
         return {each.group.id.hex(): each.group.bundle_count for each in groups}
 
     def in_group(self, bundle: int) -> PlacementGroupSchedulingStrategy:
-        """Return the strategy that places an actor in a bundle of the run's group."""
-        assert self._group is not None
+        """Return the strategy that places an actor in a bundle of the run."""
+        with self._lock:
+            found = self._run[bundle]
         return PlacementGroupSchedulingStrategy(
-            placement_group=self._group.group, placement_group_bundle_index=bundle
+            placement_group=found.reservation.group, placement_group_bundle_index=found.index
         )
 
     def request(self, number: int, *, bundle: int | None, avoid: Iterable[str]) -> None:
@@ -85,12 +180,12 @@ class AgentBundles:
 
         Args:
             number: number of the agent.
-            bundle: a bundle of the run's group; None for an own group.
+            bundle: a bundle of the run; None for an own group.
             avoid: nodes to exclude for an own group.
         """
         if bundle is not None:
-            assert self._group is not None
-            found = _Bundle(reservation=self._group, index=bundle, is_own=False)
+            with self._lock:
+                found = self._run[bundle]
         else:
             own = self._kept_one(avoid) or Reservation(
                 f"{self._name}-{number}",
@@ -123,14 +218,14 @@ class AgentBundles:
         table: dict[str, dict[str, Any]] = placement_group_table()
         nodes = {}
         for number, bundle in wanted.items():
-            group = table.get(bundle.reservation.group.id.hex(), {}) if bundle else {}
-            if bundle and group.get("state") == "CREATED":
-                nodes[number] = group["bundles_to_node_id"].get(bundle.index)
+            node = _node_in(table, bundle) if bundle else None
+            if node is not None:
+                nodes[number] = node
         alive = living_nodes() if nodes else {}
         return {number: node for number, node in nodes.items() if node in alive}
 
     def release(self, number: int) -> None:
-        """Free an agent's own group, if it has one. The run's group is kept for the next agent."""
+        """Free an agent's own group, if it has one. Bundles of the run are kept for the next."""
         with self._lock:
             bundle = self._bundles.pop(number, None)
         if bundle is not None and bundle.is_own:
@@ -154,6 +249,20 @@ class AgentBundles:
             self.release(number)
         for _, group in self._kept:
             group.free()
-        if self._group is not None:
-            self._group.free()
+        self._run.clear()
+        self.free_unused()
         self._guard.close()
+
+
+def _group_in(table: Mapping[str, dict[str, Any]], bundle: _Bundle) -> dict[str, Any]:
+    """Return what Ray's table says of a bundle's group; empty if it is gone."""
+    return table.get(bundle.reservation.group.id.hex(), {})
+
+
+def _node_in(table: Mapping[str, dict[str, Any]], bundle: _Bundle) -> str | None:
+    """Return the node on which Ray has placed a bundle, by its table; None if it hasn't."""
+    group = _group_in(table, bundle)
+    if group.get("state") != "CREATED":
+        return None
+    node: str | None = group["bundles_to_node_id"].get(bundle.index)
+    return node

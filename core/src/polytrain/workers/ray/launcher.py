@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -121,6 +121,18 @@ class RayAgentLauncher:
     def reserve(self, bundles: int, strategy: str) -> None:
         """Reserve room for this number of agents, all or nothing."""
         self._bundles.reserve(bundles, strategy)
+
+    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
+        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
+        self._bundles.move(bundles, strategy, avoid)
+
+    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
+        """Undo the move of those of these bundles that Ray hasn't placed; return them."""
+        return self._bundles.move_back(bundles)
+
+    def free_unused(self) -> None:
+        """Free the room that no bundle needs after a move."""
+        self._bundles.free_unused()
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
         """Request an agent, which later arrives or is lost.
