@@ -11,6 +11,7 @@ from polytrain.errors import FailureKind
 from polytrain.events.attempt import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.placement import NodeAddress
+from polytrain.policy.starting import Starting
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
 from polytrain.workers.driver.worker_pool import WorkerPool
 
@@ -45,6 +46,9 @@ class FakeCluster:
         self.sets_up: str | None = None
         """What it sets up for agents that have their room."""
 
+        self.starts_on: tuple[str, ...] = ()
+        """The node of each agent that has its room, and starts."""
+
         self._bundles: list[str | None] = []
         """Where room is held; what was held on a node that is gone is to be held elsewhere."""
 
@@ -53,6 +57,9 @@ class FakeCluster:
 
         self._not_on: dict[int, frozenset[str]] = {}
         """Where bundles that have moved mustn't be."""
+
+        self.rivals: dict[str, int] = {}
+        """CPUs of each node that others use just before room moves there."""
 
         self.silent: set[str] = set()
         """Nodes that are gone without the cluster's knowledge: nobody arrives there."""
@@ -84,6 +91,7 @@ class FakeCluster:
         return agent_handle
 
     def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
+        self.others.update(self.rivals)
         for bundle in bundles:
             self._left[bundle] = self._bundles[bundle]
             self._bundles[bundle] = None
@@ -105,8 +113,8 @@ class FakeCluster:
         """Where room is held for bundles, those that have moved twice."""
         return [*self._bundles, *self._left.values()]
 
-    def setup(self) -> str | None:
-        return self.sets_up
+    def starting(self) -> Starting:
+        return Starting(hosts=self.starts_on, setup=self.sets_up)
 
     def outlook(self) -> Outlook | None:
         return self.says

@@ -200,6 +200,36 @@ def test_the_resources_of_lost_agents_are_those_of_the_next(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize("device", [False, True])
+def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
+    tmp_path: Path, *, device: bool
+) -> None:
+    import ray
+
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    resources = {"CPU": 1.0, **({"device": 1.0} if device else {})}
+    launcher = launcher_of(agent_spec(tmp_path), resources, mailbox)
+    launcher.reserve(1, "PACK")
+    try:
+        agent_handle = launcher.ask(bundle=0)
+        assert eventually(lambda: launcher.starting().hosts)
+        here = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        assert launcher.starting().hosts == (here,)
+        assert launcher.starting().setup is None
+        arrived = next_of(mailbox, Arrived)
+        assert isinstance(arrived, Arrived)
+        agent_handle.place = arrived.place
+        assert launcher.starting().hosts == ()
+        # There is no room for it.
+        launcher.move([0], "PACK", frozenset({arrived.place.node_id}))
+        launcher.dismiss(agent_handle)
+        launcher.ask(bundle=0)
+        assert launcher.starting().hosts == ()
+    finally:
+        launcher.close(10)
+
+
+@pytest.mark.usefixtures("ray_here")
 def test_room_moves_to_other_nodes_and_back_and_none_is_held_twice(tmp_path: Path) -> None:
     import ray
 

@@ -410,7 +410,7 @@ def test_the_room_of_a_node_that_went_as_it_had_said_is_used_where_it_is_held_no
 
 
 def test_a_fixed_run_does_not_wait_for_the_cluster_to_notice_that_a_node_is_lost() -> None:
-    cluster = FakeCluster(a=1, b=2, c=2)
+    cluster = FakeCluster(a=1, b=2, c=4)
     pool = cluster.pool(3)
     begin(pool, cluster)
     assert nodes(pool) == ["a", "b", "b"]
@@ -419,6 +419,21 @@ def test_a_fixed_run_does_not_wait_for_the_cluster_to_notice_that_a_node_is_lost
     cluster.settle(pool)
     assert cluster.sizes() == [3, 3]
     assert nodes(pool) == ["a", "c", "c"]
+
+
+def test_a_fixed_run_waits_for_the_cluster_if_there_is_room_only_once() -> None:
+    """The cluster wants room for the lost bundles too, and would never find any."""
+    cluster = FakeCluster(a=1, b=2, c=3)
+    pool = cluster.pool(3)
+    begin(pool, cluster)
+    cluster.silence(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert cluster.sizes() == [3]
+    del cluster.nodes["b"]
+    cluster.settle(pool)
+    assert nodes(pool) == ["a", "c", "c"]
+    assert cluster.held() == ["a", "c", "c"]
 
 
 def test_all_room_of_a_run_moves_together_and_the_old_is_freed() -> None:
@@ -455,7 +470,7 @@ def test_a_node_is_shared_if_spreading_finds_no_other_and_is_not_strict() -> Non
     pool = cluster.pool(2, placement_strategy="SPREAD")
     begin(pool, cluster)
     cluster.silence(pool, "b")
-    cluster.nodes["a"] = 2
+    cluster.nodes["a"] = 3
     pool.place(avoid=NOBODY, without=NO_RANK)
     cluster.settle(pool)
     assert nodes(pool) == ["a", "a"]
@@ -463,16 +478,16 @@ def test_a_node_is_shared_if_spreading_finds_no_other_and_is_not_strict() -> Non
 
 def test_room_that_comes_later_is_used_where_the_cluster_holds_it_by_then() -> None:
     """Once it has noticed, it wants it for the first reservation as well."""
-    cluster = FakeCluster(a=1, b=1)
+    cluster = FakeCluster(a=1, b=1, c=2)
     pool = cluster.pool(2)
     begin(pool, cluster)
     cluster.silence(pool, "b")
+    cluster.rivals = {"c": 2}
     pool.place(avoid=NOBODY, without=NO_RANK)
     cluster.settle(pool)
     assert cluster.sizes() == [2]
     del cluster.nodes["b"]
-    cluster.nodes["c"] = 1
-    cluster.silent.clear()
+    cluster.others = {"c": 1}
     cluster.hold_room_of_the_lost_first()
     cluster.now = pool.deadline or 0.0
     assert cluster.now <= 1.0
@@ -623,6 +638,7 @@ def test_a_slow_setup_is_reported_instead_of_missing_resources(
 ) -> None:
     cluster = FakeCluster(a=1)
     cluster.sets_up = "RunConfig.worker_runtime_env ('pip')"
+    cluster.starts_on = ("b", "b")
     pool = cluster.pool(2, start_timeout_s=60.0)
     begin(pool, cluster)
     cluster.now = 10.0
@@ -635,6 +651,118 @@ def test_a_slow_setup_is_reported_instead_of_missing_resources(
     [reason] = cluster.failures()
     assert "Ray has not set up RunConfig.worker_runtime_env ('pip') within 60 s" in reason
     assert "start_timeout_s" in reason
+
+
+def test_processes_that_start_slowly_lack_no_resources(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = FakeCluster(a=16, b=8)
+    pool = cluster.pool(3, start_timeout_s=60.0)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.starts_on = ("10.77.0.3",) * 3
+    cluster.now = 10.0
+    pool.look_at_the_clock()
+    assert "Ray is starting processes on 10.77.0.3 (reserved)" in caplog.text
+    assert "Waiting for resources" not in caplog.text
+    cluster.now = 60.0
+    for _ in range(2):
+        pool.look_at_the_clock()
+    [reason] = cluster.failures()
+    assert "has not started the processes of 3 workers within 60 s, on 10.77.0.3" in reason
+
+
+def test_the_resources_of_a_lost_node_are_not_free(caplog: pytest.LogCaptureFixture) -> None:
+    """The cluster takes it for alive, and all that its agents have left for free."""
+    cluster = FakeCluster(a=1, b=15)
+    pool = cluster.pool(2, placement_strategy="STRICT_SPREAD")
+    begin(pool, cluster)
+    cluster.silence(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.now = 10.0
+    pool.look_at_the_clock()
+    assert "the cluster has 0 CPU free on 1 node" in caplog.text
+
+
+def late(cluster: FakeCluster) -> None:
+    """Those that wait have their room, and start slowly."""
+    cluster.starts_on = ("10.77.0.3",) * len(cluster.waiting)
+
+
+def test_an_elastic_run_begins_with_those_too_that_start_slowly() -> None:
+    """It would be restarted to grow as soon as they are there."""
+    cluster = FakeCluster(a=2, b=1)
+    pool = cluster.pool((1, 3))
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    requested = list(cluster.waiting)
+    cluster.arrive(pool, requested[0], "a")
+    late(cluster)
+    cluster.now = 10.0
+    pool.look_at_the_clock()
+    cluster.arrive(pool, requested[1], "a")
+    late(cluster)
+    cluster.now = 20.0
+    pool.look_at_the_clock()
+    assert cluster.sizes() == []
+    cluster.arrive(pool, requested[2], "b")
+    assert cluster.sizes() == [3]
+
+
+def test_a_node_on_which_nothing_starts_does_not_hold_an_elastic_run_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = FakeCluster(a=2, b=1)
+    pool = cluster.pool((1, 3))
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    for agent_handle in list(cluster.waiting)[:2]:
+        cluster.arrive(pool, agent_handle, "a")
+    late(cluster)
+    while cluster.sizes() == []:
+        assert pool.deadline is not None
+        cluster.now = pool.deadline
+        pool.look_at_the_clock()
+    assert cluster.sizes() == [2]
+    assert cluster.now == 60.0
+    assert "1 of 3 have not started within 60 s, on 10.77.0.3" in caplog.text
+
+
+def test_a_short_timeout_begins_an_elastic_run_with_those_that_are_there() -> None:
+    cluster = FakeCluster(a=2)
+    pool = cluster.pool((1, 2), start_timeout_s=25.0)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.arrive(pool, next(iter(cluster.waiting)), "a")
+    late(cluster)
+    while cluster.sizes() == []:
+        assert pool.deadline is not None
+        cluster.now = pool.deadline
+        pool.look_at_the_clock()
+    assert (cluster.now, cluster.failures()) == (25.0, [])
+
+
+def test_a_run_is_restarted_once_for_all_that_are_starting() -> None:
+    cluster = FakeCluster(a=1)
+    pool = cluster.pool((1, 4))
+    begin(pool, cluster)
+    cluster.nodes["b"] = 3
+    while cluster.waiting:
+        assert cluster.growths() == []
+        cluster.now += 5.0
+        cluster.starts_on = ("10.77.0.3",) * (len(cluster.waiting) - 1)
+        cluster.arrive(pool, next(iter(cluster.waiting)), "b")
+    assert len(cluster.growths()) == 1
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert cluster.sizes() == [1, 4]
+
+
+def test_a_run_grows_without_those_that_never_start() -> None:
+    cluster = FakeCluster(a=1)
+    pool = cluster.pool((1, 3))
+    begin(pool, cluster)
+    cluster.nodes["b"] = 2
+    late(cluster)
+    cluster.arrive(pool, next(iter(cluster.waiting)), "b")
+    assert cluster.growths() == []
+    assert pool.deadline == 60.0
+    cluster.now = 60.0
+    pool.look_at_the_clock()
+    assert len(cluster.growths()) == 1
 
 
 REFUSED = Outlook(says="its autoscaler has no nodes to add that could hold them", refused=2)

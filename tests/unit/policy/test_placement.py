@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.placement import Departure, PlacementPolicy
+from polytrain.policy.starting import Starting
 
 NOTHING_ADDED = Outlook(says="no autoscaler adds nodes to it")
 
@@ -118,11 +121,51 @@ def test_a_run_for_which_room_may_be_made_waits(refused: int, free: float) -> No
 
 def test_why_workers_are_late_names_what_is_missing_or_set_up() -> None:
     placement = policy(2, start_timeout_s=5)
-    assert placement.why_late(NOTHING_ADDED, None, nodes(a=1, b=0)) == (
+    assert placement.why_late(NOTHING_ADDED, Starting(), nodes(a=1, b=0), up=1) == (
         "the workers could not be placed within 5 s: 2 workers of 1 CPU each; the cluster has 1 "
         "CPU free on 2 nodes; no autoscaler adds nodes to it. Wait for other jobs, ask for fewer "
         "workers, or raise ScalingConfig(start_timeout_s=…)"
     )
-    assert "Ray has not set up pip packages within 5 s" in placement.why_late(
-        None, "pip packages", {}
+    sets_up = Starting(hosts=("10.77.0.3",), setup="pip packages")
+    late = placement.why_late(None, sets_up, {}, up=1)
+    assert "Ray has not set up pip packages within 5 s" in late
+    late = placement.why_late(None, Starting(hosts=("10.77.0.3",)), {}, up=1)
+    assert "on 10.77.0.3" in late
+    assert "reserved" in late
+    assert "start_timeout_s" in late
+
+
+def test_what_is_awaited_is_resources_only_if_they_are_missing() -> None:
+    placement = policy(3, start_timeout_s=60)
+    free = nodes(a=15)
+    starting = Starting(hosts=("10.77.0.3",))
+    assert placement.awaited(NOTHING_ADDED, starting, free, up=2) == (
+        "Waiting for workers, up to 60 s: Ray is starting processes on 10.77.0.3 (reserved)."
     )
+    both = placement.awaited(NOTHING_ADDED, starting, free, up=1)
+    assert both.startswith("Waiting for resources, up to 60 s: 3 workers of 1 CPU each; ")
+    assert "Ray is starting processes on 10.77.0.3 (reserved)" in both
+    assert "reserved" not in placement.awaited(NOTHING_ADDED, Starting(), free, up=1)
+
+
+@given(
+    lost=st.integers(0, 4),
+    alive=st.integers(0, 4),
+    room=st.integers(0, 12),
+    has_devices=st.booleans(),
+)
+def test_bundles_of_a_lost_node_move_all_together_or_where_there_is_room_twice(
+    lost: int, alive: int, room: int, *, has_devices: bool
+) -> None:
+    count = lost + alive
+    if not count:
+        return
+    device = {"device": 1.0} if has_devices else {}
+    placement = policy(count, resources_per_worker={"CPU": 1, **device})
+    where = {bundle: "b" if bundle < lost else "a" for bundle in range(count)}
+    free = {"c": {"CPU": float(room), "device": 99.0}}
+    moved = placement.bundles_to_move(
+        set(range(lost, count)), where, lost={"b"}, avoided=(), free=free
+    )
+    is_cheap = not has_devices and room >= 2 * lost
+    assert moved == (list(range(lost)) if alive == 0 or is_cheap else [])

@@ -13,6 +13,7 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, only_we_use
 from polytrain.policy.scaling import holds, worker_capacity
+from polytrain.policy.starting import STARTING_S, Starting
 from polytrain_plugins import Member
 
 
@@ -69,6 +70,9 @@ def members(places: Sequence[NodeAddress], *, cpus: int, gpus: int) -> tuple[Mem
 
 Nodes = Mapping[str, Mapping[str, float]]
 """Resources of each node, total or free."""
+
+SHARED_RESOURCES = frozenset({"CPU", "memory"})
+"""Resources that a worker needs as an amount, not as certain devices."""
 
 _LOSSES = 3
 """Consecutive losses of agents to tolerate; at least the number of workers."""
@@ -133,22 +137,38 @@ class PlacementPolicy:
         ]
 
     def bundles_to_move(
-        self, taken: Collection[int | None], nodes: Mapping[int, str], unusable: Collection[str]
+        self,
+        taken: Collection[int | None],
+        nodes: Mapping[int, str],
+        *,
+        lost: Collection[str],
+        avoided: Collection[str],
+        free: Nodes,
     ) -> list[int]:
-        """Return the bundles that a run of a fixed size needs, and can't use where they are.
+        """Return the bundles of a run of a fixed size that move to other nodes.
+
+        Those on a lost node move if all do, and their group is freed, or if there is room for them
+        twice: Ray finds other room for a dead node's bundles too, and while it finds none, its
+        control store is busy with nothing else. Devices are too dear to be reserved twice.
 
         Args:
             taken: bundles with an agent.
             nodes: the node of each bundle that has had an agent.
-            unusable: nodes that Ray takes for alive, and on which no agent may be.
+            lost: lost nodes that Ray takes for alive. It moves the bundles of others itself.
+            avoided: nodes to avoid.
+            free: free resources of all nodes that aren't lost.
         """
-        if self.scaling.is_elastic or not unusable:
+        if self.scaling.is_elastic:
             return []
-        return [
-            bundle
-            for bundle in range(self.scaling.max_workers)
-            if bundle not in taken and nodes.get(bundle) in unusable
-        ]
+        bundles = [each for each in range(self.scaling.max_workers) if each not in taken]
+        of_lost = [each for each in bundles if nodes.get(each) in lost]
+        if 0 < len(of_lost) < self.scaling.max_workers:
+            others = [resources for node, resources in free.items() if node not in avoided]
+            room = worker_capacity(others, self.scaling.resources).workers
+            has_devices = not self.scaling.resources.keys() <= SHARED_RESOURCES
+            if has_devices or room < 2 * len(of_lost):
+                of_lost = []
+        return of_lost + [each for each in bundles if nodes.get(each) in avoided]
 
     def nodes_for_moved(
         self, count: int, *, unusable: Collection[str], ranked_on: Collection[str], free: Nodes
@@ -251,25 +271,58 @@ class PlacementPolicy:
             return None
         return f"{self.shortage(outlook, free)}. {_IF_HOPELESS}"
 
-    def why_late(self, outlook: Outlook | None, setup: str | None, free: Nodes) -> str:
+    def awaited(self, outlook: Outlook | None, starting: Starting, free: Nodes, *, up: int) -> str:
+        """Return a sentence about what the run waits for.
+
+        Args:
+            outlook: the outlook by the cluster's autoscaler; None without one.
+            starting: agents that have their resources, and are starting.
+            free: free resources of all nodes.
+            up: agents that have arrived.
+        """
+        limit_s = self.scaling.start_timeout_s
+        if up >= self.scaling.min_workers:
+            # An elastic run could begin without the others.
+            limit_s = min(limit_s, STARTING_S)
+        if self._are_reserved(starting, up):
+            return f"Waiting for workers, up to {limit_s:g} s: {starting}."
+        said = self.shortage(outlook, free)
+        also = f". Others have theirs: {starting}" if starting.hosts else ""
+        return f"Waiting for resources, up to {limit_s:g} s: {said}{also}."
+
+    def why_late(self, outlook: Outlook | None, starting: Starting, free: Nodes, *, up: int) -> str:
         """Return why the workers could not be placed in time.
 
         Args:
             outlook: the outlook by the cluster's autoscaler; None without one.
-            setup: a description of the setup that placed agents wait for; None if none do.
+            starting: agents that have their resources, and are starting.
             free: free resources of all nodes.
+            up: agents that have arrived.
         """
         limit_s = self.scaling.start_timeout_s
-        if setup is not None:
+        if self._are_reserved(starting, up) and starting.setup is not None:
             return (
-                f"Ray has not set up {setup} within {limit_s:g} s. Raise "
+                f"Ray has not set up {starting.setup} within {limit_s:g} s. Raise "
                 "ScalingConfig(start_timeout_s=…), or install what it has on the nodes"
+            )
+        if self._are_reserved(starting, up):
+            late = len(starting.hosts)
+            workers = "1 worker" if late == 1 else f"{late} workers"
+            return (
+                f"Ray has not started the processes of {workers} within {limit_s:g} s, on "
+                f"{starting.nodes}, though their resources are reserved. Look at the load and "
+                "Ray's logs there (/tmp/ray/session_latest/logs), or raise "
+                "ScalingConfig(start_timeout_s=…)"
             )
         return (
             f"the workers could not be placed within {limit_s:g} s: "
             f"{self.shortage(outlook, free)}. Wait for other jobs, ask for fewer workers, or raise "
             "ScalingConfig(start_timeout_s=…)"
         )
+
+    def _are_reserved(self, starting: Starting, up: int) -> bool:
+        """Return whether all missing workers have their resources."""
+        return len(starting.hosts) >= max(1, self.scaling.min_workers - up)
 
     def shortage(self, outlook: Outlook | None, free: Nodes) -> str:
         """Return a description of the demand, the free resources and the autoscaler's statement."""

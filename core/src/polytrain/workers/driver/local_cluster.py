@@ -17,6 +17,7 @@ from polytrain.functions.missing_modules import THIS_MACHINE
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.placement import NodeAddress
 from polytrain.policy.scaling import worker_capacity
+from polytrain.policy.starting import Starting
 from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Delivery, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
@@ -163,8 +164,9 @@ class LocalAgentLauncher:
     def free_unused(self) -> None:
         """Do nothing."""
 
-    def setup(self) -> None:
-        """Return None: local agents need no setup."""
+    def starting(self) -> Starting:
+        """Return none: local agents start at once."""
+        return Starting()
 
     def outlook(self) -> None:
         """Return None: no nodes are added to this machine."""

@@ -24,6 +24,7 @@ from polytrain.events.attempt import (
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.placement import NodeAddress, PlacementPolicy, rank_order
 from polytrain.policy.scaling import SizePolicy, worker_capacity
+from polytrain.policy.starting import STARTING_S, Starting, expected
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
 
 logger = logging.getLogger(__name__)
@@ -80,16 +81,17 @@ class AgentLauncher(Protocol):
     def outlook(self) -> Outlook | None:
         """Return the outlook for the requested agents; None if nodes are never added."""
 
-    def setup(self) -> str | None:
-        """Return a description of the setup that placed agents wait for; None if none do."""
+    def starting(self) -> Starting:
+        """Return the requested agents that have their resources, and are starting."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Placing:
     """The state while the pool acquires the workers of an attempt."""
 
+    began_at: float
     room: int
-    """Number of workers for which there was room."""
+    """Number of workers to begin with, if they arrive: those for which there was room."""
 
     look_at: float
     """Time of the next check for missing resources."""
@@ -163,6 +165,9 @@ class WorkerPool:
         """Bundles that have moved for this attempt → the nodes that they have left."""
 
         self._placing: _Placing | None = None
+        self._growing_since: float | None = None
+        """Time at which the run could have been restarted with more workers; it waits for others
+        that are starting."""
 
     @property
     def here(self) -> list[AgentHandle]:
@@ -175,7 +180,9 @@ class WorkerPool:
         """Complete the pool; see `WorkerGroup.place`."""
         now, scaling = self._clock(), self._scaling
         self._losses = 0
+        self._growing_since = None
         self._placing = _Placing(
+            began_at=now,
             room=self._room(),
             look_at=now + min(_LOOK_S, scaling.start_timeout_s),
             give_up_at=now + scaling.start_timeout_s,
@@ -191,7 +198,8 @@ class WorkerPool:
         """The time at which to call `look_at_the_clock` again."""
         placing = self._placing
         if placing is None:
-            return None
+            since = self._growing_since
+            return None if since is None else since + STARTING_S
         if placing.settled_at is not None:
             return placing.settled_at
         looks = (placing.look_at, placing.give_up_at, placing.verdict_at)
@@ -225,9 +233,24 @@ class WorkerPool:
             else:
                 self._staff()
         else:
-            growth = self._sizes.growth(size=len(self.ranked), up=len(self.here))
-            if growth is not None:
-                self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
+            self._grow()
+
+    def _grow(self) -> None:
+        """Request a restart with more workers, once for all those that are starting."""
+        up = len(self.here)
+        growth = self._sizes.growth(size=len(self.ranked), up=up)
+        if growth is None:
+            self._growing_since = None
+            return
+        now = self._clock()
+        since = self._growing_since = now if self._growing_since is None else self._growing_since
+        starting = self._launcher.starting()
+        worth = expected(up=up, starting=starting, waited_s=now - since, limit_s=STARTING_S)
+        # Those that the run has no use for aren't waited for.
+        later = self._sizes.growth(size=len(self.ranked), up=worth.workers)
+        if later == growth:
+            self._growing_since = None
+            self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
 
     def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
         """Reject a node: end the run if workers are missing, otherwise request another agent."""
@@ -260,6 +283,7 @@ class WorkerPool:
             if gone.reason != self._why_failed:
                 logger.warning("An agent without a rank is lost: %s.", gone.reason)
             self._ask_for_more()
+            self._grow()
         else:
             self._lost_while_placing(gone)
         return None
@@ -286,6 +310,8 @@ class WorkerPool:
         """Log which resources are missing, and fail the placement after the timeout."""
         placing, now = self._placing, self._clock()
         if placing is None:
+            if self._growing_since is not None and now >= self._growing_since + STARTING_S:
+                self._grow()
             return
         if placing.settled_at is not None and now >= placing.settled_at:
             placing.settled_at = None
@@ -300,33 +326,42 @@ class WorkerPool:
         if self._placing is not None and now >= placing.give_up_at:
             self._fail(
                 self._policy.why_late(
-                    self._launcher.outlook(), self._launcher.setup(), self._free_nodes()
+                    self._launcher.outlook(),
+                    self._launcher.starting(),
+                    self._free_nodes(),
+                    up=len(self.here),
                 )
             )
 
     def _look_for_missing(self, placing: _Placing) -> None:
         """Log missing resources once; fail the placement if they can't become available."""
+        starting, now, up = self._launcher.starting(), self._clock(), len(self.here)
+        begins_with = expected(
+            up=up,
+            starting=starting,
+            waited_s=now - placing.began_at,
+            limit_s=min(STARTING_S, self._scaling.start_timeout_s),
+        )
+        placing.room = begins_with.workers
         if not placing.is_noticed:
-            # Place the workers that have arrived so far.
-            placing.room = len(self.here)
             self._avoid_no_more()
-            self._staff()
-            if self._placing is None:
-                return
+        is_first = not self.ranked
+        self._staff()
+        if self._placing is None:
+            if is_first and starting.hosts and begins_with.workers == up:
+                logger.warning("Training begins without some workers: %s.", begins_with.reason)
+            return
         outlook = self._launcher.outlook()
-        placing.look_at = placing.give_up_at if outlook is None else self._clock() + _LOOK_S
+        placing.look_at = min(
+            placing.give_up_at,
+            placing.give_up_at if outlook is None and not starting.hosts else now + _LOOK_S,
+        )
         hopeless = None if outlook is None or self.ranked else self._why_hopeless(outlook)
         if hopeless is not None:
             self._fail(hopeless)
         elif not placing.is_noticed:
-            setup = self._launcher.setup()
             logger.warning(
-                "Waiting for %s, up to %g s: %s.",
-                "resources" if setup is None else "workers",
-                self._scaling.start_timeout_s,
-                self._policy.shortage(outlook, self._free_nodes())
-                if setup is None
-                else f"Ray sets up {setup}",
+                self._policy.awaited(outlook, starting, self._free_nodes(), up=len(self.here))
             )
         placing.is_noticed = True
 
@@ -413,23 +448,33 @@ class WorkerPool:
 
     def _move_bundles(self, placing: _Placing) -> None:
         """Move bundles from nodes that can't be used, rather than wait for Ray to move them."""
-        unusable = self._dead_to_us() | self._avoided
-        taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
-        moved = self._policy.bundles_to_move(taken, self._bundle_nodes, unusable)
+        lost, free = self._dead_to_us(), self._free_nodes()
+        if not lost and not self._avoided:
+            return
+        moved = self._policy.bundles_to_move(
+            {agent_handle.bundle for agent_handle in (*self.here, *self._coming)},
+            self._bundle_nodes,
+            lost=lost,
+            avoided=self._avoided,
+            free=free,
+        )
         if not moved:
             return
         avoid = self._policy.nodes_for_moved(
             len(moved),
-            unusable=unusable,
+            unusable=lost | self._avoided,
             ranked_on={
                 *(agent_handle.place.node_id for agent_handle in self.here),
                 *(node for bundle, node in self._bundle_nodes.items() if bundle not in moved),
             },
-            free=self._free_nodes(),
+            free=free,
         )
         self._launcher.move(moved, self._scaling.placement_strategy, avoid)
         for bundle in moved:
             self._moved[bundle] = self._bundle_nodes.pop(bundle)
+        if lost.issuperset(self._moved.values()):
+            # If all have moved, nothing can return to the dead nodes.
+            self._launcher.free_unused()
         placing.verdict_at = self._clock() + _VERDICT_S
 
     def _move_back_to_ray(self) -> None:

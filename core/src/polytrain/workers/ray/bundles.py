@@ -1,9 +1,9 @@
 """Reserves resources for agents on Ray: bundles of the run's placement group, or own groups.
 
 A run of a fixed size reserves all of its bundles at once. Those on a node that is lost, or that the
-run leaves, move to another group: Ray itself moves a bundle only when it is sure that the node is
-dead, which takes it seconds. Any other agent, on standby or in an elastic run, has its own group of
-one bundle, which Ray places when there is room.
+run leaves, can move to another group: Ray itself moves a bundle only when it is sure that the node
+is dead, which takes it seconds. Any other agent, on standby or in an elastic run, has its own group
+of one bundle, which Ray places when there is room.
 """
 
 from __future__ import annotations
@@ -114,6 +114,9 @@ class AgentBundles:
             used = {bundle.reservation for bundle in self._run.values()}
             unused = self._reserved - used
             self._left = [each for each in self._left if each.reservation in used]
+            self._moved_from = {
+                n: each for n, each in self._moved_from.items() if each.reservation in used
+            }
             self._reserved &= used
         for group in unused:
             group.free()
@@ -207,6 +210,14 @@ class AgentBundles:
         for group in avoided:
             group.free()
         return kept
+
+    def nodes_of(self, bundles: Iterable[int]) -> list[str]:
+        """Return the nodes of those bundles of the run that Ray has placed."""
+        with self._lock:
+            wanted = [self._run[bundle] for bundle in bundles]
+        table: dict[str, dict[str, Any]] = placement_group_table()
+        found = (_node_in(table, bundle) for bundle in wanted)
+        return [node for node in found if node is not None]
 
     def placed(self, numbers: Iterable[int]) -> dict[int, str]:
         """Return number → node of those agents whose bundles Ray has placed.

@@ -34,8 +34,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polytrain.config.runtime_env import cause_of, named
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, outlook
-from polytrain.policy.placement import NodeAddress
-from polytrain.ray_api.state import death_of_node, is_reachable
+from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
+from polytrain.policy.starting import Starting
+from polytrain.ray_api.state import death_of_node, is_reachable, node_addresses
 from polytrain.workers.agents.agent_host import AgentHandle, Delivery, Gone, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
@@ -50,9 +51,6 @@ _HostActor = ray.remote(RayHost)
 
 _CONCURRENT_CALLS = 100_000
 """Maximum concurrent calls of a host. An agent has several: `Leave` waits for its process."""
-
-_SHARED = {"CPU", "memory"}
-"""Resources that a worker needs as an amount, not as certain devices."""
 
 _FIRST_PAUSE_S = 0.005
 """Seconds between the first two checks whether Ray has placed a request; doubled each time."""
@@ -160,15 +158,32 @@ class RayAgentLauncher:
         """
         return outlook(autoscaler_report(), self._bundles.sizes())
 
-    def setup(self) -> str | None:
-        """Return a description of Ray's setup for placed agents; None if there is none."""
-        if not self.spec.runtime_env:
-            return None
+    def starting(self) -> Starting:
+        """Return the requested agents that have their resources, and are starting.
+
+        An actor that is to hold the resources of its agent isn't among them until it runs: Ray
+        doesn't say whether it has them before.
+        """
         with self._lock:
-            # A host without a node of its own may wait for its resources.
-            missing = [host for host in self._hosts.values() if host.place is None]
-            is_placed = not self._unplaced and all(host.node is not None for host in missing)
-        return named(self.spec.runtime_env) if missing and is_placed else None
+            late = [
+                (agent_handle, host)
+                for host in {*self._hosts.values()}
+                for agent_handle in host.agents.values()
+                if not host.is_gone and not agent_handle.place.node_id
+            ]
+        nodes = [host.place.node_id if host.place is not None else host.node for _, host in late]
+        unknown = [
+            agent_handle.bundle
+            for (agent_handle, _), node in zip(late, nodes, strict=True)
+            if node is None and agent_handle.bundle is not None
+        ]
+        nodes += self._bundles.nodes_of(unknown) if unknown else []
+        addresses = node_addresses() if any(nodes) else {}
+        is_setting_up = bool(self.spec.runtime_env) and any(host.place is None for _, host in late)
+        return Starting(
+            hosts=tuple(addresses.get(node, node) for node in nodes if node is not None),
+            setup=named(self.spec.runtime_env) if is_setting_up else None,
+        )
 
     def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
         """Send a call to each of these agents, with one message per host, without waiting."""
@@ -214,7 +229,7 @@ class RayAgentLauncher:
         - Agents outside the run's bundles that are spread. Ray spreads actors over nodes, and the
           bundles of one group, which are placed all or none, but not groups of one bundle.
         """
-        if not self.resources.keys() <= _SHARED:
+        if not self.resources.keys() <= SHARED_RESOURCES:
             return False
         return bundle is not None or (self.shares_hosts and not self.spread)
 
