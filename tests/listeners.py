@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import random
+import socket
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _LISTENS = "0A"
@@ -14,19 +16,35 @@ _LISTENS = "0A"
 
 def listeners(process: int | str = "self") -> list[str]:
     """The address of each TCP socket at which a process listens."""
+    return [address for address, _ in listening(process)]
+
+
+def free_ports(count: int) -> range:
+    """Consecutive ports that nobody uses."""
+    while True:
+        first = random.randrange(20000, 31000)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("", port)))
+            return range(first, first + count)
+
+
+def listening(process: int | str = "self") -> list[tuple[str, int]]:
+    """The address and the port of each TCP socket at which a process listens."""
     inodes = set()
     for descriptor in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):  # the descriptor of the listing itself
             inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
-    return [address for inode, address in _listening() if inode in inodes]
+    return [(address, port) for inode, address, port in _listening() if inode in inodes]
 
 
-def _listening() -> Iterator[tuple[str, str]]:
+def _listening() -> Iterator[tuple[str, str, int]]:
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
             _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
             if state == _LISTENS:
-                yield inode, _address(local.partition(":")[0])
+                address, _, port = local.partition(":")
+                yield inode, _address(address), int(port, 16)
 
 
 def _address(text: str) -> str:

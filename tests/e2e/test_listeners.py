@@ -1,74 +1,122 @@
-"""Where the processes of a run on one machine listen: only a framework's own sockets show it."""
+"""Where the processes of a run on one machine listen: docs/security.md has it in a table."""
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
 import socket
 import time
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.listeners import is_loopback, listeners
+from tests.listeners import free_ports, is_loopback, listening
 
 import polytrain
 from polytrain import RunConfig, ScalingConfig, make_trainer
 from polytrain.testing.contract import kit_table
 from polytrain_plugins import RunInfo, hookimpl
 
-OPEN = {"reference": 0, "torch": 0, "xgboost": 1, "lightgbm": 0, "tensorflow": 1}
-"""Backend → sockets of each rank that the framework binds to all interfaces, whatever it is told:
-docs/security.md names them."""
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+
+BACKENDS = ("reference", "torch", "xgboost", "lightgbm", "tensorflow")
+
+ENOUGH = 3
+"""Ports that two ranks of any backend need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """One socket of a rank, as the table describes it."""
+
+    address: str
+    """ "its own" or "all"."""
+
+    port: str
+    """ "`ports`" or "the system's"."""
+
+
+def told(backend: str, rank: int) -> list[Listening]:
+    """What the table says of one rank, on CPUs, once all ranks are connected."""
+    rows = re.findall(rf"^\| `{backend}` \|(.+)\|$", PAGE.read_text(), re.MULTILINE)
+    assert rows
+    cells = [[cell.strip() for cell in row.split("|")] for row in rows]
+    return [
+        Listening(address=address, port=port)
+        for process, _, address, port, _ in cells
+        if process == "each rank" or process == f"rank {rank}"
+    ]
+
+
+def seen(found: list[tuple[str, int]], ports: range) -> list[Listening]:
+    """The sockets of a process in the table's words."""
+    for address, _ in found:
+        assert is_loopback(address) or ipaddress.ip_address(address).is_unspecified
+    return [
+        Listening(
+            address="its own" if is_loopback(address) else "all",
+            port="`ports`" if port in ports else "the system's",
+        )
+        for address, port in found
+    ]
 
 
 class Lists:
     """Lists where the driver and its descendants listen while they train."""
 
-    def __init__(self, listed: Path) -> None:
-        self.driver: list[str] = []
-        self.workers: list[list[str]] = []
-        """Of each process that listens anywhere."""
+    def __init__(self, ranks: Path) -> None:
+        self.driver: list[tuple[str, int]] = []
+        self.by_process: dict[int, list[tuple[str, int]]] = {}
+        """Of each descendant that listens anywhere."""
 
-        self._listed = listed
+        self._ranks = ranks
 
     @hookimpl
     def polytrain_reported(self, run: RunInfo) -> None:
-        self.driver = listeners()
+        self.driver = listening()
         children = psutil.Process().children(recursive=True)
-        self.workers = [found for each in children if (found := listeners(each.pid))]
-        self._listed.touch()
+        self.by_process = {each.pid: found for each in children if (found := listening(each.pid))}
+        (self._ranks / "listed").touch()
 
 
 def trains_until_listed(config: dict[str, Any]) -> None:
+    rank = polytrain.get_context().get_world_rank()
+    (config["ranks"] / str(rank)).write_text(str(os.getpid()))
     polytrain.report({"step": 1})
-    while not config["listed"].exists():
+    while not (config["ranks"] / "listed").exists():
         time.sleep(0.01)
 
 
 def test_what_is_listed_is_where_this_process_listens() -> None:
-    before = listeners()
-    with socket.create_server(("127.0.0.1", 0)), socket.create_server(("", 0)):
-        assert sorted(listeners()) == sorted([*before, "127.0.0.1", "0.0.0.0"])
-    assert listeners() == before
+    before = listening()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as first,
+        socket.create_server(("", 0)) as second,
+    ):
+        ours = [("127.0.0.1", first.getsockname()[1]), ("0.0.0.0", second.getsockname()[1])]
+        assert sorted(listening()) == sorted([*before, *ours])
+    assert listening() == before
 
 
-@pytest.mark.parametrize("backend", OPEN)
-def test_on_one_machine_workers_listen_at_the_loopback_address(
-    backend: str, tmp_path: Path, quiet: RunConfig
-) -> None:
-    before, listed = listeners(), tmp_path / "listed"
-    found = Lists(listed)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_listens_where_the_table_says(backend: str, tmp_path: Path, quiet: RunConfig) -> None:
+    before, ports, ranks = listening(), free_ports(ENOUGH), tmp_path / "ranks"
+    ranks.mkdir()
+    found = Lists(ranks)
     make_trainer(
         backend,
         trains_until_listed,
-        train_loop_config={"listed": listed},
+        train_loop_config={"ranks": ranks},
         datasets={"train": kit_table()},
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=replace(quiet, name="run", observers=(found,)),
+        run_config=replace(quiet, name="run", observers=(found,), ports=f"{ports[0]}-{ports[-1]}"),
     ).fit()
     assert found.driver == before
-    assert found.workers, "rank 0 of every backend serves something"
-    for of_one in found.workers:
-        elsewhere = [each for each in of_one if not is_loopback(each)]
-        assert len(elsewhere) <= OPEN[backend], found.workers
+    for rank in range(2):
+        sockets = found.by_process.pop(int((ranks / str(rank)).read_text()), [])
+        assert Counter(seen(sockets, ports)) == Counter(told(backend, rank)), sockets
+    assert found.by_process == {}, "a process that is no rank listens"

@@ -22,7 +22,7 @@ from polytrain_lightgbm.parameters import (
     without,
 )
 from polytrain_lightgbm.private import is_early_stopping
-from polytrain_plugins import Capabilities, Job, Problem
+from polytrain_plugins import Capabilities, Demand, Job, Problem
 
 if TYPE_CHECKING:
     from polytrain_lightgbm.engine import LightGBMEngine
@@ -193,6 +193,12 @@ class LightGBM(Booster):
                     what="lightgbm.early_stopping loses its state when a run restarts",
                     remedy="Use the option early_stopping_rounds",
                 )
+
+    def demand(self, job: Job) -> Demand:
+        # One rank that trains by itself is two machines of a network, and needs as many ports.
+        is_connected = job.num_workers > 1 or not job.has_training_function
+        ports = int(is_connected)
+        return replace(super().demand(job), ports=ports, leader_ports=ports)
 
     def engine(self) -> LightGBMEngine:
         from polytrain_lightgbm.engine import LightGBMEngine

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polytrain_lightgbm.connections import RankConnection, accept_ranks, connect_to_leader
-from polytrain_plugins import World
+from polytrain_plugins import World, listening_socket
 
 _TOGETHER_S = 300.0
 """Seconds for all ranks to connect. They all start when they have each other's offers."""
@@ -74,10 +74,15 @@ class LeaderListener:
 
 
 @contextmanager
-def listening(host: str) -> Iterator[LeaderListener]:
-    """Listen on a free port of this address only, which is the one the other ranks connect to."""
-    with socket.create_server((host, 0)) as listening_socket:
-        yield LeaderListener(listening_socket=listening_socket)
+def listening(host: str, ports: range | None = None) -> Iterator[LeaderListener]:
+    """Listen on a free port of this address only, which is the one the other ranks connect to.
+
+    Args:
+        host: the address.
+        ports: those to choose from; None for any.
+    """
+    with listening_socket(host, ports) as listener:
+        yield LeaderListener(listening_socket=listener)
 
 
 @contextmanager

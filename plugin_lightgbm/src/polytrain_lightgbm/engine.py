@@ -51,10 +51,13 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
+        if me.world_size == 1:
+            yield Offer()
+            return
         with ExitStack() as stack:
-            self._port = stack.enter_context(held_port())
+            self._port = stack.enter_context(held_port(me.ports))
             if me.rank == 0:
-                self._listener = stack.enter_context(listening(me.listen_host))
+                self._listener = stack.enter_context(listening(me.listen_host, me.ports))
             details = {} if self._listener is None else self._listener.details
             yield Offer(host=me.listen_host, port=self._port.number, details=details)
 
@@ -141,7 +144,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
             boosting = machine(collective, options.for_a_second_machine(), its_history)
             boosting.train({"train": theirs}, model, lambda *_: None)
 
-        return by_two_machines(first, second)
+        return by_two_machines(first, second, ports=me.ports)
 
     def save(self, model: lightgbm.Booster, directory: Path) -> None:
         # Save all trees: a restart resumes from the last round, not from the best.

@@ -51,7 +51,10 @@ class Network:
 
 
 def by_two_machines(
-    train: Callable[[Collective], Ours], partner: Callable[[Collective], object]
+    train: Callable[[Collective], Ours],
+    partner: Callable[[Collective], object],
+    *,
+    ports: range | None = None,
 ) -> Ours:
     """Call both concurrently, each as a machine of one network; return the result of `train`.
 
@@ -62,11 +65,12 @@ def by_two_machines(
         train: called on this thread, as rank 0.
         partner: called on another thread, as rank 1. The collective tells it that `train` has
             failed, so it must not be inside a call of LightGBM when that may happen.
+        ports: those at which the two may listen; None for any.
     """
     with ExitStack() as stack:
-        ports = [stack.enter_context(held_port()) for _ in range(2)]
-        machines = [f"127.0.0.1:{port.number}" for port in ports]
-        ours, theirs = (Network(machines, port) for port in ports)
+        held = [stack.enter_context(held_port(ports)) for _ in range(2)]
+        machines = [f"127.0.0.1:{port.number}" for port in held]
+        ours, theirs = (Network(machines, port) for port in held)
         thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="second-machine"))
         here, there = map(stack.enter_context, socket.socketpair())
 

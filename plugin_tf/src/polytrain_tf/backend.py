@@ -141,6 +141,7 @@ class TensorFlow(Backend):
             # By default TensorFlow's C++ code logs every optimisation and cancelled collective.
             environment={"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR"},
             preload=_PRELOAD,
+            ports=1,
         )
 
     def engine(self) -> TensorFlowEngine:

@@ -21,6 +21,7 @@ from polytrain_plugins import (
     World,
     changed_environment,
     held_port,
+    nccl_variables,
 )
 from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import save_callbacks
@@ -57,7 +58,7 @@ class TensorFlowEngine(Engine[Any]):
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
         # TensorFlow's server binds the shared port while it is held: no other process can take it.
-        with held_port(shared=True) as port:
+        with held_port(me.ports, shared=True) as port:
             yield Offer(host=me.listen_host, port=port.number)
 
     @contextmanager
@@ -170,4 +171,4 @@ def _variables(world: World) -> dict[str, str]:
         "cluster": {"worker": [offer.address for offer in world.offers]},
         "task": {"type": "worker", "index": world.me.rank},
     }
-    return {"TF_CONFIG": json.dumps(config)}
+    return {"TF_CONFIG": json.dumps(config), **nccl_variables(world.me)}

@@ -107,6 +107,7 @@ class Torch(Backend):
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             },
             preload=_PRELOAD,
+            leader_ports=1,
         )
 
     def program(self, *, max_failures: int) -> Callable[[], None] | None:

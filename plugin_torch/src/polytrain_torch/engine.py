@@ -27,6 +27,8 @@ from polytrain_plugins import (
     Shard,
     World,
     changed_environment,
+    listening_socket,
+    nccl_variables,
 )
 from polytrain_torch.backend import Torch
 from polytrain_torch.collectives.call_agreement import agree_on_call, agreeing
@@ -59,8 +61,8 @@ class TorchEngine(Engine[Any]):
             yield Offer(details=offered(me))
             return
         host = me.listen_host
-        # By default the store would listen on all interfaces. Port 0: the system picks a free one.
-        listener = socket.create_server((host, 0))
+        # By default the store would listen on all interfaces.
+        listener = listening_socket(host, me.ports)
         port = listener.getsockname()[1]
         self._store = TCPStore(
             host,
@@ -183,6 +185,7 @@ def variables(world: World) -> dict[str, str]:
         "POLYTRAIN_GPUS": str(me.gpus),
         **_without_gpus(me),
         **_gloo_interface(me.listen_host),
+        **_chosen_interface(me),
     }
 
 
@@ -191,6 +194,13 @@ def _without_gpus(me: Member) -> dict[str, str]:
     if me.gpus or "ACCELERATE_USE_CPU" in os.environ:
         return {}
     return {"ACCELERATE_USE_CPU": "true"}
+
+
+def _chosen_interface(me: Member) -> dict[str, str]:
+    """Return the variables that have NCCL and TensorPipe use the interface that the user chose."""
+    if me.interface is None or me.node_count == 1 or "TP_SOCKET_IFNAME" in os.environ:
+        return nccl_variables(me)
+    return {**nccl_variables(me), "TP_SOCKET_IFNAME": me.interface}
 
 
 def _gloo_interface(host: str) -> dict[str, str]:

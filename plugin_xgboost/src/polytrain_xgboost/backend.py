@@ -199,7 +199,8 @@ class XGBoost(Booster):
 
     def demand(self, job: Job) -> Demand:
         # With external memory, the agents must not hold all rows in memory either.
-        return replace(super().demand(job), reads_tables=not self.external_memory)
+        reads_tables = not self.external_memory
+        return replace(super().demand(job), reads_tables=reads_tables, leader_ports=1)
 
     def engine(self) -> XGBoostEngine:
         from polytrain_xgboost.engine import XGBoostEngine

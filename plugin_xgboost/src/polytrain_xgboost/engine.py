@@ -15,7 +15,17 @@ from xgboost import collective
 from xgboost.tracker import RabitTracker
 
 from polytrain.boosting.report_callbacks import RoundReports
-from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
+from polytrain_plugins import (
+    Engine,
+    Member,
+    Offer,
+    Session,
+    Shard,
+    World,
+    changed_environment,
+    held_port,
+    nccl_variables,
+)
 from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.boosting import Boosting
@@ -46,11 +56,8 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         if me.rank != 0:
             yield Offer()
             return
-        # From here on it listens on a free port. Sorting by task id keeps the run's ranks.
-        tracker = RabitTracker(n_workers=me.world_size, host_ip=me.listen_host, sortby="task")
-        tracker.start()
-        self._tracker = tracker
-        yield Offer(details=dict(tracker.worker_args()))
+        self._tracker = _started_tracker(me)
+        yield Offer(details=dict(self._tracker.worker_args()))
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
@@ -59,6 +66,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             **world.leader.details, dmlc_task_id=f"{world.me.rank:08d}"
         )
         with ExitStack() as stack:
+            stack.enter_context(changed_environment(nccl_variables(world.me)))
             # XGBoost prints the rank at any verbosity.
             with redirect_stdout(io.StringIO()):
                 stack.enter_context(communicator)
@@ -139,6 +147,21 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             options = {"iteration_range": (0, int(best) + 1), **options}
         matrix = prediction_matrix(table, model, base_margin=self._options.base_margin)
         return np.asarray(model.predict(matrix, **options))
+
+
+def _started_tracker(me: Member) -> RabitTracker:
+    """Return a tracker that listens."""
+    port = 0  # the system picks a free one
+    if me.ports is not None:
+        with held_port(me.ports) as held:
+            held.release()
+            port = held.number
+    # Sorting by task id keeps the run's ranks.
+    tracker = RabitTracker(
+        n_workers=me.world_size, host_ip=me.listen_host, port=port, sortby="task"
+    )
+    tracker.start()
+    return tracker
 
 
 def check_build(params: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from polytrain_plugins.columns import (
     number_problems,
 )
 from polytrain_plugins.engine import Engine, Predictions, Session
-from polytrain_plugins.environment import changed_environment
+from polytrain_plugins.environment import changed_environment, nccl_variables
 from polytrain_plugins.errors import (
     AmbiguousBackendError,
     BackendImportError,
@@ -35,7 +35,7 @@ from polytrain_plugins.events import (
     Stopped,
 )
 from polytrain_plugins.hookspecs import hookimpl
-from polytrain_plugins.ports import HeldPort, held_port
+from polytrain_plugins.ports import HeldPort, held_port, listening_socket
 from polytrain_plugins.problems import (
     is_instance_of,
     needed_without_function,
@@ -99,8 +99,10 @@ __all__ = [
     "is_category",
     "is_instance_of",
     "is_number",
+    "listening_socket",
     "load_backend",
     "missing_columns",
+    "nccl_variables",
     "needed_without_function",
     "number_problems",
     "options_beside_function",

@@ -51,6 +51,12 @@ class Demand:
     """Whether training takes a shard as one table, not in batches. Agents then hold it in shared
     memory, and a restarted worker process maps it instead of reading it again."""
 
+    ports: int = 0
+    """Ports at which each rank listens, of those in `Member.ports`."""
+
+    leader_ports: int = 0
+    """Further ones at which rank 0 listens."""
+
     group: str | None = None
     """Column of the sharded data sets whose equal values stay together on one rank."""
 

@@ -69,7 +69,7 @@ class Engine(ABC, Generic[Model]):
     def offering(self, me: Member) -> Iterator[Offer]:
         """Offer what the other ranks must know: an address, a service. By default nothing.
 
-        Hold a port (`polytrain_plugins.ports.HeldPort`) until the framework binds it.
+        Listen with `listening_socket`, or hold a port (`held_port`) until the framework binds it.
         """
         yield Offer()
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from polytrain_plugins.world import Member
+
 
 @contextmanager
 def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
@@ -20,3 +22,14 @@ def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def nccl_variables(me: Member) -> dict[str, str]:
+    """Return the variable that has NCCL use the network interface that the user has chosen.
+
+    Empty if none is chosen, if the variable is set, or if all members are on one node.
+    """
+    if me.interface is None or me.node_count == 1 or "NCCL_SOCKET_IFNAME" in os.environ:
+        return {}
+    # Without the sign it would also be the prefix of other names.
+    return {"NCCL_SOCKET_IFNAME": f"={me.interface}"}

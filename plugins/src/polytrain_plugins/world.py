@@ -27,7 +27,8 @@ class Member:
     node_count: int
 
     host: str
-    """Address of the node, reachable from the other members."""
+    """Address of the node, reachable from the other members: on the network that
+    `RunConfig.network_interface` names, if it is given."""
 
     cpus: int
     """CPU threads that this rank may use, at least 1."""
@@ -35,6 +36,14 @@ class Member:
     gpus: int
     """GPUs of this rank; it may share one with others. Its process sees only these, numbered from
     0, unless the engine makes more of them visible."""
+
+    ports: range | None = None
+    """Ports at which this rank may listen, as `RunConfig.ports` says; None for any. All ranks of a
+    node share them. `held_port` and `listening_socket` choose one."""
+
+    interface: str | None = None
+    """The network interface with `host`, if `RunConfig.network_interface` is given; otherwise the
+    framework chooses."""
 
     @property
     def listen_host(self) -> str:

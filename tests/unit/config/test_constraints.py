@@ -35,6 +35,14 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
     "ScalingConfig.label_selector": ([5, {"a": 1}, [{"": "b"}], ["a"]], ""),
     "RunConfig.name": (["", "..", "a/b", "a\nb", 5, "é" * 128], "Give a name"),
     "RunConfig.storage_path": (["a\0b", Path("a\0b"), 5], ""),
+    "RunConfig.ports": (
+        [True, 2.5, (30000, 30100), "", "30000-", "30000:30100", 80, "1000-2000", "60000-70000"],
+        "Give ",
+    ),
+    "RunConfig.network_interface": (
+        [5, "", "eth1,ens5", "10.1.0.3", "10.1.0.3/16", "fd00::/8", "a name"],
+        "Give the name",
+    ),
     "CheckpointConfig.checkpoint_score_attribute": (["", 5], "Give the name"),
     "DataConfig.columns": (["x", 5], ""),
     "DataConfig.transform": (["x", 5], "Pass a function"),

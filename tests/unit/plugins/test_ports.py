@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -9,8 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.listeners import free_ports
 
-from polytrain_plugins import held_port, ports
+from polytrain_plugins import held_port, listening_socket, ports
 
 
 def can_listen(port: int) -> bool:
@@ -99,8 +101,80 @@ def test_without_a_free_port_the_error_says_where_it_looked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(self: socket.socket, address: object) -> None:
-        raise OSError("address in use")
+        raise OSError(errno.EADDRINUSE, "address in use")
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
     with pytest.raises(OSError, match=r"no free TCP port found between \d+ and \d+"), held_port():
         pass
+
+
+@pytest.fixture
+def three_ports() -> range:
+    return free_ports(3)
+
+
+def test_of_a_range_all_ports_are_used_and_no_other(three_ports: range) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(listening_socket("127.0.0.1", three_ports))
+        held = {stack.enter_context(held_port(three_ports)).number for _ in range(2)}
+        assert held < set(three_ports)
+        with pytest.raises(OSError, match=r"no port of RunConfig\(ports=…\)"):
+            listening_socket("127.0.0.1", three_ports)
+        with pytest.raises(OSError, match="doesn't listen yet"), held_port(three_ports):
+            pass
+
+
+def test_who_has_all_ports_of_a_range_is_named(three_ports: range) -> None:
+    [port, *_] = three_ports
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(OSError, match="is free") as raised,
+    ):
+        listening_socket("127.0.0.1", range(port, port + 1))
+    name = Path("/proc/self/comm").read_text().strip()
+    assert f"{port} is used by process {os.getpid()} ({name})" in str(raised.value)
+    assert f"RunConfig(ports=…), {port}, is free" in str(raised.value)
+
+
+def test_an_address_that_this_host_does_not_have_is_not_called_used(three_ports: range) -> None:
+    with pytest.raises(OSError, match="assign requested address"):
+        listening_socket("192.0.2.1", three_ports)
+
+
+def closed_by_this_side(port: int) -> None:
+    """Leave a connection at a port that the kernel keeps for a minute."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        ours = socket.create_connection(("127.0.0.1", port))
+        theirs, _ = server.accept()
+        theirs.close()
+        ours.close()
+
+
+def test_a_restarted_rank_listens_at_the_port_that_it_had(three_ports: range) -> None:
+    port = three_ports[0]
+    closed_by_this_side(port)
+    with listening_socket("127.0.0.1", range(port, port + 1)) as listener:
+        assert listener.getsockname() == ("127.0.0.1", port)
+
+
+def test_a_closed_connections_port_is_waited_for(
+    three_ports: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel frees it in a minute; here, other ports are free after the first look."""
+    port = three_ports[0]
+    closed_by_this_side(port)
+    looks: list[float] = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        allowed.append(True)
+
+    allowed: list[bool] = []
+    in_order = ports._in_random_order
+    monkeypatch.setattr(ports.time, "sleep", look)
+    monkeypatch.setattr(
+        ports, "_in_random_order", lambda given: in_order(three_ports if allowed else given)
+    )
+    with held_port(range(port, port + 1)) as held:
+        assert held.number in three_ports[1:]
+    assert len(looks) == 1

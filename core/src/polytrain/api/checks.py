@@ -45,11 +45,12 @@ from polytrain.policy.cluster import (
     new_ray_problems,
 )
 from polytrain.policy.labels import allowed
+from polytrain.policy.ports import port_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.address import client_problem
-from polytrain_plugins import Backend, DatasetInfo, Job, Problem
+from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
@@ -86,6 +87,8 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
         job = job_of(spec, datasets)
         problems += backend_problems(backend, job)
         problems += unused_gpu_problems(spec)
+        if not problems:
+            problems += _port_problems(spec, backend.demand(job))
         if not problems:
             # This reads a column, and needs a backend with valid options.
             datasets, wrong_groups = grouped_datasets(
@@ -207,6 +210,12 @@ def _problems_on_ray(spec: RunSpec) -> tuple[Problem, ...]:
     )
     # A cluster that is large enough isn't asked whether it grows.
     return tuple(ray_problems(validation, None)) if problems and can_add_nodes() else problems
+
+
+def _port_problems(spec: RunSpec, demand: Demand) -> Iterable[Problem]:
+    scaling, ports = spec.scaling_config, spec.run_config.ports
+    is_one_host = spec.is_inline or choose_cluster(scaling, available_clusters(spec)).is_local
+    return port_problems(ports, demand, scaling, is_one_host=is_one_host)
 
 
 def job_of(spec: RunSpec, datasets: tuple[RunDataset, ...]) -> Job:

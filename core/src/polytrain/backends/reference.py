@@ -30,6 +30,7 @@ from polytrain_plugins import (
     Shard,
     World,
     hookimpl,
+    listening_socket,
     missing_columns,
     needed_without_function,
     options_beside_function,
@@ -67,7 +68,7 @@ class Reference(Backend):
         yield from missing_columns(job, label=self.label)
 
     def demand(self, job: Job) -> Demand:
-        return Demand(reads_tables=not job.has_training_function)
+        return Demand(reads_tables=not job.has_training_function, leader_ports=1)
 
     def engine(self) -> ReferenceEngine:
         return ReferenceEngine(self)
@@ -87,7 +88,7 @@ class ReferenceEngine(Engine[Vector]):
             yield Offer()
             return
         # It listens from now on, so the port is never free in between.
-        with socket.create_server((me.listen_host, 0)) as self._listener:
+        with listening_socket(me.listen_host, me.ports) as self._listener:
             yield Offer(host=me.listen_host, port=self._listener.getsockname()[1])
 
     @contextmanager

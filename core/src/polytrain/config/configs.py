@@ -23,6 +23,7 @@ from polytrain.config.constraints import (
     resource_amounts,
     worker_count,
 )
+from polytrain.config.listening import network_name, port_range
 from polytrain.config.ray_arguments import (
     CHECKPOINT,
     DATA,
@@ -347,6 +348,17 @@ class RunConfig(Config):
     """Runtime environment of worker processes and of validations, as Ray takes it:
     `{"env_vars": {"NAME": "value"}}` sets variables before anything is imported, on Ray and without
     it. Ray sets up every other part (`pip`, `working_dir` and `py_modules` at addresses, …)."""
+
+    ports: Annotated[int | str | None, Checked(port_range)] = None
+    """Ports at which ranks may listen, the same on every node: one, such as 30000, or the first and
+    the last, such as "30000-30100". By default the operating system chooses. The ranks of a node
+    share them. Sockets for which a framework takes no port aren't bounded: torch's gloo, NCCL, and
+    those of XGBoost's ranks."""
+
+    network_interface: Annotated[str | None, Checked(network_name)] = None
+    """Network over which ranks of several nodes connect, if the nodes have several: the name of an
+    interface, such as "eth1", or a subnet, such as "10.1.0.0/16", if names differ among nodes. By
+    default the one with the address by which Ray knows a node."""
 
     progress: Literal["auto", "live", "plain", "json", "none"] | bool = "auto"
     """How the run's progress is shown on standard error. "live": two lines that stay at the bottom

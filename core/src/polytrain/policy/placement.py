@@ -23,6 +23,9 @@ class NodeAddress:
 
     node_id: str
     host: str
+    interface: str | None = None
+    """The network interface with that address, if the user has chosen one."""
+
     unusable: str | None = None
     """The reason that the run can't use the node; None if it can."""
 
@@ -42,13 +45,16 @@ def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
     return sorted(range(len(places)), key=lambda index: nodes.index(places[index].node_id))
 
 
-def members(places: Sequence[NodeAddress], *, cpus: int, gpus: int) -> tuple[Member, ...]:
+def members(
+    places: Sequence[NodeAddress], *, cpus: int, gpus: int, ports: range | None = None
+) -> tuple[Member, ...]:
     """Return the members of a world, in rank order.
 
     Args:
         places: the node of each rank, in rank order.
         cpus: CPU threads of each rank.
         gpus: GPUs of each rank.
+        ports: those at which ranks may listen; None for any.
     """
     nodes = list(dict.fromkeys(place.node_id for place in places))
     on_node = {node: [r for r, p in enumerate(places) if p.node_id == node] for node in nodes}
@@ -63,6 +69,8 @@ def members(places: Sequence[NodeAddress], *, cpus: int, gpus: int) -> tuple[Mem
             host=place.host,
             cpus=cpus,
             gpus=gpus,
+            ports=ports,
+            interface=place.interface,
         )
         for rank, place in enumerate(places)
     )

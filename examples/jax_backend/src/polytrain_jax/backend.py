@@ -37,6 +37,7 @@ class Jax(Backend):
         return Demand(
             environment={"JAX_PLATFORMS": "cpu"},
             preload=("jax", "jax.numpy", "polytrain_jax.engine"),
+            leader_ports=1,
         )
 
     def engine(self) -> JaxEngine:

@@ -34,7 +34,7 @@ class JaxEngine(Engine[Mapping[str, Any]]):
             yield Offer()
             return
         # The service binds the port while it is held, so no other process can take it.
-        with held_port(shared=True) as port:
+        with held_port(me.ports, shared=True) as port:
             yield Offer(host=me.listen_host, port=port.number)
 
     @contextmanager

@@ -121,7 +121,7 @@ class Agent:
         # Connect now: until the agent gets a rank, the zygote can import modules.
         _, unusable = await asyncio.gather(self._zygotes.connect(), self._storage_problem())
         self._scratch = Scratch.hold(self._spec.token)
-        return replace(self._place, unusable=unusable)
+        return replace(self._place, unusable=self._place.unusable or unusable)
 
     async def events(self) -> AsyncIterator[list[AgentEvent]]:
         """Yield all events in order, as soon as they happen; several at once if they are ready."""

@@ -40,6 +40,9 @@ class AgentSpec:
     runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The runtime environment that Ray sets up for the host; empty for none."""
 
+    network: str | None = None
+    """The network on which ranks of several nodes listen: `RunConfig.network_interface`."""
+
     store: CheckpointStore
 
     marker: str

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import ScalingConfig
+from polytrain.config.listening import ports_of
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
-from polytrain.events.attempt import Event, move_wanted
+from polytrain.events.attempt import AgentsPlaced, Event, PlacementFailed, move_wanted
 from polytrain.events.output import OutputRoute
 from polytrain.policy.placement import members
+from polytrain.policy.ports import too_few_ports
 from polytrain.policy.scaling import holds
 from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, Gone
 from polytrain.workers.agents.agent_spec import AgentSpec
@@ -173,7 +175,7 @@ class AgentGroup:
             launcher=self._launcher,
             cluster=cluster,
             first_node=self._node_id,
-            tell=self._of_the_pool.append,
+            tell=self._told_by_pool,
         )
         self._data: ShardCachePlanner | None = None
         held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
@@ -186,6 +188,7 @@ class AgentGroup:
             [agent_handle.place for agent_handle in self._pool.ranked],
             cpus=self._spec.run.scaling_config.cpus_per_worker,
             gpus=self._spec.run.scaling_config.gpus_per_worker,
+            ports=ports_of(self._spec.run.run_config.ports),
         )
 
     @property
@@ -280,6 +283,7 @@ class AgentGroup:
             leave_timeout_s=LEAVE_TIMEOUT_S,
             kill_timeout_s=_KILL_TIMEOUT_S,
             merges_files=self._spec.run.merges_files,
+            network=config.network_interface,
         )
 
     def _have_zygote_early(self, spec: ZygoteSpec) -> KeptZygote | None:
@@ -304,6 +308,13 @@ class AgentGroup:
                     handle(lost)
             case _:
                 handle(event)
+
+    def _told_by_pool(self, event: Event) -> None:
+        if isinstance(event, AgentsPlaced):
+            ports = self._spec.run.run_config.ports
+            why_not = too_few_ports(ports, self._spec.demand, self.members)
+            event = event if why_not is None else PlacementFailed(reason=why_not)
+        self._of_the_pool.append(event)
 
     def _update_pool(self, handle: Handler) -> bool:
         """Pass on the pool's events before all others; return whether there were any."""

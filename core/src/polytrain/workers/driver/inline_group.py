@@ -16,6 +16,7 @@ from polytrain.checkpoint.parts import clear_staged, stored_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
+from polytrain.config.listening import ports_of
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import variables_of
 from polytrain.data.shards.assignment import RunDataset
@@ -79,6 +80,7 @@ class InlineGroup:
         self._environment = demand.environment
         self._variables = variables_of(run.run_config.worker_runtime_env)
         self._cpus = run.scaling_config.cpus_per_worker
+        self._ports = ports_of(run.run_config.ports)
         self._tables: list[pa.Table] | None = None
         self._pending: list[Event] = []
         self._ordered: LaunchOrder | None = None
@@ -88,7 +90,7 @@ class InlineGroup:
     @property
     def members(self) -> tuple[Member, ...]:
         here = NodeAddress(node_id="", host=THIS_MACHINE)
-        return members([here], cpus=self._cpus, gpus=0)
+        return members([here], cpus=self._cpus, gpus=0, ports=self._ports)
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
         self._pending.append(AgentsPlaced(nodes=("",)))

@@ -12,10 +12,12 @@ from pathlib import Path
 import ray
 
 from polytrain.data.read.ray_pipeline import allow_blocking_get
+from polytrain.linux.network_interfaces import ipv4_interfaces
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, LaunchProcess
+from polytrain.workers.agents.node_network import on_network
 
 
 class RayHost:
@@ -30,7 +32,11 @@ class RayHost:
         """
         context = ray.get_runtime_context()
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._place = NodeAddress(node_id=context.get_node_id(), host=host)
+        self._place = on_network(
+            NodeAddress(node_id=context.get_node_id(), host=host),
+            spec.network,
+            ipv4_interfaces() if spec.network is not None else {},
+        )
         self._numbers = numbers
         if "working_dir" in context.runtime_env:
             # Ray has started this process in it, whether the run or the job has asked for it.
