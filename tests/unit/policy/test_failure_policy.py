@@ -13,7 +13,6 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.policy.failure import (
     FailedAttempt,
     FailurePolicy,
-    classified,
     failed_attempt,
     root_cause,
 )
@@ -85,7 +84,9 @@ def test_what_differs_from_the_attempt_before_is_retried(before: Failure) -> Non
 
 
 def raised(message: str, *, rank: int = 0, step: int = 3) -> Failure:
-    return classified(failure(FailureKind.USER_ERROR, rank=rank, message=message, step=step))
+    is_lost = "gloo" in message
+    kind = FailureKind.CONNECTION_LOST if is_lost else FailureKind.USER_ERROR
+    return failure(kind, rank=rank, message=message, step=step)
 
 
 def ended(how: str, *, rank: int = 0, step: int = 3) -> Failure:
@@ -142,24 +143,25 @@ def test_what_comes_from_outside_may_come_again(how: str) -> None:
     assert FailurePolicy(max_failures=-1).decide(attempts).restart
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        "torch.distributed.DistBackendError: NCCL error: remote process exited",
-        "xgboost.core.XGBoostError: [12:01:02] rabit/comm.cc: Connection reset by peer",
-        "lightgbm.basic.LightGBMError: Socket recv error, Connection reset by peer (code: 104)",
-        "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed",
-        GLOO.format(4001),
-    ],
-)
-def test_a_broken_connection_is_no_error_of_the_user(message: str) -> None:
-    lost = raised(message)
-    assert lost.kind is FailureKind.CONNECTION_LOST
+def test_a_broken_connection_is_retried_and_the_rank_that_closed_it_is_the_cause() -> None:
+    lost = raised(GLOO.format(4001))
     policy = FailurePolicy(max_failures=3, retry_user_errors=False)
-    assert policy.decide([attempt_of(lost, raised(message, rank=1))]).restart
-    # The rank whose exception has closed it is to blame.
+    assert policy.decide([attempt_of(lost, raised(GLOO.format(4002), rank=1))]).restart
     assert root_cause([lost, raised(SHAPES, rank=1)]).rank == 1
+
+
+XGBOOST = (
+    "xgboost.core.XGBoostError: [{0}] result.cc:83: [histogram.h:197|{0}]:\n\n- [allreduce.cc:135|"
+    "{0}]: Ring Allreduce failed.\n- [socket.h:79|{0}]: Poll error condition:Success code:0"
+)
+
+
+def test_times_in_messages_make_no_other_error() -> None:
+    at = [
+        failure(FailureKind.CONNECTION_LOST, message=XGBOOST.format(time), step=3)
+        for time in ("16:32:09", "16:40:10")
+    ]
+    assert not FailurePolicy(max_failures=-1).decide([*map(attempt_of, at)]).restart
 
 
 def test_only_the_attempt_before_is_compared() -> None:

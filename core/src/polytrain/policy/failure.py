@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Literal
 
@@ -47,16 +47,9 @@ _BAD_DATA = frozenset({"BadDataError"})
 """Exceptions that reject the data, which the next attempt reads again."""
 
 _PASSING = re.compile(
-    r"0x[0-9a-fA-F]+|\[\d\d:\d\d:\d\d\]|\[?(?:\d{1,3}\.){3}\d{1,3}\]?:\d+|\[[0-9a-f:]*::?[0-9a-f:]*\]:\d+"
+    r"0x[0-9a-fA-F]+|[\[|]\d\d:\d\d:\d\d\]|\[?(?:\d{1,3}\.){3}\d{1,3}\]?:\d+|\[[0-9a-f:]*::?[0-9a-f:]*\]:\d+"
 )
 """Parts in which messages of equal errors differ: object addresses, times, hosts with ports."""
-
-_BROKEN_CONNECTION = re.compile(
-    r"connection (?:was )?(?:closed|reset|aborted|refused)|broken pipe|socket closed|"
-    r"peer closed|remote process exited|NCCL error.*remote",
-    re.IGNORECASE,
-)
-"""Messages of gloo, NCCL, the boosters' networks and gRPC when a peer or its connection is gone."""
 
 _CRASH = re.compile(r"killed by SIG(?:SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS)|exited with code")
 """Exits that a process causes itself, unlike SIGKILL and SIGTERM."""
@@ -273,13 +266,6 @@ _RAISED = (
     FailureKind.OUT_OF_MEMORY,
 )
 """Failures that the user's own code raises."""
-
-
-def classified(failure: Failure) -> Failure:
-    """Return the failure with its kind: `CONNECTION_LOST` for a broken connection's exception."""
-    if failure.kind is FailureKind.USER_ERROR and _BROKEN_CONNECTION.search(failure.message):
-        return replace(failure, kind=FailureKind.CONNECTION_LOST)
-    return failure
 
 
 def failed_attempt(

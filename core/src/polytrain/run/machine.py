@@ -40,7 +40,7 @@ from polytrain.events.attempt import (
     SavesOnRequest,
     stop_wanted,
 )
-from polytrain.policy.failure import classified, failed_attempt
+from polytrain.policy.failure import failed_attempt
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.states import (
     AcquireWorkers,
@@ -256,7 +256,7 @@ def _failed(state: State, failure: Failure, *, now: float, loses_agent: bool = F
         now: seconds on a monotonic clock.
         loses_agent: whether an agent is lost, with the parts that it was storing.
     """
-    failure = _placed_in_time(state, classified(failure))
+    failure = _placed_in_time(state, failure)
     match state.phase:
         case Gathering() | Training():
             return _end(state, Ending().also(failure), reason=str(failure), now=now)

@@ -115,7 +115,16 @@ def drained_message(stalled_s: float = 0.0) -> Message:
     return ["drained", stalled_s]
 
 
-def raised_message(error: BaseException, pickled: bytes | None) -> Message:
+def raised_message(
+    error: BaseException, pickled: bytes | None, *, connection_lost: bool = False
+) -> Message:
+    """Return the message of an exception.
+
+    Args:
+        error: the exception.
+        pickled: the same, pickled; None if that isn't possible.
+        connection_lost: whether it says that the connection to another rank broke.
+    """
     # Omit the traceback for problems of the data: it doesn't help.
     refused = isinstance(error, BadDataError)
     text = (
@@ -125,7 +134,8 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
             traceback.format_exception(type(error), error, _of_training(error.__traceback__))
         )
     )
-    return ["raised", _summary(error), text, pickled, _kind_of(error).value]
+    kind = _kind_of(error, connection_lost=connection_lost)
+    return ["raised", _summary(error), text, pickled, kind.value]
 
 
 def _summary(error: BaseException) -> str:
@@ -174,14 +184,14 @@ def _is_raised_here(entry: TracebackType) -> bool:
     return line.lstrip().startswith("raise ")
 
 
-def _kind_of(error: BaseException) -> FailureKind:
+def _kind_of(error: BaseException, *, connection_lost: bool) -> FailureKind:
     # Frameworks have their own error classes for a device's memory.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return FailureKind.OUT_OF_MEMORY
     # The user's own files may be on a full disk, too: that is an error of the user's code.
     if isinstance(error, CheckpointError) and is_unwritable(error.__cause__):
         return FailureKind.STORAGE
-    return FailureKind.USER_ERROR
+    return FailureKind.CONNECTION_LOST if connection_lost else FailureKind.USER_ERROR
 
 
 def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:

@@ -19,6 +19,7 @@ from polytrain.functions.missing_modules import note_missing_module, note_unread
 from polytrain.functions.pickling import pickled_error
 from polytrain.functions.return_values import Returned, encoded
 from polytrain.linux.progress_page import WorkerStage, enter, reports
+from polytrain.policy.broken_connections import Origins, is_broken_connection
 from polytrain.workers.processes.channel import (
     Channel,
     ConnectionClosedError,
@@ -108,7 +109,7 @@ def run_worker(
                     raise
                 except BaseException as error:
                     note_missing_module(error, order.members[rank].host)
-                    _send_error(error, channel)
+                    _send_error(error, channel, job)
                     # Stay in the collective after sending the error: without this rank, peers fail
                     # too, and their errors could arrive first. The driver kills all of them.
                     while True:
@@ -121,14 +122,16 @@ def run_worker(
     except (ConnectionClosedError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        _send_error(error, channel)
+        _send_error(error, channel, job)
 
 
-def _send_error(error: BaseException, channel: Channel) -> None:
+def _send_error(error: BaseException, channel: Channel, job: WorkerJob) -> None:
     # Flush output without a newline, which may hold the reason.
     flush_output()
     _explain_pickling(error)
-    channel.send(raised_message(error, pickled_error(error)))
+    backend = job.spec.backend
+    lost = is_broken_connection(error, Origins.of(backend, backend.requires))
+    channel.send(raised_message(error, pickled_error(error), connection_lost=lost))
 
 
 @contextlib.contextmanager
