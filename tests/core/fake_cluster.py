@@ -140,11 +140,15 @@ class FakeCluster:
         node: str,
         *,
         unusable: str | None = None,
+        other_versions: tuple[str, ...] = (),
     ) -> None:
         """An agent is there."""
         self.waiting.pop(agent_handle, None)
         self.placed.append(agent_handle)
-        pool.arrived(agent_handle, NodeAddress(node_id=node, host=node, unusable=unusable))
+        place = NodeAddress(
+            node_id=node, host=node, unusable=unusable, other_versions=other_versions
+        )
+        pool.arrived(agent_handle, place)
 
     def lose(
         self,

@@ -348,6 +348,23 @@ def test_a_running_run_does_not_grow_onto_a_node_that_does_not_see_the_storage(
     assert list(cluster.waiting.values()) == [frozenset("b")]
 
 
+def test_a_node_with_other_versions_is_named_once_before_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = FakeCluster(a=1, b=2)
+    pool = cluster.pool(3)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    for agent_handle, node in zip(list(cluster.waiting), "abb", strict=True):
+        assert caplog.text == ""
+        other = ("torch 2.0.1 (driver: 2.13.0)",) if node == "b" else ()
+        cluster.arrive(pool, agent_handle, node, other_versions=other)
+    assert cluster.sizes() == [3]
+    assert caplog.text.count("Other versions on b: torch 2.0.1 (driver: 2.13.0).") == 1
+    caplog.clear()
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert (cluster.sizes(), caplog.text) == ([3, 3], "")
+
+
 def test_standbys_that_never_come_are_not_asked_for_for_ever() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)

@@ -29,6 +29,9 @@ class NodeAddress:
     unusable: str | None = None
     """The reason that the run can't use the node; None if it can."""
 
+    other_versions: tuple[str, ...] = ()
+    """What is installed there in another version than the driver's, with both versions."""
+
 
 def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
     """Return the order in which workers get their ranks: workers of one node are consecutive.

@@ -193,6 +193,7 @@ def _group(run: Run, observers: Observers, bars: LiveBars) -> WorkerGroup:
                 shows_bars=bars.are_shown and config.show_output != "none",
             ),
             path=run.import_path,
+            versions=run.manager.versions,
         ),
         run.cluster,
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from polytrain.checkpoint.manager import CheckpointManager
@@ -22,6 +19,7 @@ from polytrain.run.lease import Lease
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 from polytrain.text.named_metrics import named_metric
+from polytrain.workers.agents.installed import installed_versions
 from polytrain_plugins import Backend, Report, Stopped
 from polytrain_plugins.close_names import did_you_mean
 
@@ -103,13 +101,7 @@ def versions_of(backend: Backend, *others: str) -> dict[str, str]:
         backend: the backend.
         others: more distributions, if they are installed.
     """
-    found = {"python": platform.python_version()}
-    for name in ("polytrain-core", *backend.requires, *others):
-        # `xgboost` and `tensorflow` are also modules of distributions without support for GPUs.
-        for distribution in (f"{name}-cpu", name):
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                found[name] = metadata.version(distribution)
-    return found
+    return installed_versions(("polytrain-core", *backend.requires, *others))
 
 
 def already_met(rule: StopRule, history: RunHistory, *, start_step: int) -> Stopped | None:

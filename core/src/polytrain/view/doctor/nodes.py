@@ -14,6 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.policy.placement import NodeAddress
+from polytrain.policy.versions import other_versions
 from polytrain.storage.location import Location
 from polytrain.storage.trial import Refusal, refusal
 from polytrain.view.doctor import machine
@@ -80,11 +81,7 @@ def report(location: Location, name: str) -> NodeReport:
 
 def same_versions(node: Mapping[str, str], driver: Mapping[str, str]) -> str:
     """Pickles and collectives need the same versions everywhere."""
-    differ = sorted(
-        f"{name} {node.get(name, 'missing')} (driver: {driver.get(name, 'missing')})"
-        for name in node.keys() | driver.keys()
-        if node.get(name) != driver.get(name)
-    )
+    differ = other_versions(node, driver)
     if differ:
         raise CheckFailed(
             f"other versions: {', '.join(differ)}", "Install the same versions on every node"

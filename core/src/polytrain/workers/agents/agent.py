@@ -41,6 +41,7 @@ from polytrain.workers.agents.calls import (
     StoreRest,
     StreamOrder,
 )
+from polytrain.workers.agents.installed import versions_unlike
 from polytrain.workers.agents.part_storer import PartStorer
 from polytrain.workers.agents.rank_data import RankData
 from polytrain.workers.agents.storage_check import StorageCheck
@@ -119,9 +120,15 @@ class Agent:
     async def place(self) -> NodeAddress:
         """Return this agent's node once it is ready for a rank."""
         # Connect now: until the agent gets a rank, the zygote can import modules.
-        _, unusable = await asyncio.gather(self._zygotes.connect(), self._storage_problem())
+        _, unusable, others = await asyncio.gather(
+            self._zygotes.connect(),
+            self._storage_problem(),
+            self._versions_unlike(),
+        )
         self._scratch = Scratch.hold(self._spec.token)
-        return replace(self._place, unusable=self._place.unusable or unusable)
+        return replace(
+            self._place, unusable=self._place.unusable or unusable, other_versions=others
+        )
 
     async def events(self) -> AsyncIterator[list[AgentEvent]]:
         """Yield all events in order, as soon as they happen; several at once if they are ready."""
@@ -279,6 +286,11 @@ class Agent:
 
     async def _storage_problem(self) -> str | None:
         return None if self._storage_check is None else await self._storage_check.problem()
+
+    async def _versions_unlike(self) -> tuple[str, ...]:
+        if self._storage_check is None:
+            return ()
+        return await asyncio.to_thread(versions_unlike, self._spec.versions)
 
     @property
     def _rank(self) -> int:

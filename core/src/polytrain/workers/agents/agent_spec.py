@@ -37,6 +37,9 @@ class AgentSpec:
     prefix: str
     """The driver's `sys.prefix`."""
 
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """The driver's versions of what nodes need alike; empty if they aren't compared."""
+
     runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The runtime environment that Ray sets up for the host; empty for none."""
 

@@ -147,6 +147,9 @@ class AgentGroupSpec:
     path: tuple[str, ...]
     """The driver's `sys.path`."""
 
+    versions: Mapping[str, str]
+    """The driver's versions of Python, polytrain and the framework."""
+
 
 class AgentGroup:
     """A `WorkerGroup` of agents, on Ray or in the driver.
@@ -272,6 +275,8 @@ class AgentGroup:
             store=self._spec.store,
             marker=self._spec.marker,
             prefix=sys.prefix,
+            # A runtime environment may be there to bring other versions.
+            versions={} if parts_of_ray(runtime_env) else self._spec.versions,
             # If it only sets variables, agents set them for worker processes themselves.
             runtime_env=runtime_env if parts_of_ray(runtime_env) else {},
             hang_timeout_s=failure.hang_timeout_s,

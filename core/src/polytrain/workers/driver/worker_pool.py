@@ -25,6 +25,7 @@ from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.placement import NodeAddress, PlacementPolicy, rank_order
 from polytrain.policy.scaling import SizePolicy, worker_capacity
 from polytrain.policy.starting import STARTING_S, Starting, expected
+from polytrain.policy.versions import warnings_of_versions
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
 
 logger = logging.getLogger(__name__)
@@ -163,6 +164,9 @@ class WorkerPool:
         self._bundle_nodes: dict[int, str] = {}
         self._moved: dict[int, str] = {}
         """Bundles that have moved for this attempt → the nodes that they have left."""
+
+        self._compared: set[str] = set()
+        """Addresses of nodes whose versions were compared with the driver's."""
 
         self._placing: _Placing | None = None
         self._growing_since: float | None = None
@@ -391,8 +395,21 @@ class WorkerPool:
             self._moved.clear()
             self._launcher.free_unused()
             self._seat(size.workers)
+            self._warn_of_versions()
             self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.ranked)))
         self._ask_for_more()
+
+    def _warn_of_versions(self) -> None:
+        """Log, once for each node, that it has other versions than the driver."""
+        places = {agent_handle.place.host: agent_handle.place for agent_handle in self.here}
+        new = {
+            host: place.other_versions
+            for host, place in places.items()
+            if host not in self._compared
+        }
+        self._compared.update(new)
+        for warning in warnings_of_versions(new):
+            logger.warning(warning)
 
     def _seat(self, size: int) -> None:
         """Assign an agent to every rank."""
