@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,19 @@ def test_a_pod_that_is_stopped_tells_ray(tmp_path: Path, refused: bool) -> None:
     assert "--deadline-remaining-seconds 1\n" in run.stdout
     # Other tests' ranks may be on this machine. It has waited for them for as long as it may.
     assert run.returncode in ((1,) if refused else (0, 124))
+
+
+def test_ray_has_the_command_that_tells_it() -> None:
+    """It is one for developers, which Ray doesn't promise to keep."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    call = (DEPLOY / "leave-node").read_text().partition("ray drain-node")[2].partition("||")[0]
+    options = set(re.findall(r"--[a-z-]+", call))
+    assert options == {"--reason", "--reason-message", "--deadline-remaining-seconds"}
+    assert options <= set(re.findall(r"--[a-z-]+", shown))
+    assert "DRAIN_NODE_REASON_PREEMPTION" in shown
+    assert "Will default to current node" in " ".join(shown.split())
