@@ -193,6 +193,20 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
         "0 is too short",
         SECONDS,
     ),
+    "ports that don't exist": (
+        "reference",
+        run(ports="65000-66000"),
+        "RunConfig.ports",
+        "66000: there is no such port",
+        "Give ports from 1024 to 65535",
+    ),
+    "fewer ports than ranks": (
+        "tensorflow",
+        {**run(ports="30000-30001"), **scaling(num_workers=3, cluster="local")},
+        "RunConfig.ports",
+        "'30000-30001' allows 2 ports, and 3 ranks on one host need 3",
+        "Allow at least 3, such as '30000-30002'",
+    ),
     "name='..'": ("reference", run(name=".."), "RunConfig.name", "'..' can't", "Give a name"),
     "name with NUL": (
         "reference",
