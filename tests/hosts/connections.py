@@ -19,8 +19,9 @@ print("listening", flush=True)
 while True:
     connection, _ = server.accept()
     sys.stdout.write("accepted\\n"); sys.stdout.flush()
-    while data := connection.recv(1):
-        connection.sendall(data)
+    while data := connection.recv(1 << 16):
+        if data.endswith(b"!"):
+            connection.sendall(b"!")
 """
 _CONNECT = """
 import socket, sys
@@ -33,9 +34,10 @@ connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1
 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 print("connected", flush=True)
 for line in sys.stdin:
-    connection.settimeout(float(line))
+    seconds, size = line.split()
+    connection.settimeout(float(seconds))
     try:
-        connection.sendall(b"x")
+        connection.sendall(b"." * int(size) + b"!")
         print("answer" if connection.recv(1) else "end", flush=True)
     except OSError as error:
         print(type(error).__name__, flush=True)
@@ -72,10 +74,10 @@ class Talk:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def say(self, seconds: float = 10) -> str:
-        """Send a byte, and return what comes of it: "answer", "end" or the name of the error."""
+    def say(self, seconds: float = 10, data: int = 0) -> str:
+        """Send some bytes; return what comes of it: "answer", "end" or the name of the error."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.write(f"{seconds} {data}\n")
         self._process.stdin.flush()
         return words(self._process).readline().strip()
 

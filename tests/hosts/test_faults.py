@@ -9,7 +9,7 @@ import time
 import pytest
 from tests.hosts.connections import PORT, reaches, serving, talking
 
-from polytrain.testing.hosts import Host, hosts, testbed
+from polytrain.testing.hosts import Host, HostsUnavailable, hosts, testbed
 from polytrain.testing.hosts.freezer import freezer_roots
 from polytrain.testing.processes import eventually
 
@@ -158,3 +158,70 @@ def test_the_directory_becomes_read_only_once_open_files_are_written(two: Pair) 
     b.read_only()
     assert b.run("cat open").stdout == "text\n"
     assert "Read-only file system" in b.run("touch x", check=False).stderr
+
+
+def test_a_slow_host_sends_and_gets_less(two: Pair) -> None:
+    a, b = two
+    data = 1_000_000
+    b.slow(mbit=8)
+    with serving(b), talking(a, b) as talk:
+        began = time.monotonic()
+        assert talk.say(data=data) == "answer"
+        # A second, less what the kernel lets through at the beginning.
+        assert time.monotonic() - began > 0.7
+        b.heal()
+        assert talk.say(data=data) == "answer"
+
+
+def test_a_host_that_is_far_away_answers_late(two: Pair) -> None:
+    a, b = two
+    with serving(b), talking(a, b) as talk:
+        try:
+            b.slow(ms=200)
+        except HostsUnavailable as reason:
+            pytest.skip(str(reason))
+        began = time.monotonic()
+        assert talk.say() == "answer"
+        assert time.monotonic() - began >= 0.4
+
+
+def test_a_clock_goes_wrong(two: Pair) -> None:
+    a, b = two
+    b.clock(+90)
+    assert 60 < seconds_ahead(b, a) < 120
+    b.clock(-90)
+    assert -120 < seconds_ahead(b, a) < -60
+    b.clock(0)
+    assert -30 < seconds_ahead(b, a) < 30
+
+
+def test_a_clock_changes_while_a_program_runs(two: Pair) -> None:
+    _, b = two
+    b.clock(0)
+    script = "import time\nwhile input(): print(time.time(), flush=True)"
+    with b.start(
+        [sys.executable, "-c", script], input=subprocess.PIPE, output=subprocess.PIPE
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        times = []
+        for ahead in (0, 1000):
+            b.clock(ahead)
+            program.stdin.write("now\n")
+            program.stdin.flush()
+            times.append(float(program.stdout.readline()))
+        assert times[1] - times[0] > 900
+        program.kill()
+
+
+def test_waits_are_as_long_as_they_were_with_another_clock(two: Pair) -> None:
+    _, b = two
+    b.clock(+3600)
+    wait = "import threading; threading.Event().wait(0.1); threading.Lock().acquire(timeout=0.1)"
+    b.run([sys.executable, "-c", wait], timeout=30)
+    b.run("timeout 20 sleep 0.1", timeout=30)
+
+
+def seconds_ahead(host: Host, other: Host) -> float:
+    line = [sys.executable, "-c", "import time; print(time.time())"]
+    return float(host.run(line).stdout) - float(other.run(line).stdout)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polytrain.testing.conformance import BackendConformance, KnownFailure
     from polytrain.testing.contract import ContractTier
     from polytrain.testing.faults import Fault
+    from polytrain.testing.network import NetworkTier
     from polytrain.testing.trainer import TrainerTier
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "ContractTier",
     "Fault",
     "KnownFailure",
+    "NetworkTier",
     "TrainerTier",
 ]
 
@@ -36,6 +38,7 @@ _HOME_OF = {
     "ContractTier": "contract",
     "Fault": "faults",
     "KnownFailure": "conformance",
+    "NetworkTier": "network",
     "TrainerTier": "trainer",
 }
 
@@ -46,6 +49,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
-    tiers = (f"{__name__}.{module}" for module in ("contract", "trainer", "chaos", "conformance"))
-    pytest.register_assert_rewrite(*tiers)
+    tiers = ("contract", "trainer", "chaos", "network", "conformance")
+    pytest.register_assert_rewrite(*(f"{__name__}.{tier}" for tier in tiers))
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -39,8 +39,8 @@ _AROUND_TRAINING = (
 )
 
 
-class ChaosTier:
-    """Tests of runs with faults, on this machine."""
+class FaultyRuns:
+    """What tiers of tests with faults share."""
 
     backend: Backend
     training_function: Callable[[Mapping[str, Any]], None] | None = None
@@ -55,6 +55,28 @@ class ChaosTier:
             f"{MIN_STEPS} rounds, or training_function report as often, each with a checkpoint"
         )
         return outcome
+
+    @classmethod
+    def subject(cls) -> Subject:
+        """The backend and data of the runs."""
+        return Subject(
+            name=cls.__name__,
+            backend=cls.backend,
+            training_function=cls.training_function,
+            data=kit_table(),
+        )
+
+    @classmethod
+    def _judged(
+        cls, case: Case, path: Path, *, work: Work = "model", untouched: CaseResult | None = None
+    ) -> CaseResult:
+        mark_processes()
+        run = ChaosRun(subject=cls.subject(), case=case, work=work, directory=path)
+        return judged(run, expected=untouched.model if untouched is not None else None)
+
+
+class ChaosTier(FaultyRuns):
+    """Tests of runs with faults, on this machine."""
 
     def test_chaos_in_training(self, untouched: CaseResult, tmp_path: Path) -> None:
         """After kills, exceptions, half-saved files, a lost zygote: the model is still the same.
@@ -86,21 +108,3 @@ class ChaosTier:
         """A rank that dies at every start ends the run after `max_failures` restarts."""
         case = BY_NAME["the same rank again and again"]
         assert self._judged(case, tmp_path).wrong == []
-
-    @classmethod
-    def subject(cls) -> Subject:
-        """The backend and data of the runs."""
-        return Subject(
-            name=cls.__name__,
-            backend=cls.backend,
-            training_function=cls.training_function,
-            data=kit_table(),
-        )
-
-    @classmethod
-    def _judged(
-        cls, case: Case, path: Path, *, work: Work = "model", untouched: CaseResult | None = None
-    ) -> CaseResult:
-        mark_processes()
-        run = ChaosRun(subject=cls.subject(), case=case, work=work, directory=path)
-        return judged(run, expected=untouched.model if untouched is not None else None)

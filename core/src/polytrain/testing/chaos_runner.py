@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from polytrain import (
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.errors import Failure
 from polytrain.functions.pickling import code_of_job, pickled_with
-from polytrain.record.entries import AttemptEnded
+from polytrain.record.entries import AttemptEnded, CheckpointCommitted
 from polytrain.record.history import JOURNAL, entries
 from polytrain.testing.chaos_cases import Case
 from polytrain.testing.injection import FaultClock, FaultPlan, InjectedFault, WithFaults
@@ -42,6 +43,8 @@ Work = Literal["model", "rows"]
 
 BOUND_S = 60.0
 """Seconds within which every run must end."""
+
+_JOB = "job"
 
 Files = Mapping[str, bytes]
 
@@ -133,18 +136,19 @@ class CaseResult:
     """The files of the newest checkpoint."""
 
 
-def judged(run: ChaosRun, *, expected: Files | None) -> CaseResult:
+def judged(run: ChaosRun, *, expected: Files | None, bound_s: float = BOUND_S) -> CaseResult:
     """Run a case, and check the result.
 
     Args:
         run: the run.
         expected: the expected model; None if any model is right.
+        bound_s: seconds within which it must end.
     """
     outcome = CaseResult(run=run)
     run.directory.mkdir(parents=True, exist_ok=True)
     clock = run.plan.clock
     try:
-        with bounded(BOUND_S):
+        with bounded(bound_s):
             if run.case.effect == "other driver":
                 _killed_driver(run)
             result = _ended(run, clock)
@@ -157,6 +161,7 @@ def judged(run: ChaosRun, *, expected: Files | None) -> CaseResult:
     outcome.recoveries_s = list(_recoveries(injected, clock.first_reports))
     outcome.wrong += _wrong_end(run, result)
     outcome.wrong += _wrong_reasons(run)
+    outcome.wrong += _committed_twice(run)
     outcome.wrong += [f"never struck: {fault}" for fault in _missing(run.case, injected)]
     if run.case.effect == "maybe":
         outcome.note = _note(injected, result)
@@ -203,8 +208,7 @@ def _killed_driver(run: ChaosRun) -> None:
         import ray
 
         address = ray.get_runtime_context().gcs_address
-    written = code_of_job(run.subject.training_function, run.subject.backend)
-    (run.directory / "job").write_bytes(pickled_with(*written, value=run))
+    write_job(run)
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from polytrain.testing.chaos_runner import other_driver\n"
@@ -213,13 +217,25 @@ def _killed_driver(run: ChaosRun) -> None:
     subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
 
 
+def write_job(run: ChaosRun) -> None:
+    """Write a run where another process finds it."""
+    written = code_of_job(run.subject.training_function, run.subject.backend)
+    (run.directory / _JOB).write_bytes(pickled_with(*written, value=run))
+
+
+def read_job(directory: str) -> ChaosRun:
+    """The run that was written."""
+    run: ChaosRun = pickle.loads(Path(directory, _JOB).read_bytes())
+    return run
+
+
 def other_driver(directory: str, address: str | None) -> None:
     """The main function of that process; `address` is that of its Ray, if it uses one."""
     if address is not None:
         import ray
 
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    run: ChaosRun = pickle.loads(Path(directory, "job").read_bytes())
+    run = read_job(directory)
     run.fit(run.plan.clock)
 
 
@@ -248,6 +264,12 @@ def _wrong_reasons(run: ChaosRun) -> Iterator[str]:
         elif failure and expected_ends and not any(e.is_reported(failure) for e in expected_ends):
             what = f"{failure.kind.name}: {failure}"
             yield f"attempt {attempt} ended for {what}, instead of any of {expected_ends}"
+
+
+def _committed_twice(run: ChaosRun) -> Iterator[str]:
+    journal = entries([(run.directory / "run" / JOURNAL).read_bytes()])
+    steps = Counter(entry.step for entry in journal if isinstance(entry, CheckpointCommitted))
+    yield from (f"step {step} was committed {n} times" for step, n in steps.items() if n > 1)
 
 
 def _wrong_model(

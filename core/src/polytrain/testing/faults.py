@@ -27,6 +27,7 @@ import psutil
 Kind = Literal[
     "sigkill",
     "sigstop",
+    "held",
     "segfault",
     "exit",
     "os_exit",
@@ -175,6 +176,8 @@ def _driver_killed(where: str) -> None:
 FAULT_ACTIONS: Mapping[Kind, Callable[[str], None]] = {
     "sigkill": _sigkill,
     "sigstop": _sigstop,
+    # It expects that somebody lets the process continue.
+    "held": _sigstop,
     "segfault": _segfault,
     "exit": _exit,
     "os_exit": _os_exit,

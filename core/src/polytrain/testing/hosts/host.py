@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from polytrain.testing.hosts.available import HostsUnavailable
+from polytrain.testing.hosts.clock import HostClock
 from polytrain.testing.hosts.freezer import Freezer
 from polytrain.testing.hosts.mounts import DISK, DISK_MB
 from polytrain.testing.hosts.processes import Command, finish, start_in, words_of
@@ -47,6 +48,7 @@ class Host:
         self._freezer = freezer
         self._pid = pid
         self._waiter = waiter
+        self._clock: HostClock | None = None
         self._started: list[subprocess.Popen[str]] = []
 
     def __repr__(self) -> str:
@@ -67,10 +69,12 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in this host, and return what it printed.
 
-        :param command: A program and its arguments, or a line for the shell.
-        :param env: Variables besides those of this process.
-        :param check: Raise if the command fails; the message has what it printed.
-        :param timeout: Seconds. `subprocess.TimeoutExpired` comes after them.
+        Args:
+            command: a program and its arguments, or a line for the shell.
+            env: variables besides those of this process.
+            cwd: the directory; by default the shared one, or the host's disk.
+            check: whether to raise if the command fails; the message has what it printed.
+            timeout: seconds, after which `subprocess.TimeoutExpired` is raised.
         """
         pipe = subprocess.PIPE
         process = self._start(command, env, cwd, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
@@ -89,8 +93,12 @@ class Host:
 
         It dies with the host.
 
-        :param input: As `stdin` of `subprocess.Popen`.
-        :param output: As `stdout`, for its errors too.
+        Args:
+            command: a program and its arguments, or a line for the shell.
+            env: variables besides those of this process.
+            cwd: the directory; by default the shared one, or the host's disk.
+            input: as `stdin` of `subprocess.Popen`.
+            output: as `stdout`, for its errors too.
         """
         errors = None if output is None else subprocess.STDOUT
         return self._start(command, env, cwd, stdin=input, stdout=output, stderr=errors)
@@ -104,7 +112,9 @@ class Host:
 
         Open connections stay, and this host may open others.
 
-        :param incoming: False drops attempts of this host to connect to others' ports.
+        Args:
+            incoming: False drops attempts of this host to connect to others' ports.
+            ports: those to which nobody can connect.
         """
         self._switch.block(self._number, incoming=incoming, ports=ports)
 
@@ -116,6 +126,31 @@ class Host:
         """Leave no room on this host's own disk (`disk`)."""
         used = self.run(["du", "-s", "-B", "4096", DISK]).stdout.split()[0]
         self._resize_disk(f"{int(used) * 4096}")
+
+    def slow(self, *, mbit: float | None = None, ms: float = 0) -> None:
+        """Limit the rate of packets to this host, and of those from it, and delay each.
+
+        Args:
+            mbit: megabits per second in either direction; None doesn't limit them.
+            ms: milliseconds that a packet takes longer, in either direction.
+
+        Raises:
+            HostsUnavailable: the kernel can't delay packets.
+        """
+        self._switch.slow(self._number, mbit=mbit, ms=ms)
+
+    def clock(self, seconds: int) -> None:
+        """Set the clock forward by some seconds, or back, against the machine's.
+
+        It counts for programs that are started after the first call; later calls count for these
+        at once.
+
+        Raises:
+            HostsUnavailable: there is no C compiler.
+        """
+        if self._clock is None:
+            self._clock = HostClock(Path(f"/proc/{self._pid}/root"))
+        self._clock.set(seconds)
 
     def heal(self) -> None:
         """Undo `cut_off`, `block`, `slow`, `read_only` and `fill_disk`."""
@@ -134,10 +169,10 @@ class Host:
 
     def reset_connections(self) -> None:
         """Reset this host's open connections to others, as a firewall that forgets them does."""
-        others = f"( dst 10.77.0.0/24 and not dst {self.address} )"
-        self.run(["ss", "--kill", "--tcp", "--no-header", "state", "established", others])
-        left = self.run(["ss", "--tcp", "--no-header", "state", "established", others]).stdout
-        if left.strip():
+        before = self._connections()
+        self._connections("--kill")
+        # Programs may have made new ones meanwhile.
+        if before & self._connections():
             raise HostsUnavailable("the kernel resets no connection (INET_DIAG_DESTROY)")
 
     def kill(self) -> None:
@@ -156,6 +191,13 @@ class Host:
         self.cut_off()
         self.kill()
 
+    def _connections(self, *options: str) -> set[tuple[str, str]]:
+        """Both ends of the open connections to other hosts."""
+        others = f"( dst 10.77.0.0/24 and not dst {self.address} )"
+        command = ["ss", "--tcp", "--numeric", "--no-header", *options]
+        lines = self.run([*command, "state", "established", others]).stdout.splitlines()
+        return {(line.split()[2], line.split()[3]) for line in lines}
+
     def _start(
         self,
         command: Command,
@@ -164,11 +206,13 @@ class Host:
         **streams: int | None,
     ) -> subprocess.Popen[str]:
         own = {"HOME": f"{DISK}/home", "TMPDIR": str(DISK), "RAY_TMPDIR": "/tmp"}
+        clock = self._clock.env if self._clock is not None else {}
         process = start_in(
             self._pid,
             self._freezer.members,
             words_of(command),
             cwd=cwd or self.shared or DISK,
+            inside=clock,
             env={**os.environ, **own, **(env or {})},
             **streams,
         )

@@ -19,8 +19,9 @@ _SECONDS = 20
 def keep(owner: int, groups: Path) -> None:
     """Wait for the owner's end, or for that of its `with` block, and remove all hosts.
 
-    :param owner: A pidfd. Unlike a pipe, no child of the owner can keep it from being readable.
-    :param groups: The directory of the hosts' control groups.
+    Args:
+        owner: a pidfd. Unlike a pipe, no child of the owner can keep it from being readable.
+        groups: the directory of the hosts' control groups.
     """
     groups.mkdir()
     try:

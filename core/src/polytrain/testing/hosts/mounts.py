@@ -19,9 +19,10 @@ def mount_script(
 ) -> str:
     """Shell commands that make a host's file systems, in namespaces of its own.
 
-    :param shared: A directory of the machine that all hosts see, at the same path.
-    :param needed: What programs are read from: it stays visible where a host has its own directory.
-    :param addresses: Of all hosts, by their names.
+    Args:
+        shared: a directory of the machine that all hosts see, at the same path.
+        needed: what programs are read from; it stays visible where a host has its own directory.
+        addresses: of all hosts, by their names.
     """
     hidden = [path for path in needed if _is_hidden(path)]
     outside = [path for path in (shared, *hidden) if path is not None]

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -33,16 +33,31 @@ def words_of(command: Command) -> list[str]:
 
 
 def start_in(
-    pid: int, group: Path, command: list[str], *, cwd: Path, **options: Any
+    pid: int,
+    group: Path,
+    command: list[str],
+    *,
+    cwd: Path,
+    inside: Mapping[str, str],
+    **options: Any,
 ) -> subprocess.Popen[str]:
     """Start a command in the namespaces of process `pid` and in a control group.
 
     The command is a child of this process, with this process's number for it: its parent can signal
     and wait for it. So a thread enters the namespace of processes, of which only its children
     notice, and the command enters the others, which a process with several threads can't.
+
+    Args:
+        pid: process 1 of the host.
+        group: the file that takes members of the control group.
+        command: a program and its arguments.
+        cwd: its directory.
+        inside: variables that name files of the host: what leads there must not have them.
+        options: of `subprocess.Popen`.
     """
+    variables = [f"{name}={value}" for name, value in inside.items()]
     enter = ["nsenter", "-t", str(pid), "--mount", "--uts", "--ipc", "--net", "--"]
-    line = shlex.join([*enter, "env", "-C", str(cwd), *command])
+    line = shlex.join([*enter, "env", "-C", str(cwd), *variables, *command])
     # A process that is moved from outside could start others before.
     joining = f"echo 0 > {shlex.quote(str(group))} && exec {line}"
 

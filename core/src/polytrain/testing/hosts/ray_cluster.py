@@ -30,8 +30,10 @@ def ray_on(*hosts: Host, cpus: int = 2, env: Mapping[str, str] | None = None) ->
     A driver inside any host gets it as `RAY_ADDRESS`. Ray ends with the hosts. It listens below
     port 20000 alone, its workers too: `block(ports=range(20000, 65536))` spares it.
 
-    :param cpus: Of each host, whatever the machine has.
-    :param env: Variables of all of Ray's processes, such as `RAY_health_check_period_ms`.
+    Args:
+        hosts: the first has the head.
+        cpus: of each host, whatever the machine has.
+        env: variables of all of Ray's processes, such as `RAY_health_check_period_ms`.
     """
     head, *others = hosts
     start = [f"--port={_PORT}", "--head", "--include-dashboard=false"]

@@ -26,7 +26,9 @@ class Switch:
 
     def __init__(self, keeper_pid: int) -> None:
         self._pid = keeper_pid
-        self._ports: list[int] = []
+        # Of each port the process whose network is at its other end.
+        self._ports: dict[int, int] = {}
+        self._slowed: set[int] = set()
         self._filtered: set[int] = set()
         self._ip(
             "link set lo up",
@@ -44,7 +46,7 @@ class Switch:
 
     def connect(self, number: int, pid: int) -> None:
         """Give the namespace of process `pid` a link to this switch."""
-        self._ports.append(number)
+        self._ports[number] = pid
         self._ip(
             f"link add port{number} type veth peer name eth0 netns {pid}",
             f"link set port{number} master switch up",
@@ -81,9 +83,28 @@ class Switch:
                 ),
             )
 
+    def slow(self, number: int, *, mbit: float | None, ms: float) -> None:
+        """Limit and delay packets to and from a host."""
+        self._unslow(number)
+        if ms:
+            rate = f" rate {mbit}mbit" if mbit else ""
+            line = f"netem delay {ms}ms limit 100000{rate}"
+        else:
+            line = f"tbf rate {mbit}mbit burst 64kb latency 1s"
+        self._run("tc", f"qdisc add dev port{number} root {line}")
+        self._slowed.add(number)
+        _run_in(self._ports[number], "tc", f"qdisc add dev eth0 root {line}")
+
+    def _unslow(self, number: int) -> None:
+        if number in self._slowed:
+            self._slowed.remove(number)
+            self._run("tc", f"qdisc del dev port{number} root")
+            _run_in(self._ports[number], "tc", "qdisc del dev eth0 root")
+
     def restore(self, number: int) -> None:
         """Connect a host again, and take all filters away, those for other hosts too."""
         self._ip(f"link set port{number} master switch")
+        self._unslow(number)
         self._run("tc", *(f"qdisc del dev port{port} ingress" for port in self._filtered))
         self._filtered.clear()
 
@@ -124,8 +145,9 @@ def blocks_of(ports: range) -> Iterator[tuple[int, int]]:
 def switch(owner: int, groups: Path) -> Iterator[Switch]:
     """A switch, and the process that keeps it. With this block all hosts end.
 
-    :param owner: A pidfd of this process.
-    :param groups: The directory of the hosts' control groups, which is made and removed.
+    Args:
+        owner: a pidfd of this process.
+        groups: the directory of the hosts' control groups, which is made and removed.
     """
     script = [sys.executable, "-I", "-S", keeper.__file__, str(owner), str(groups)]
     with subprocess.Popen(

@@ -37,9 +37,12 @@ def hosts(count: int, *, shared: Path | None = None) -> Iterator[tuple[Host, ...
     machine's other files it sees all and changes none. It reaches the other hosts and nothing else.
     All processes of all hosts end with the block, or with this process, however it ends.
 
-    :param count: How many, up to 26. Their names are a, b, c...
-    :param shared: A directory of this machine that all hosts see and write, at the same path.
-    :raises HostsUnavailable: if this machine can't do that. `why_no_hosts` says it before.
+    Args:
+        count: how many, up to 26. Their names are a, b, c and so on.
+        shared: a directory of this machine that all hosts see and write, at the same path.
+
+    Raises:
+        HostsUnavailable: this machine can't do that. `why_no_hosts` says it before.
     """
     reason = why_no_hosts()
     if reason is not None:
