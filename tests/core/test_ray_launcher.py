@@ -200,18 +200,20 @@ def test_the_resources_of_lost_agents_are_those_of_the_next(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("ray_here")
-@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize(("device", "reserved"), [(False, True), (True, True), (True, False)])
 def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
-    tmp_path: Path, *, device: bool
+    tmp_path: Path, *, device: bool, reserved: bool
 ) -> None:
     import ray
 
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     resources = {"CPU": 1.0, **({"device": 1.0} if device else {})}
     launcher = launcher_of(agent_spec(tmp_path), resources, mailbox)
-    launcher.reserve(1, "PACK")
+    bundle = 0 if reserved else None
+    if reserved:
+        launcher.reserve(1, "PACK")
     try:
-        agent_handle = launcher.ask(bundle=0)
+        agent_handle = launcher.ask(bundle=bundle)
         assert eventually(lambda: launcher.starting().hosts)
         here = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         assert launcher.starting().hosts == (here,)
@@ -220,10 +222,12 @@ def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
         assert isinstance(arrived, Arrived)
         agent_handle.place = arrived.place
         assert launcher.starting().hosts == ()
-        # There is no room for it.
-        launcher.move([0], "PACK", frozenset({arrived.place.node_id}))
+        # There is no room for the next.
+        nowhere = frozenset({arrived.place.node_id})
         launcher.dismiss(agent_handle)
-        launcher.ask(bundle=0)
+        if reserved:
+            launcher.move([0], "PACK", nowhere)
+        launcher.ask(bundle=bundle, avoid=nowhere)
         assert launcher.starting().hosts == ()
     finally:
         launcher.close(10)

@@ -170,10 +170,12 @@ class AgentBundles:
             groups = {bundle.reservation for bundle in bundles}
         return {each.group.id.hex(): each.group.bundle_count for each in groups}
 
-    def in_group(self, bundle: int) -> PlacementGroupSchedulingStrategy:
-        """Return the strategy that places an actor in a bundle of the run."""
+    def strategy_of(self, number: int) -> PlacementGroupSchedulingStrategy | None:
+        """Return the strategy that places an actor in an agent's bundle; None if it has none."""
         with self._lock:
-            found = self._run[bundle]
+            found = self._bundles.get(number)
+        if found is None:
+            return None
         return PlacementGroupSchedulingStrategy(
             placement_group=found.reservation.group, placement_group_bundle_index=found.index
         )
@@ -210,14 +212,6 @@ class AgentBundles:
         for group in avoided:
             group.free()
         return kept
-
-    def nodes_of(self, bundles: Iterable[int]) -> list[str]:
-        """Return the nodes of those bundles of the run that Ray has placed."""
-        with self._lock:
-            wanted = [self._run[bundle] for bundle in bundles]
-        table: dict[str, dict[str, Any]] = placement_group_table()
-        found = (_node_in(table, bundle) for bundle in wanted)
-        return [node for node in found if node is not None]
 
     def placed(self, numbers: Iterable[int]) -> dict[int, str]:
         """Return number → node of those agents whose bundles Ray has placed.

@@ -143,26 +143,27 @@ class RayAgentLauncher:
         agent_handle = AgentHandle(number=number, bundle=bundle)
         # The placer also adds hosts.
         with self._lock:
-            if self._is_served_by_host(bundle):
+            if bundle is not None or not self.spread:
                 self._bundles.request(number, bundle=bundle, avoid=avoid)
+            if self._is_served_by_host(bundle):
                 self._unplaced[number] = agent_handle
                 self._have_placer()
             else:
-                self._start_host(self._own_options(bundle, avoid), {number: agent_handle})
+                self._start_host(self._own_options(number, avoid), {number: agent_handle})
         return agent_handle
 
     def outlook(self) -> Outlook:
         """Return the outlook by the cluster's autoscaler for the requested agents.
 
-        It knows them already, by their groups or actors that wait for room.
+        It knows them already, by their groups, or spread actors, that wait for room.
         """
         return outlook(autoscaler_report(), self._bundles.sizes())
 
     def starting(self) -> Starting:
         """Return the requested agents that have their resources, and are starting.
 
-        An actor that is to hold the resources of its agent isn't among them until it runs: Ray
-        doesn't say whether it has them before.
+        A spread actor that is to hold the resources of its agent isn't among them until it runs:
+        Ray doesn't say whether it has them before.
         """
         with self._lock:
             late = [
@@ -172,12 +173,12 @@ class RayAgentLauncher:
                 if not host.is_gone and not agent_handle.place.node_id
             ]
         nodes = [host.place.node_id if host.place is not None else host.node for _, host in late]
-        unknown = [
-            agent_handle.bundle
+        own = [
+            agent_handle.number
             for (agent_handle, _), node in zip(late, nodes, strict=True)
-            if node is None and agent_handle.bundle is not None
+            if node is None
         ]
-        nodes += self._bundles.nodes_of(unknown) if unknown else []
+        nodes += self._bundles.placed(own).values() if own else []
         addresses = node_addresses() if any(nodes) else {}
         is_setting_up = bool(self.spec.runtime_env) and any(host.place is None for _, host in late)
         return Starting(
@@ -309,7 +310,7 @@ class RayAgentLauncher:
     def _report_lost(self, agents: list[AgentHandle], kind: FailureKind, reason: str) -> None:
         self.mailbox.put([Gone(agent_handle=each, kind=kind, reason=reason) for each in agents])
 
-    def _own_options(self, bundle: int | None, avoid: frozenset[str]) -> dict[str, Any]:
+    def _own_options(self, number: int, avoid: frozenset[str]) -> dict[str, Any]:
         """Return the options of an actor that holds the resources of its only agent."""
         resources = dict(self.resources)
         options: dict[str, Any] = {
@@ -318,12 +319,10 @@ class RayAgentLauncher:
             "memory": resources.pop("memory", None),
             "resources": resources,
         }
-        if bundle is not None:
-            options["scheduling_strategy"] = self._bundles.in_group(bundle)
-        elif self.spread:
-            options["scheduling_strategy"] = "SPREAD"
-        labels = self._bundles.not_on(avoid) if bundle is None else None
-        if labels:
+        in_bundle = self._bundles.strategy_of(number)
+        options["scheduling_strategy"] = in_bundle or "SPREAD"
+        labels = self._bundles.not_on(avoid)
+        if in_bundle is None and labels:
             options["label_selector"] = labels
         return options
 
