@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from polytrain.policy.scaling import SizePolicy, worker_capacity
 from polytrain.policy.starting import STARTING_S, Starting, expected
 from polytrain.policy.versions import warnings_of_versions
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
+from polytrain.workers.driver.run_bundles import BundleLauncher, RunBundles
 
 logger = logging.getLogger(__name__)
 
@@ -58,23 +59,11 @@ class Cluster(Protocol):
         """Return each node's free resources."""
 
 
-class AgentLauncher(Protocol):
+class AgentLauncher(BundleLauncher, Protocol):
     """Requests agents, and ends them."""
-
-    def reserve(self, bundles: int, strategy: str) -> None:
-        """Reserve room for this number of agents, all or nothing."""
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
         """Request an agent, which later arrives or is lost."""
-
-    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
-        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
-
-    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
-        """Undo the move of those of these bundles that aren't placed yet; return them."""
-
-    def free_unused(self) -> None:
-        """Free the room that no bundle needs after a move."""
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""
@@ -161,10 +150,7 @@ class WorkerPool:
         """Nodes that are lost → when. Each of their agents is reported by itself, some only after
         the next launch; until then none of them may get a rank."""
 
-        self._bundle_nodes: dict[int, str] = {}
-        self._moved: dict[int, str] = {}
-        """Bundles that have moved for this attempt → the nodes that they have left."""
-
+        self._bundles = RunBundles(self._policy, launcher)
         self._compared: set[str] = set()
         """Addresses of nodes whose versions were compared with the driver's."""
 
@@ -191,8 +177,8 @@ class WorkerPool:
             look_at=now + min(_LOOK_S, scaling.start_timeout_s),
             give_up_at=now + scaling.start_timeout_s,
         )
-        if not self.ranked and not scaling.is_elastic:
-            self._launcher.reserve(scaling.max_workers, scaling.placement_strategy)
+        if not self.ranked:
+            self._bundles.reserve()
         self._leave_lost_nodes(self.here)
         self._leave(avoid, without)
         self._staff()
@@ -218,7 +204,7 @@ class WorkerPool:
         # A node that was unreachable for a moment is back.
         self._lost_nodes.pop(place.node_id, None)
         if agent_handle.bundle is not None:
-            self._bundle_nodes[agent_handle.bundle] = place.node_id
+            self._bundles.arrived(agent_handle.bundle, place.node_id)
         self._losses = 0
         if place.unusable is not None:
             self._reject(agent_handle, place.unusable)
@@ -323,8 +309,8 @@ class WorkerPool:
             if self._placing is None:
                 return
         if placing.verdict_at is not None and now >= placing.verdict_at:
-            self._move_back_to_ray()
-            placing.verdict_at = now + _VERDICT_S if self._moved else None
+            self._ask_again(self._bundles.move_back(self._cluster.living_nodes()))
+            placing.verdict_at = now + _VERDICT_S if self._bundles.are_moving else None
         if now >= placing.look_at:
             self._look_for_missing(placing)
         if self._placing is not None and now >= placing.give_up_at:
@@ -392,8 +378,7 @@ class WorkerPool:
             size = self._sizes.first(up=up, room=self._placing.room)
         if size is not None:
             self._placing = None
-            self._moved.clear()
-            self._launcher.free_unused()
+            self._bundles.settle()
             self._seat(size.workers)
             self._warn_of_versions()
             self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.ranked)))
@@ -434,7 +419,8 @@ class WorkerPool:
         )
         if missing and self._placing is not None:
             self._move_bundles(self._placing)
-        bundles = self._free_bundles()
+        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
+        bundles = self._bundles.free(self._taken, avoided)
         for _ in range(missing):
             if bundles:
                 agent_handle = self._launcher.ask(bundle=bundles.pop(0))
@@ -447,16 +433,20 @@ class WorkerPool:
         """Return the number of further workers for which there are free resources."""
         return worker_capacity([*self._free_nodes().values()], self._scaling.resources).workers
 
-    def _free_bundles(self) -> list[int]:
-        taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
-        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
-        return self._policy.free_bundles(taken, self._bundle_nodes, avoided)
+    @property
+    def _taken(self) -> set[int | None]:
+        """Return the bundles with an agent."""
+        return {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
+
+    def _recently_lost(self) -> frozenset[str]:
+        """Return the lost nodes, unless they were unreachable only for a while."""
+        since = self._clock() - _DOUBTED_S
+        return frozenset(node for node, at in self._lost_nodes.items() if at > since)
 
     def _dead_to_us(self) -> frozenset[str]:
         """Return the lost nodes that the cluster still takes for alive, and places agents on."""
-        since = self._clock() - _DOUBTED_S
-        lost = [node for node, at in self._lost_nodes.items() if at > since]
-        return frozenset(lost).intersection(self._cluster.living_nodes()) if lost else frozenset()
+        lost = self._recently_lost()
+        return lost.intersection(self._cluster.living_nodes()) if lost else lost
 
     def _free_nodes(self) -> Mapping[str, Mapping[str, float]]:
         """Return the free resources of the nodes that aren't lost."""
@@ -464,52 +454,25 @@ class WorkerPool:
         return {node: resources for node, resources in free.items() if node not in lost}
 
     def _move_bundles(self, placing: _Placing) -> None:
-        """Move bundles from nodes that can't be used, rather than wait for Ray to move them."""
-        lost, free = self._dead_to_us(), self._free_nodes()
+        lost = self._dead_to_us()
         if not lost and not self._avoided:
             return
-        moved = self._policy.bundles_to_move(
-            {agent_handle.bundle for agent_handle in (*self.here, *self._coming)},
-            self._bundle_nodes,
+        self._bundles.move(
+            self._taken,
             lost=lost,
-            avoided=self._avoided,
-            free=free,
+            avoided=self._avoided.intersection(self._cluster.living_nodes()),
+            ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
+            free=self._free_nodes(),
         )
-        if not moved:
-            return
-        avoid = self._policy.nodes_for_moved(
-            len(moved),
-            unusable=lost | self._avoided,
-            ranked_on={
-                *(agent_handle.place.node_id for agent_handle in self.here),
-                *(node for bundle, node in self._bundle_nodes.items() if bundle not in moved),
-            },
-            free=free,
-        )
-        self._launcher.move(moved, self._scaling.placement_strategy, avoid)
-        for bundle in moved:
-            self._moved[bundle] = self._bundle_nodes.pop(bundle)
-        if lost.issuperset(self._moved.values()):
-            # If all have moved, nothing can return to the dead nodes.
-            self._launcher.free_unused()
-        placing.verdict_at = self._clock() + _VERDICT_S
+        if self._bundles.are_moving:
+            placing.verdict_at = self._clock() + _VERDICT_S
 
-    def _move_back_to_ray(self) -> None:
-        """Leave bundles without other room to Ray once it moves them itself.
-
-        Both groups would wait for the same room otherwise, and the wrong one might get it.
-        """
-        living = self._cluster.living_nodes()
-        self._move_back([bundle for bundle, node in self._moved.items() if node not in living])
-
-    def _move_back(self, bundles: list[int]) -> None:
-        back = self._launcher.move_back(bundles) if bundles else frozenset[int]()
-        for bundle in bundles:
-            del self._moved[bundle]
+    def _ask_again(self, bundles: frozenset[int]) -> None:
+        """Request agents of bundles anew."""
         for agent_handle in list(self._coming):
-            if agent_handle.bundle in back:
+            if agent_handle.bundle in bundles:
                 self._dismiss(agent_handle)
-        if back:
+        if bundles:
             self._ask_for_more()
 
     def _nodes_without_standby(self) -> frozenset[str]:
@@ -520,8 +483,9 @@ class WorkerPool:
 
     def _leave_lost_nodes(self, agent_handles: list[AgentHandle]) -> None:
         """Dismiss those of these agents that are on a lost node."""
+        lost = self._recently_lost()
         for agent_handle in list(agent_handles):
-            if agent_handle.place.node_id in self._lost_nodes:
+            if agent_handle.place.node_id in lost:
                 self._dismiss(agent_handle)
 
     def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
@@ -544,7 +508,7 @@ class WorkerPool:
             self._avoided = frozenset()
             for agent_handle in list(self._coming):
                 self._dismiss(agent_handle)
-            self._move_back(list(self._moved))
+            self._ask_again(self._bundles.move_back())
 
     def _dismiss(self, agent_handle: AgentHandle) -> None:
         agent_handle.is_gone = True

@@ -1,0 +1,111 @@
+"""The bundles of a run of a fixed size: which nodes they are on, and which move to others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from polytrain.policy.placement import Nodes, PlacementPolicy
+
+
+class BundleLauncher(Protocol):
+    """Reserves room for agents in bundles."""
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        """Reserve room for this number of agents, all or nothing."""
+
+    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
+        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
+
+    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
+        """Undo the move of those of these bundles that aren't placed yet; return them."""
+
+    def free_unused(self) -> None:
+        """Free the room that no bundle needs after a move."""
+
+
+class RunBundles:
+    """The bundles of one run; none if it is elastic."""
+
+    def __init__(self, policy: PlacementPolicy, launcher: BundleLauncher) -> None:
+        self._policy = policy
+        self._launcher = launcher
+        self._nodes: dict[int, str] = {}
+        """The node of each bundle that has had an agent since it has moved."""
+
+        self._moved: dict[int, str] = {}
+        """Bundles that have moved for this attempt → the nodes that they have left."""
+
+    @property
+    def are_moving(self) -> bool:
+        """Whether bundles have moved for the attempt that is being placed."""
+        return bool(self._moved)
+
+    def reserve(self) -> None:
+        """Reserve them."""
+        scaling = self._policy.scaling
+        if not scaling.is_elastic:
+            self._launcher.reserve(scaling.max_workers, scaling.placement_strategy)
+
+    def arrived(self, bundle: int, node: str) -> None:
+        """Note that the agent of a bundle has arrived on a node."""
+        self._nodes[bundle] = node
+
+    def free(self, taken: Collection[int | None], avoided: Collection[str]) -> list[int]:
+        """Return the bundles without an agent that aren't on these nodes."""
+        return self._policy.free_bundles(taken, self._nodes, avoided)
+
+    def move(
+        self,
+        taken: Collection[int | None],
+        *,
+        lost: frozenset[str],
+        avoided: frozenset[str],
+        ranked_on: Iterable[str],
+        free: Nodes,
+    ) -> None:
+        """Move bundles from nodes that can't be used, rather than wait for Ray to move them.
+
+        Args:
+            taken: bundles with an agent.
+            lost: lost nodes that Ray takes for alive.
+            avoided: other living nodes to avoid.
+            ranked_on: the nodes of agents.
+            free: free resources of all nodes that aren't lost.
+        """
+        moved = self._policy.bundles_to_move(
+            taken, self._nodes, lost=lost, avoided=avoided, free=free
+        )
+        if not moved:
+            return
+        others = {node for bundle, node in self._nodes.items() if bundle not in moved}
+        avoid = self._policy.nodes_for_moved(
+            len(moved), unusable=lost | avoided, ranked_on={*ranked_on, *others}, free=free
+        )
+        self._launcher.move(moved, self._policy.scaling.placement_strategy, avoid)
+        for bundle in moved:
+            self._moved[bundle] = self._nodes.pop(bundle)
+        if lost.issuperset(self._moved.values()):
+            # If all have moved, nothing can return to the dead nodes.
+            self._launcher.free_unused()
+
+    def move_back(self, living: Mapping[str, object] | None = None) -> frozenset[int]:
+        """Undo moves for which no room was found; return the bundles, for which to ask again.
+
+        Args:
+            living: living nodes. Bundles of others are left to Ray, which moves them by now: both
+                groups would wait for the same room, and the wrong one might get it. None for all
+                bundles.
+        """
+        left = [
+            bundle for bundle, node in self._moved.items() if living is None or node not in living
+        ]
+        back = self._launcher.move_back(left) if left else frozenset[int]()
+        for bundle in left:
+            del self._moved[bundle]
+        return back
+
+    def settle(self) -> None:
+        """End the moves: all agents that an attempt needs have arrived."""
+        self._moved.clear()
+        self._launcher.free_unused()
