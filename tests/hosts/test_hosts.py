@@ -16,6 +16,16 @@ from polytrain.testing.hosts import Host, HostsUnavailable, hosts
 from polytrain.testing.hosts.freezer import freezer_roots
 from polytrain.testing.processes import eventually, title
 
+_SCRIPT = """
+import sys
+from pathlib import Path
+from polytrain.testing.hosts import hosts
+here = Path(__file__).parent
+with hosts(1, shared=Path(sys.argv[1])) as (a,):
+    a.run("touch written; touch ../not-written || true")
+    imported = a.run([sys.executable, "-c", "import beside"], env={"PYTHONPATH": str(here)})
+    print(imported.stdout, end="")
+"""
 _OWNER = """
 import sys, time
 from polytrain.testing.hosts import hosts
@@ -60,6 +70,22 @@ def test_the_shared_directory_is_at_the_same_path_everywhere(
     a.run(["touch", tmp_path / "from-a"])
     assert b.run("ls").stdout == "from-a\n"
     assert (tmp_path / "from-a").exists()
+
+
+@pytest.mark.parametrize("shared", ["shared", "."], ids=["beside", "there"])
+def test_a_script_finds_its_modules_beside_the_shared_directory(
+    shared: str, tmp_path: Path
+) -> None:
+    """Below the /tmp of which each host has its own, too."""
+    place = tmp_path / "script"
+    (place / shared).mkdir(parents=True)
+    (place / "beside.py").write_text("print('imported')")
+    (place / "script.py").write_text(_SCRIPT)
+    command = [sys.executable, place / "script.py", place / shared]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "imported\n", done.stderr
+    assert (place / shared / "written").exists()
+    assert not list(tmp_path.rglob("not-written"))
 
 
 def test_the_machines_own_files_stay_as_they_are(two: tuple[Host, ...]) -> None:

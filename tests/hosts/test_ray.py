@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from polytrain.testing.hosts import Host, ray_on
 
 _DRIVER = """
@@ -19,6 +21,7 @@ print(ray.cluster_resources()["CPU"], sorted(ray.get([place.remote() for _ in ra
 """
 
 
+@pytest.mark.only_in_sweep
 def test_tasks_of_a_driver_in_any_host_run_on_all(two: tuple[Host, ...], tmp_path: Path) -> None:
     a, b = two
     address = ray_on(a, b, cpus=2)

@@ -25,7 +25,8 @@ from polytrain.testing.host_runs import HostCluster, HostFault
 from polytrain.testing.hosts import Host
 from polytrain.testing.network import cut
 
-pytestmark = pytest.mark.only_in_sweep
+# A new cluster of hosts, and the time in which Ray sees that one is lost.
+pytestmark = [pytest.mark.only_in_sweep, pytest.mark.timeout(600)]
 
 REFERENCE = test_reference.TestReference
 BACKENDS: Mapping[str, type[BackendConformance]] = {

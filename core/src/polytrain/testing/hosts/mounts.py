@@ -21,15 +21,19 @@ def mount_script(
 
     Args:
         shared: a directory of the machine that all hosts see, at the same path.
-        needed: what programs are read from; it stays visible where a host has its own directory.
+        needed: what programs are read from; it can be read also where a host has its own files.
         addresses: of all hosts, by their names.
     """
     hidden = [path for path in needed if _is_hidden(path)]
-    outside = [path for path in (shared, *hidden) if path is not None]
+    # The shared directory last: it may be inside of one of the others.
+    outside = [*hidden, *([shared] if shared is not None else [])]
     lines = ["set -e", "mount --make-rprivate /", *_kept(outside)]
     lines += [f"mount -t tmpfs -o size=8g,mode=1777 host {path}" for path in (MEMORY, "/dev/shm")]
     lines += [f"mount -t tmpfs -o size={DISK_MB}m,mode=1777 host {DISK}", f"mkdir {DISK}/home"]
-    lines += [line for number, path in enumerate(outside) for line in _given(number, path)]
+    for number, path in enumerate(outside):
+        lines += _given(number, path)
+        if number < len(hidden):
+            lines.append(f"mount -o remount,bind,ro {shlex.quote(str(path))}")
     lines += ["umount -l /mnt", "mount -t proc proc /proc"]
     lines += _file("/etc/hosts", ["127.0.0.1 localhost", *map(_line, addresses.items())])
     # No name server: a name that isn't in the table is unknown at once.
@@ -42,7 +46,8 @@ def mount_script(
 
 
 def _is_hidden(path: Path) -> bool:
-    return any(path.is_relative_to(directory) for directory in _HIDDEN)
+    # Not these themselves, though a script may lie there: they are a host's own.
+    return any(directory in path.parents for directory in _HIDDEN)
 
 
 def _kept(outside: list[Path]) -> list[str]:
