@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.configs import ScalingConfig
@@ -40,6 +40,9 @@ class FakeCluster:
         self.events: list[Event] = []
         """What the pool has said."""
 
+        self.links_tried_of: list[list[str]] = []
+        """Nodes whose connections were to be tried."""
+
         self.says: Outlook | None = None
         """What its autoscaler says."""
 
@@ -64,7 +67,9 @@ class FakeCluster:
         self.silent: set[str] = set()
         """Nodes that are gone without the cluster's knowledge: nobody arrives there."""
 
-    def pool(self, num_workers: int | tuple[int, int], **scaling: Any) -> WorkerPool:
+    def pool(
+        self, num_workers: int | tuple[int, int], *, tries_links: bool = False, **scaling: Any
+    ) -> WorkerPool:
         """A pool of this cluster."""
         return WorkerPool(
             ScalingConfig(num_workers=num_workers, **scaling),
@@ -72,6 +77,7 @@ class FakeCluster:
             cluster=self,
             first_node="a",
             tell=self.events.append,
+            tries_links=tries_links,
             clock=lambda: self.now,
         )
 
@@ -115,6 +121,9 @@ class FakeCluster:
 
     def starting(self) -> Starting:
         return Starting(hosts=self.starts_on, setup=self.sets_up)
+
+    def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
+        self.links_tried_of.append(sorted({each.place.node_id for each in agent_handles}))
 
     def outlook(self) -> Outlook | None:
         return self.says

@@ -169,7 +169,7 @@ def test_a_firewall_in_one_direction_is_found_and_backends_are_not_tried_there(
     blocked = found["plain TCP to n1"]
     assert blocked.verdict is Verdict.FAILED
     assert blocked.what == "n0 can't connect to n1 (port 40000 doesn't answer within 5 s)"
-    assert "Let other nodes connect to n1 at all TCP ports" in blocked.remedy
+    assert "Let other nodes connect to n1 over TCP, " in blocked.remedy
     assert found["plain TCP to n0"].what == "2 other nodes connect to it"
     assert not any(each.startswith(("n0 to n1", "n1 to n0")) for each in found)
     assert "n1 to n2 (reference)" in found

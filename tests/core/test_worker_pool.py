@@ -11,6 +11,7 @@ from tests.core.fake_cluster import FakeCluster
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import AgentsPlaced, DrainWanted, PlacementFailed, Purpose
 from polytrain.policy.autoscaling import Outlook
+from polytrain.policy.links import FailedLink
 from polytrain.workers.driver.worker_pool import WorkerPool
 
 NOBODY = frozenset[str]()
@@ -828,3 +829,56 @@ def test_a_run_that_has_trained_waits_for_its_nodes_to_come_back() -> None:
     cluster.now = 10.0
     pool.look_at_the_clock()
     assert cluster.failures() == []
+
+
+BLOCKED = FailedLink(source="a", target="b", reason="port 40000 doesn't answer within 1.5 s")
+
+
+def test_nodes_are_tried_before_they_get_the_first_ranks() -> None:
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool(2, tries_links=True)
+    begin(pool, cluster)
+    assert cluster.links_tried_of == [["a", "b"]]
+    assert cluster.events == []
+    pool.links_tried([])
+    assert cluster.events == [AgentsPlaced(nodes=("a", "b"))]
+    # The next attempt is on nodes that have been tried, or have shown that they can join.
+    cluster.nodes["c"] = 1
+    cluster.lose_node(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert cluster.sizes() == [2, 2]
+    assert len(cluster.links_tried_of) == 1
+
+
+def test_nodes_that_can_not_connect_get_no_ranks() -> None:
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool(2, tries_links=True)
+    begin(pool, cluster)
+    pool.links_tried([BLOCKED])
+    [reason] = cluster.failures()
+    assert f"nodes can't connect to each other: {BLOCKED}. Let other nodes connect to b" in reason
+    assert "RunConfig(preflight='off')" in reason
+    assert cluster.sizes() == []
+
+
+def test_a_node_that_takes_the_place_of_a_lost_one_is_tried_too() -> None:
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool(2, tries_links=True)
+    begin(pool, cluster)
+    cluster.nodes["c"] = 1
+    cluster.lose_node(pool, "b")
+    cluster.settle(pool)
+    pool.links_tried([])
+    assert cluster.events == []
+    assert cluster.links_tried_of == [["a", "b"], ["a", "c"]]
+    pool.links_tried([])
+    assert nodes(pool) == ["a", "c"]
+
+
+@pytest.mark.parametrize(("cpus", "tries_links"), [({"a": 2}, True), ({"a": 1, "b": 1}, False)])
+def test_one_node_or_no_preflight_tries_nothing(cpus: dict[str, int], tries_links: bool) -> None:
+    cluster = FakeCluster(**cpus)
+    begin(cluster.pool(2, tries_links=tries_links), cluster)
+    assert cluster.sizes() == [2]
+    assert cluster.links_tried_of == []

@@ -17,12 +17,13 @@ LIMIT = 300.0
 class Watched:
     """A world of two in a test's hands, with a clock."""
 
-    def __init__(self, **config: float | None) -> None:
+    def __init__(self, *hosts: str, **config: float | None) -> None:
         self.play = Play(2, max_failures=1).launched()
         self.hang_detector = HangDetector(
             config=FailureConfig(**config),  # type: ignore[arg-type]
             attempt=0,
             world_size=2,
+            hosts=hosts,
         )
         self.now = 1000.0
 
@@ -192,6 +193,31 @@ def test_ranks_that_dont_join_are_named() -> None:
     assert isinstance(found, FailAttempt)
     assert found.failure.rank is None
     assert str(found.failure).startswith("ranks 0 and 1 have not joined the others in time")
+    assert found.failure.stacks == {0: "stack of 0", 1: "stack of 1"}
+    assert "doctor" not in str(found.failure)
+
+
+def test_ranks_that_dont_join_over_the_network_are_named_with_their_hosts() -> None:
+    watched = Watched("10.0.0.1", "10.0.0.2", rendezvous_timeout_s=20.0).started(0, 1)
+    watched.play.tell(offered(0), offered(1))
+    watched.look(20.0)
+    found = watched.stacks(0, 1).look()
+    assert isinstance(found, FailAttempt)
+    assert ": rank 0 on 10.0.0.1, rank 1 on 10.0.0.2. " in str(found.failure)
+    assert "`polytrain doctor --nodes all`" in str(found.failure)
+    # They show how the framework waits; the journal has them.
+    assert found.failure.stacks == {}
+    assert found.stacks == {0: "stack of 0", 1: "stack of 1"}
+
+
+def test_a_rank_elsewhere_that_makes_no_offer_does_not_wait_for_the_network() -> None:
+    watched = Watched("10.0.0.1", "10.0.0.2", rendezvous_timeout_s=20.0).started(0, 1)
+    watched.play.tell(offered(0))
+    watched.look(20.0)
+    found = watched.stacks(0, 1).look()
+    assert isinstance(found, FailAttempt)
+    assert "doctor" not in str(found.failure)
+    assert found.failure.stacks[1] == "stack of 1"
 
 
 def test_ranks_that_have_met_have_no_deadline() -> None:

@@ -36,8 +36,6 @@ def test_of_many_nodes_each_connects_to_a_few_and_as_many_connect_to_it(count: i
 def test_failed_connections_are_named_with_their_direction() -> None:
     failed = [FailedLink(source="a", target=target, reason="refused") for target in "bcdefg"]
     text = described([*failed[:1], FailedLink(source="b", target="b", reason="no such address")])
-    assert text == (
-        "a can't connect to b (refused); b can't listen at this address (no such address)"
-    )
+    assert text == ("a can't connect to b (refused); b can't listen there (no such address)")
     assert described(failed).endswith("; and 2 more")
-    assert "connect to b, c, d, e at all TCP ports" in remedy_for(failed)
+    assert "connect to b, c, d, e over TCP, " in remedy_for(failed)

@@ -360,6 +360,12 @@ class RunConfig(Config):
     interface, such as "eth1", or a subnet, such as "10.1.0.0/16", if names differ among nodes. By
     default the one with the address by which Ray knows a node."""
 
+    preflight: Literal["links", "off"] = "links"
+    """What is tried before the first worker starts, on Ray and with workers on several nodes.
+    "links": each two of up to 16 nodes connect to each other over TCP, of more nodes each to a few;
+    a connection that fails ends the run within two seconds, and names both nodes. "off": nothing;
+    ranks that can't connect fail after `FailureConfig.rendezvous_timeout_s`."""
+
     progress: Literal["auto", "live", "plain", "json", "none"] | bool = "auto"
     """How the run's progress is shown on standard error. "live": two lines that stay at the bottom
     of the terminal; "plain" where that isn't one. "plain": a line for each event, and one of the

@@ -170,6 +170,9 @@ def _only(ranks: Sequence[int]) -> int | None:
     return ranks[0] if len(ranks) == 1 else None
 
 
+_SHOWN_HOSTS = 4
+"""Hosts that a message names."""
+
 _INQUIRY_S = 12.0
 """Seconds to wait for stacks. An agent answers within ten seconds."""
 
@@ -209,6 +212,8 @@ class FailAttempt:
     """End the attempt."""
 
     failure: Failure
+    stacks: Mapping[int, str]
+    """The stacks for the journal; the failure has those that say something to the user."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,6 +240,9 @@ class HangDetector:
     config: FailureConfig
     attempt: int
     world_size: int
+    hosts: Sequence[str] = ()
+    """Rank → its host."""
+
     _started: set[int] = field(default_factory=set)
     _joined: set[int] = field(default_factory=set)
     _rendezvous: float | None = None
@@ -323,9 +331,16 @@ class HangDetector:
                 return WarnUser(reason=about.reason, stacks=stacks)
         # The failure's message already begins with the rank.
         message = message.removeprefix(f"rank {rank} ")
-        return FailAttempt(
-            failure=Failure(kind=kind, rank=rank, message=message, stacks=stacks, since_s=since_s)
+        # Stacks of ranks that wait for each other show the framework's wait alone.
+        is_network = kind is FailureKind.STARTUP and status.offered is None and self._is_apart
+        failure = Failure(
+            kind=kind,
+            rank=rank,
+            message=message,
+            stacks={} if is_network else stacks,
+            since_s=since_s,
         )
+        return FailAttempt(failure=failure, stacks=stacks)
 
     def _quiet_s(self, ranks: frozenset[int], now: float) -> float:
         """Return the seconds since any of these ranks made progress."""
@@ -372,8 +387,26 @@ class HangDetector:
             what, there = "joined the others", frozenset(self._joined)
         missing = [rank for rank in range(self.world_size) if rank not in there]
         limit = f"rendezvous_timeout_s={self.config.rendezvous_timeout_s:g}"
+        hint = self._network_hint() if status.offered is None and self._is_apart else ""
         return Failure(
             kind=FailureKind.STARTUP,
             rank=missing[0] if len(missing) == 1 else None,
-            message=f"{_have(missing)} not {what} in time ({limit})",
+            message=f"{_have(missing)} not {what} in time ({limit}){hint}",
+        )
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether the ranks are on several hosts."""
+        return len(set(self.hosts)) > 1
+
+    def _network_hint(self) -> str:
+        """Name the hosts, and the command that finds which of them can't connect."""
+        first: dict[str, int] = {}
+        for rank, host in enumerate(self.hosts):
+            first.setdefault(host, rank)
+        places = [f"rank {rank} on {host}" for host, rank in first.items()][:_SHOWN_HOSTS]
+        more = f" and {len(first) - len(places)} more hosts" if len(first) > len(places) else ""
+        return (
+            f": {', '.join(places)}{more}. One of them probably can't connect to another, because "
+            "of a firewall: `polytrain doctor --nodes all` tries them in both directions"
         )

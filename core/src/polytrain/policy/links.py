@@ -38,7 +38,7 @@ class FailedLink:
 
     def __str__(self) -> str:
         if self.source == self.target:
-            return f"{self.target} can't listen at this address ({self.reason})"
+            return f"{self.target} can't listen there ({self.reason})"
         return f"{self.source} can't connect to {self.target} ({self.reason})"
 
 
@@ -57,7 +57,8 @@ def remedy_for(failed: Sequence[FailedLink]) -> str:
     """Return what to do about connections of which at least one failed."""
     to = ", ".join(dict.fromkeys(each.target for each in failed[:_SHOWN]))
     return (
-        f"Let other nodes connect to {to} at all TCP ports (its firewall, or the cloud's rules), "
-        "and see that Ray knows each node by an address that the others reach: "
-        "ray start --node-ip-address=…"
+        f"Let other nodes connect to {to} over TCP, at all ports or those of RunConfig(ports=…): "
+        "its firewall or the cloud's rules decide. Or see that Ray knows each node by an address "
+        "that the others reach (ray start --node-ip-address=…), or name a network for the ranks: "
+        "RunConfig(network_interface=…)"
     )

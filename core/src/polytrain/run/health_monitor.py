@@ -68,7 +68,10 @@ class HealthMonitor:
         self._loads.clear()
         self._straggler_detector = StragglerDetector(attempt=attempt, world_size=world_size)
         self._hang_detector = HangDetector(
-            config=self.config, attempt=attempt, world_size=world_size
+            config=self.config,
+            attempt=attempt,
+            world_size=world_size,
+            hosts=[member.host for member in self.group.members],
         )
         self._hang_detector.launched(now=time.monotonic())
 
@@ -134,8 +137,8 @@ class HealthMonitor:
                 self.group.call(ReadStacks(attempt=state.attempt, pausing=pausing))
             case WarnUser(reason=reason, stacks=stacks):
                 self._warn(state.attempt, reason, stacks, hint=_HINT)
-            case FailAttempt(failure=failure):
-                self._note_stacks(state.attempt, str(failure), failure.stacks)
+            case FailAttempt(failure=failure, stacks=stacks):
+                self._note_stacks(state.attempt, str(failure), stacks)
                 return failure
         return None
 

@@ -27,6 +27,14 @@ def test_an_end_reaches_others_that_listen(other: LinkEnd) -> None:
     assert LinkEnd(HOST).reach([], 5.0) == []
 
 
+def test_an_end_listens_at_the_ports_of_ranks() -> None:
+    with socket.create_server((HOST, 0)) as probe:
+        free = probe.getsockname()[1]
+    end = LinkEnd(HOST, range(free, free + 1))
+    assert end.listen().port == free
+    end.stop_listening()
+
+
 def test_a_port_is_closed_again(other: LinkEnd) -> None:
     listening = other.listen()
     other.stop_listening()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from polytrain.errors import FailureKind
+from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
@@ -172,7 +173,14 @@ class Gone:
     reason: str
 
 
-Delivery = Sequence[AgentEvent | Arrived | Gone]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksTried:
+    """Nodes have tried to connect to each other."""
+
+    failed: tuple[FailedLink, ...]
+
+
+Delivery = Sequence[AgentEvent | Arrived | Gone | LinksTried]
 """Events that are sent together; an empty delivery only wakes the reader."""
 
 

@@ -46,6 +46,9 @@ class AgentSpec:
     network: str | None = None
     """The network on which ranks of several nodes listen: `RunConfig.network_interface`."""
 
+    ports: range | None = None
+    """The ports at which ranks listen: `RunConfig.ports`; None for any."""
+
     store: CheckpointStore
 
     marker: str

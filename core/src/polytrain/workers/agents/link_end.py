@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from polytrain_plugins import listening_socket
+
 _WORD_BYTES = 16
 
 
@@ -26,23 +28,24 @@ class Listening:
 class LinkEnd:
     """The end of one node. It is thread-safe, and listens only while it is asked to."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, ports: range | None = None) -> None:
         """
         Args:
             host: the node's address, at which its ranks listen.
+            ports: the ports at which they listen; None for any.
         """
-        self._host = host
+        self._host, self._ports = host, ports
         self._socket: socket.socket | None = None
 
     def listen(self) -> Listening:
-        """Listen at the node's address, and at a port that the system chooses.
+        """Listen as a rank does.
 
         Raises:
-            OSError: the address isn't this machine's.
+            OSError: the address isn't this machine's, or no port is free.
         """
         self.stop_listening()
         word = secrets.token_bytes(_WORD_BYTES)
-        self._socket = socket.create_server((self._host, 0))
+        self._socket = listening_socket(self._host, self._ports)
         serve = threading.Thread(
             target=_serve, args=(self._socket, word), name="polytrain-links", daemon=True
         )

@@ -22,7 +22,7 @@ from polytrain.events.output import OutputRoute
 from polytrain.policy.placement import members
 from polytrain.policy.ports import too_few_ports
 from polytrain.policy.scaling import holds
-from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, Gone, LinksTried
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
     AgentEvent,
@@ -179,6 +179,7 @@ class AgentGroup:
             cluster=cluster,
             first_node=self._node_id,
             tell=self._told_by_pool,
+            tries_links=spec.run.run_config.preflight == "links",
         )
         self._data: ShardCachePlanner | None = None
         held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
@@ -289,6 +290,7 @@ class AgentGroup:
             kill_timeout_s=_KILL_TIMEOUT_S,
             merges_files=self._spec.run.merges_files,
             network=config.network_interface,
+            ports=ports_of(config.ports),
         )
 
     def _have_zygote_early(self, spec: ZygoteSpec) -> KeptZygote | None:
@@ -302,10 +304,12 @@ class AgentGroup:
             return None
         return kept_or_new_zygote(replace(spec, name=""), self._node_id)
 
-    def _take(self, event: AgentEvent | Arrived | Gone, handle: Handler) -> None:
+    def _take(self, event: AgentEvent | Arrived | Gone | LinksTried, handle: Handler) -> None:
         match event:
             case Arrived(agent_handle=agent_handle, place=place):
                 self._pool.arrived(agent_handle, place)
+            case LinksTried(failed=failed):
+                self._pool.links_tried(failed)
             case Gone():
                 self._launcher.dismiss(event.agent_handle)
                 lost = self._pool.lost(event)

@@ -168,6 +168,9 @@ class LocalAgentLauncher:
         """Return none: local agents start at once."""
         return Starting()
 
+    def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
+        """Do nothing: all agents are on one node."""
+
     def outlook(self) -> None:
         """Return None: no nodes are added to this machine."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from polytrain.events.attempt import (
     Purpose,
 )
 from polytrain.policy.autoscaling import Outlook
+from polytrain.policy.links import FailedLink, described, remedy_for
 from polytrain.policy.placement import NodeAddress, PlacementPolicy, rank_order
 from polytrain.policy.scaling import SizePolicy, worker_capacity
 from polytrain.policy.starting import STARTING_S, Starting, expected
@@ -68,6 +69,9 @@ class AgentLauncher(BundleLauncher, Protocol):
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""
 
+    def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
+        """Have the nodes of these agents connect to each other; leads to `LinksTried`."""
+
     def outlook(self) -> Outlook | None:
         """Return the outlook for the requested agents; None if nodes are never added."""
 
@@ -96,6 +100,9 @@ class _Placing:
     settled_at: float | None = None
     """Time at which to start with the arrived agents; None if no others are waited for."""
 
+    links_of: frozenset[str] | None = None
+    """The nodes whose connections are being tried."""
+
 
 class WorkerPool:
     """The agents of one run."""
@@ -108,6 +115,7 @@ class WorkerPool:
         cluster: Cluster,
         first_node: str,
         tell: Callable[[Event], None],
+        tries_links: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -118,6 +126,7 @@ class WorkerPool:
             first_node: the node whose workers get the first ranks, if it has any.
             tell: called with an event when the pool is complete, can't be completed, or can grow.
                 Handle these events before the next call of `lost`: ranks may have moved by then.
+            tries_links: whether nodes connect to each other before they get the first ranks.
             clock: a monotonic clock, in seconds.
         """
         self.ranked: list[AgentHandle] = []
@@ -158,6 +167,10 @@ class WorkerPool:
         self._growing_since: float | None = None
         """Time at which the run could have been restarted with more workers; it waits for others
         that are starting."""
+
+        self._tries_links = tries_links
+        self._linked: frozenset[str] = frozenset()
+        """Nodes that connect to each other."""
 
     @property
     def here(self) -> list[AgentHandle]:
@@ -376,7 +389,7 @@ class WorkerPool:
             size = self._sizes.after_place(size=len(self.ranked), up=up)
         else:
             size = self._sizes.first(up=up, room=self._placing.room)
-        if size is not None:
+        if size is not None and self._are_linked(size.workers):
             self._placing = None
             self._bundles.settle()
             self._seat(size.workers)
@@ -395,6 +408,34 @@ class WorkerPool:
         self._compared.update(new)
         for warning in warnings_of_versions(new):
             logger.warning(warning)
+
+    def links_tried(self, failed: Sequence[FailedLink]) -> None:
+        """Note which connections have failed of those that were tried."""
+        placing = self._placing
+        if placing is None or placing.links_of is None:
+            return
+        if failed:
+            self._fail(
+                f"nodes can't connect to each other: {described(failed)}. {remedy_for(failed)}. "
+                "`polytrain doctor --nodes all` tries the nodes of the cluster, and "
+                "RunConfig(preflight='off') starts without this check"
+            )
+            return
+        self._linked, placing.links_of = placing.links_of, None
+        self._staff()
+
+    def _are_linked(self, size: int) -> bool:
+        """Return whether the workers' nodes may be used; before the first attempt, try them."""
+        placing = self._placing
+        chosen = self.here[:size]
+        nodes = frozenset(each.place.node_id for each in chosen)
+        is_first = self._tries_links and not self.ranked
+        if not is_first or len(nodes) < 2 or nodes <= self._linked or placing is None:
+            return True
+        if placing.links_of is None:
+            placing.links_of = nodes
+            self._launcher.try_links(chosen)
+        return False
 
     def _seat(self, size: int) -> None:
         """Assign an agent to every rank."""

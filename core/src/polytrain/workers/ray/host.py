@@ -17,6 +17,7 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, LaunchProcess
+from polytrain.workers.agents.link_end import LinkEnd, Listening
 from polytrain.workers.agents.node_network import on_network
 
 
@@ -50,6 +51,7 @@ class RayHost:
             {"RAY_ADDRESS": context.gcs_address},
             tell=lambda number, mail: self._mail.put_nowait((number, mail)),
         )
+        self._link_end = LinkEnd(self._place.host, spec.ports)
         allow_blocking_get()
 
     async def place(self) -> NodeAddress:
@@ -66,6 +68,18 @@ class RayHost:
     async def call(self, calls: Mapping[int, Call | LaunchProcess]) -> None:
         """Have agents carry out calls; see `AgentHost.call`."""
         await self._host.call(calls)
+
+    async def listen(self) -> Listening:
+        """Listen for trial connections; see `LinkEnd`."""
+        return self._link_end.listen()
+
+    async def reach(self, others: Sequence[Listening], timeout_s: float) -> list[str]:
+        """Try to connect to other nodes; see `LinkEnd`."""
+        return await asyncio.to_thread(self._link_end.reach, others, timeout_s)
+
+    async def stop_listening(self) -> None:
+        """Close the port for trial connections."""
+        self._link_end.stop_listening()
 
     async def end(self, number: int) -> None:
         """End an agent."""

@@ -34,16 +34,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polytrain.config.runtime_env import cause_of, named
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, outlook
+from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.starting import Starting
 from polytrain.ray_api.state import death_of_node, is_reachable, node_addresses
-from polytrain.workers.agents.agent_host import AgentHandle, Delivery, Gone, delivery
+from polytrain.workers.agents.agent_host import AgentHandle, Delivery, Gone, LinksTried, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
 from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
 from polytrain.workers.ray.host import RayHost
+from polytrain.workers.ray.links import failed_links
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,12 @@ _FIRST_PAUSE_S = 0.005
 """Seconds between the first two checks whether Ray has placed a request; doubled each time."""
 
 _LONGEST_PAUSE_S = 1.0
+
+_CONNECT_TIMEOUT_S = 1.5
+"""Seconds for a trial connection: the system repeats its first packet after one."""
+
+_LINKS_TIMEOUT_S = 10.0
+"""Seconds for all of them, of hosts that may be busy."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -197,6 +205,25 @@ class RayAgentLauncher:
             # Ray pickles objects that several calls share only once.
             answer = host.actor.call.remote({each.number: call for each, call in own.items()})
             self._loop.submit(self._await_answer(answer, host, own))
+
+    def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
+        """Have the nodes of these agents connect to each other; leads to `LinksTried`."""
+        by_node = {each.place.node_id: each for each in agent_handles}
+        self._loop.submit(self._try_links(list(by_node.values())))
+
+    async def _try_links(self, agents: Sequence[AgentHandle]) -> None:
+        failed: list[FailedLink] = []
+        # What isn't known in time keeps no run from starting, and the loss of a host is an event.
+        with contextlib.suppress(RayError, TimeoutError, KeyError):
+            failed = await asyncio.wait_for(
+                failed_links(
+                    [self._hosts[each.number].actor for each in agents],
+                    [each.place.host for each in agents],
+                    timeout_s=_CONNECT_TIMEOUT_S,
+                ),
+                _LINKS_TIMEOUT_S,
+            )
+        self.mailbox.put([LinksTried(failed=tuple(failed))])
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent, and its host with its last agent."""
