@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
+import pickle
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.storage.retry import no_retries_once, retry
+from polytrain.storage.location import Location
+from polytrain.storage.retry import StorageHealth, retries_limited, retry
 
 PASSING = [
     OSError(errno.EIO, "Input/output error"),
@@ -99,7 +105,7 @@ def test_a_passing_error_is_waited_out(clock: Clock, error: OSError) -> None:
     storage = Storage(error, error, error)
     assert retry(storage, retry_s=600, what="s3://bucket") == "content"
     assert storage.calls == 4
-    assert len(clock.waits) == 3
+    assert clock.waits
 
 
 @pytest.mark.parametrize("error", HOPELESS, ids=repr)
@@ -135,10 +141,110 @@ def test_without_patience_there_is_one_attempt(
 def test_a_program_that_wants_to_end_repeats_nothing_any_more(clock: Clock) -> None:
     errors = [OSError(f"error {number}") for number in range(1000)]
     storage = Storage(*errors)
-    with no_retries_once(lambda: storage.calls >= 3), pytest.raises(OSError, match="error 2"):
+
+    def limit_s() -> float:
+        return 0 if storage.calls >= 3 else 1000
+
+    with retries_limited(limit_s), pytest.raises(OSError, match="error 2"):
         retry(storage, retry_s=600, what="s3://bucket")
     assert storage.calls == 3
     assert retry(Storage(*errors[:5]), retry_s=600, what="s3://bucket") == "content"
+
+
+def never(clock: Clock) -> Storage:
+    return Storage(*(OSError(f"error {number}") for number in range(10_000)))
+
+
+def test_a_storage_that_has_failed_for_its_time_is_tried_once_by_each_call(clock: Clock) -> None:
+    health, dead = StorageHealth(), never(clock)
+    for _ in range(6):
+        with pytest.raises(OSError, match="error"):
+            retry(dead, retry_s=60, what="s3://bucket", health=health)
+    # All six together take the time of one.
+    assert 45 <= clock.now <= 60
+    calls = dead.calls
+    with pytest.raises(OSError, match="error"):
+        retry(dead, retry_s=60, what="s3://bucket", health=health)
+    assert dead.calls == calls + 1
+    # Another storage has a health of its own.
+    assert retry(Storage(*PASSING), retry_s=600, what="s3://other") == "content"
+
+
+@pytest.mark.parametrize("answer", [Storage(), Storage(FileNotFoundError("no such key"))])
+def test_an_answer_makes_a_storage_healthy_again(clock: Clock, answer: Storage) -> None:
+    health = StorageHealth()
+    with pytest.raises(OSError, match="error"):
+        retry(never(clock), retry_s=60, what="s3://bucket", health=health)
+    with suppress(FileNotFoundError):
+        retry(answer, retry_s=0, what="s3://bucket", health=health)
+    assert retry(Storage(*PASSING), retry_s=600, what="s3://bucket", health=health) == "content"
+
+
+def test_a_call_without_patience_says_nothing_about_the_storage(clock: Clock) -> None:
+    """A heartbeat that is late is useless: one that fails is no outage."""
+    health = StorageHealth()
+    with pytest.raises(OSError, match="error"):
+        retry(never(clock), retry_s=0, what="s3://bucket", health=health)
+    assert retry(Storage(*PASSING), retry_s=600, what="s3://bucket", health=health) == "content"
+
+
+def test_a_call_within_a_call_doesnt_wait_again(clock: Clock) -> None:
+    health, dead = StorageHealth(), never(clock)
+
+    def outer() -> str:
+        return retry(dead, retry_s=60, what="s3://bucket", health=health)
+
+    with pytest.raises(OSError, match="error"):
+        retry(outer, retry_s=60, what="checkpoint", health=health)
+    assert clock.now <= 60
+
+
+def test_a_signal_shortens_the_wait_of_a_call_that_sleeps(clock: Clock) -> None:
+    is_asked = False
+
+    def limit_s() -> float:
+        return 10 if is_asked else math.inf
+
+    def call() -> None:
+        nonlocal is_asked
+        is_asked = clock.now > 100
+        raise OSError("out")
+
+    health = StorageHealth()
+    with retries_limited(limit_s), pytest.raises(OSError, match="out"):
+        retry(call, retry_s=600, what="s3://bucket", health=health)
+    assert 100 < clock.now <= 120
+    # What is stored afterwards waits no longer.
+    before = clock.now
+    with pytest.raises(OSError, match="out"):
+        retry(call, retry_s=600, what="s3://bucket", health=health)
+    assert clock.now == before
+
+
+def test_threads_that_wait_already_stop_when_one_has_waited_in_vain() -> None:
+    """The real clock: the others would sleep for seconds yet."""
+    health, is_out = StorageHealth(), threading.Event()
+
+    def out() -> None:
+        is_out.set()
+        raise OSError("out")
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(retry, out, retry_s=600, what="part", health=health)
+        is_out.wait()
+        with pytest.raises(OSError, match="out"):
+            retry(out, retry_s=0.1, what="journal", health=health)
+        assert isinstance(waiting.exception(timeout=60), OSError)
+
+
+def test_all_locations_of_a_run_share_its_storages_health(tmp_path: Path) -> None:
+    location = Location.of(tmp_path)
+    run = replace(location.below("run"), retry_s=0)
+    assert run.health is location.health
+    # It is no part of the place; and another process finds out for itself.
+    location.health.has_failed = True
+    assert location == Location.of(tmp_path)
+    assert not pickle.loads(pickle.dumps(location)).health.has_failed
 
 
 def test_the_last_error_is_what_is_raised(clock: Clock) -> None:
@@ -178,5 +284,5 @@ def test_an_outage_within_the_patience_is_survived(out_s: float, retry_s: float)
         else:
             assert out_s == 0 or clock.now < retry_s
         assert clock.now <= max(0.0, retry_s)
-        assert all(wait <= 15 for wait in clock.waits), "its return is noticed soon"
+        assert all(wait <= 0.5 for wait in clock.waits), "others' answers are noticed soon"
         assert clock.waits[:1] <= [0.2], "a hiccup costs no more than a moment"

@@ -55,7 +55,7 @@ from polytrain.run.requests import StopRequests
 from polytrain.run.resume import PreviousRun, already_met, checkpoint_manager, previous_run
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
-from polytrain.storage.retry import no_retries_once
+from polytrain.storage.retry import retries_limited
 from polytrain.text.plain_values import plain, with_plain_fields
 from polytrain.text.signatures import name_of
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
@@ -407,7 +407,7 @@ def _trained(
 
     with (
         stop_requests(ask, explain=explain) as interrupts,
-        no_retries_once(lambda: interrupts.are_urgent),
+        retries_limited(lambda: interrupts.patience_s),
         held,
     ):
         run.stop_requests.end_with(interrupts.end_at_once)

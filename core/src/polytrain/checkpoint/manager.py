@@ -304,6 +304,10 @@ class CheckpointManager:
         manifest = self._newest_intact()
         return self._info(manifest) if manifest else None
 
+    def newest(self) -> CheckpointInfo | None:
+        """Return the newest committed checkpoint, unread: for a storage that doesn't answer."""
+        return self._info(self.checkpoints[-1]) if self.checkpoints else None
+
     def distrust(self) -> None:
         """Verify every checkpoint again before its next use: something didn't match."""
         self._stamps.clear()

@@ -220,6 +220,8 @@ class CheckpointStore:
             lambda: self._expect_files(manifest),
             retry_s=min(self.location.retry_s, _SHOWN_WITHIN_S),
             what=manifest.directory,
+            health=self.location.health,
+            proves_health=False,
         )
         path = f"{CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
         text = manifest.to_json().encode()
@@ -362,7 +364,8 @@ class CheckpointStore:
 
     def _retrying(self, call: Callable[[], Answer]) -> Answer:
         """Retry a call that reads the directory directly, not through the storage."""
-        return retry(call, retry_s=self.location.retry_s, what=self.location.address)
+        location = self.location
+        return retry(call, retry_s=location.retry_s, what=location.address, health=location.health)
 
     def _expect_files(self, manifest: Manifest) -> None:
         lacking = differences(manifest, self._sizes(manifest.directory))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.retry import is_temporary, retry
+from polytrain.storage.retry import StorageHealth, is_temporary, retry
 
 _KEPT = 32 << 20
 """Maximum bytes that wait for the storage; beyond that the oldest are dropped."""
@@ -61,16 +61,23 @@ class RankLog:
             else:
                 self._leave_out(len(self._unwritten) - _KEPT, error)
 
-    def close(self, *, deadline: float) -> None:
+    def close(self, *, deadline: float, health: StorageHealth | None = None) -> None:
         """Write the kept text, and release the file.
 
         Args:
             deadline: the `time.monotonic()` after which writing isn't retried.
+            health: of the run's storage, if the log is in it.
         """
         if self._unwritten:
             left_s = max(0.0, deadline - time.monotonic())
             try:
-                retry(self._append, retry_s=left_s, what=str(self._path))
+                retry(
+                    self._append,
+                    retry_s=left_s,
+                    what=str(self._path),
+                    health=health,
+                    proves_health=False,
+                )
             except OSError as error:
                 self._leave_out(len(self._unwritten), error)
         if self._descriptor is not None:

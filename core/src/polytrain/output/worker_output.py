@@ -26,6 +26,7 @@ from polytrain.output.rank_log import RankLog
 from polytrain.output.streams import are_one
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
+from polytrain.storage.retry import StorageHealth
 
 _LAST_LINES = 10
 
@@ -51,6 +52,7 @@ class WorkerOutput:
         logs: Path,
         *,
         retry_s: float,
+        health: StorageHealth | None = None,
         address: str = "",
         show: Literal["all", "rank_0", "none"] = "all",
         queues: CallQueues | None = None,
@@ -60,6 +62,7 @@ class WorkerOutput:
         Args:
             logs: directory of the logs.
             retry_s: seconds for which text is kept if its log can't be written.
+            health: of the run's storage, if the logs are in it.
             address: place of the logs after the end of the run; by default the same directory.
             show: the ranks whose output is shown to the user.
             queues: queues for writes to logs and streams, so that nobody waits for these; by
@@ -67,6 +70,7 @@ class WorkerOutput:
             bars: takes the progress bars of the shown ranks while they move.
         """
         self.retry_s = retry_s
+        self._health = StorageHealth() if health is None else health
         self._logs = logs
         self._address = address or str(logs)
         self._shown_ranks = {"all": None, "rank_0": {0}, "none": set[int | None]()}[show]
@@ -199,7 +203,7 @@ class WorkerOutput:
     def _close_logs(self) -> None:
         deadline = time.monotonic() + self.retry_s
         for file in self._files.values():
-            file.close(deadline=deadline)
+            file.close(deadline=deadline, health=self._health)
 
     def _warn(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -252,6 +256,7 @@ def opened_output(
         output = WorkerOutput(
             logs,
             retry_s=location.retry_s,
+            health=location.health if location.is_local else None,
             address=address,
             show=show,
             queues=queues,
@@ -272,6 +277,9 @@ def _store_logs(logs: Path, location: Location, directory: str, output: WorkerOu
             storage.put(logs / name, f"{directory}/{name}", move=False)
         except OSError as error:
             logger.warning("The log %s can't be stored: %s", name, error)
+            if location.health.has_failed:
+                # One try for each log would take long.
+                return
 
 
 def is_one_place() -> bool:

@@ -440,6 +440,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         if error is None:
             raise
         logger.warning("The run's checkpoints can't be read now: %s", unreadable.failures[0])
+        newest = manager.newest()
     return RunOutcome(
         history=controller.journal.history.history,
         of_other_ranks=dict(sorted(controller.journal.history.of_other_ranks.items())),

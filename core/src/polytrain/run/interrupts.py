@@ -9,12 +9,16 @@ the exception that it would have got without polytrain.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal, NoReturn
+
+_PATIENCE_S = 5.0
+"""Seconds to wait for a storage after a signal. What sends SIGTERM often kills 30 s later."""
 
 _NUMBERS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
@@ -60,6 +64,13 @@ class Interrupts:
     def are_urgent(self) -> bool:
         """Whether a deferred signal wants to end the run: don't wait for anything else."""
         return self.waiting is not None
+
+    @property
+    def patience_s(self) -> float:
+        """How many seconds to wait at most for a storage that doesn't answer."""
+        if self.are_urgent:
+            return 0.0
+        return math.inf if self.first is None else _PATIENCE_S
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

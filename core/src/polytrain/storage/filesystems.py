@@ -7,6 +7,7 @@ process makes its own file system for it; none crosses a fork.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,8 +55,12 @@ class ResolvedPath:
         return f"{self.root}{path.removeprefix(self.base)}{self.options}"
 
 
-def find(place: str) -> ResolvedPath:
+def find(place: str, *, is_retried: bool = False) -> ResolvedPath:
     """Return the file system of a path or an address.
+
+    Args:
+        place: the path or address.
+        is_retried: whether the caller repeats calls that fail, so that Arrow needn't for long.
 
     Raises:
         SourceError: it is unknown, or can't be reached.
@@ -78,7 +83,8 @@ def find(place: str) -> ResolvedPath:
     try:
         # Arrow doesn't get the path: it would decode percent signs, and reject blanks and
         # brackets.
-        filesystem, base = _arrow(_circumstances(), scheme, authority, options)
+        found_by = _arrow_for_retries if is_retried else _arrow
+        filesystem, base = found_by(_circumstances(), scheme, authority, options)
     except pa.ArrowInvalid as error:
         if "nrecognized filesystem" not in str(error):
             raise SourceError(*_unreachable(place, error)) from error
@@ -107,6 +113,18 @@ def _circumstances() -> Any:
 @lru_cache(maxsize=64)
 def _arrow(circumstances: Any, scheme: str, authority: str, options: str) -> tuple[Any, str]:
     filesystem, base = pafs.FileSystem.from_uri(f"{scheme}://{authority}/{options}")
+    return filesystem, base
+
+
+@lru_cache(maxsize=64)
+def _arrow_for_retries(
+    circumstances: Any, scheme: str, authority: str, options: str
+) -> tuple[Any, str]:
+    filesystem, base = _arrow(circumstances, scheme, authority, options)
+    if filesystem.type_name == "s3":
+        # Found by its address, it tries each call for six seconds. A copy does as
+        # `pyarrow.fs.S3FileSystem` says: three tries within a second.
+        filesystem = pickle.loads(pickle.dumps(filesystem))
     return filesystem, base
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.protocol import READS_AT_MOST, expect_size
-from polytrain.storage.retry import retry
+from polytrain.storage.retry import StorageHealth, retry
 
 Answer = TypeVar("Answer")
 
@@ -43,11 +43,12 @@ class LocalStorage:
 
     is_local = True
 
-    def __init__(self, root: Path, *, retry_s: float) -> None:
+    def __init__(self, root: Path, *, retry_s: float, health: StorageHealth | None = None) -> None:
         self.root = str(root)
         self._root = root
         self._files = Beneath(root)
         self._retry_s = retry_s
+        self._health = StorageHealth() if health is None else health
 
     def list(self, below: str) -> dict[str, int]:
         def found() -> dict[str, int]:
@@ -74,7 +75,7 @@ class LocalStorage:
                 new.file.write(data)
                 new.replace()
 
-        self._retrying(write)
+        self._retrying(write, syncs=True)
 
     def create(self, path: str, data: bytes) -> str | None:
         def create() -> str | None:
@@ -88,7 +89,7 @@ class LocalStorage:
                     is_created = self._created_without_links(path, data)
             return path if is_created else None
 
-        return self._retrying(create)
+        return self._retrying(create, syncs=True)
 
     def put(self, file: Path, path: str, *, move: bool) -> str:
         def put() -> str:
@@ -100,7 +101,7 @@ class LocalStorage:
                     new.replace()
             return digest
 
-        return self._retrying(put)
+        return self._retrying(put, syncs=True)
 
     def get(self, path: str, file: Path) -> str:
         def get() -> str:
@@ -132,7 +133,7 @@ class LocalStorage:
         own = f"{path}{_DRAFTS}{series}"
 
         def open_log() -> LocalLog:
-            return LocalLog(self._files, path, own, retry_s=self._retry_s)
+            return LocalLog(self._files, path, own, retry_s=self._retry_s, health=self._health)
 
         log = self._retrying(open_log)
         for drafts in self._drafts_of(path):
@@ -227,8 +228,14 @@ class LocalStorage:
             _sync(file)
         return True
 
-    def _retrying(self, call: Callable[[], Answer]) -> Answer:
-        return retry(call, retry_s=self._retry_s, what=f"Storage {self.root}")
+    def _retrying(self, call: Callable[[], Answer], *, syncs: bool = False) -> Answer:
+        return retry(
+            call,
+            retry_s=self._retry_s,
+            what=f"Storage {self.root}",
+            health=self._health,
+            proves_health=syncs,
+        )
 
 
 class LocalLog:
@@ -236,8 +243,11 @@ class LocalLog:
 
     unsynced = 0
 
-    def __init__(self, files: Beneath, path: str, drafts: str, *, retry_s: float) -> None:
+    def __init__(
+        self, files: Beneath, path: str, drafts: str, *, retry_s: float, health: StorageHealth
+    ) -> None:
         self._retry_s = retry_s
+        self._health = health
         self._files = files
         self._path = path
         self._lines = _AppendedFile(files, path)
@@ -259,12 +269,15 @@ class LocalLog:
                     lambda: _AppendedFile(self._files, self._drafts_path),
                     retry_s=self._retry_s,
                     what=self._drafts_path,
+                    health=self._health,
+                    proves_health=False,
                 )
             self._drafts.unwritten += text.encode()
             self._retrying(self._drafts.write)
 
     def sync(self) -> None:
         self._retrying(self._lines.sync)
+        self._health.has_failed = False
 
     def __enter__(self) -> LocalLog:
         return self
@@ -286,9 +299,15 @@ class LocalLog:
             # Try once directly: for each report's line, setting up retries costs more than writing.
             call()
         except OSError:
-            if not self._retry_s:
+            if not self._retry_s or self._health.has_failed:
                 raise
-            retry(call, retry_s=self._retry_s, what=self._path)
+            retry(
+                call,
+                retry_s=self._retry_s,
+                what=self._path,
+                health=self._health,
+                proves_health=False,
+            )
 
 
 class _AppendedFile:

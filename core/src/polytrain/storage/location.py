@@ -10,6 +10,7 @@ from typing import Any
 from polytrain.config.constraints import path_or_address
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage
+from polytrain.storage.retry import StorageHealth
 from polytrain.text.addresses import ADDRESS, holds_credentials, without_credentials
 from polytrain_plugins.type_names import quoted
 
@@ -43,6 +44,9 @@ class Location:
 
     retry_s: float = RETRY_S
     """Seconds for which failing calls are retried."""
+
+    health: StorageHealth = field(default_factory=StorageHealth, repr=False, compare=False)
+    """Whether the storage answers; of all locations that were derived from one, in one process."""
 
     @classmethod
     def of(cls, path: str | Path, filesystem: Any = None, *, retry_s: float = RETRY_S) -> Location:
@@ -94,15 +98,17 @@ class Location:
                 "which would end up in logs. Put it into the environment"
             )
         if self.is_local:
-            return LocalStorage(Path(self.address), retry_s=self.retry_s)
+            return LocalStorage(Path(self.address), retry_s=self.retry_s, health=self.health)
         # Import it late: importing Arrow takes a while.
         from polytrain.storage.remote import RemoteStorage, local_directory
 
-        filesystem, path = self.on_filesystem()
+        filesystem, path = self._on_filesystem(is_retried=True)
         directory = local_directory(filesystem, path)
         if directory is not None:
-            return LocalStorage(directory, retry_s=self.retry_s)
-        return RemoteStorage(filesystem, path, root=self.address, retry_s=self.retry_s)
+            return LocalStorage(directory, retry_s=self.retry_s, health=self.health)
+        return RemoteStorage(
+            filesystem, path, root=self.address, retry_s=self.retry_s, health=self.health
+        )
 
     def on_filesystem(self) -> tuple[Any, str]:
         """Return its `pyarrow.fs.FileSystem`, and the path on that.
@@ -110,6 +116,9 @@ class Location:
         Raises:
             OSError: the address is unknown or can't be reached; the message says why.
         """
+        return self._on_filesystem(is_retried=False)
+
+    def _on_filesystem(self, *, is_retried: bool) -> tuple[Any, str]:
         from polytrain.storage.remote import arrow_filesystem
 
         if self.filesystem is not None:
@@ -118,7 +127,7 @@ class Location:
         from polytrain.storage.filesystems import find
 
         try:
-            found = find(self.address)
+            found = find(self.address, is_retried=is_retried)
         except SourceError as error:
             raise FileNotFoundError(str(error)) from error
         return arrow_filesystem(found.filesystem), found.path

@@ -21,7 +21,7 @@ import pyarrow.fs as pafs
 
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.protocol import READS_AT_MOST, expect_size
-from polytrain.storage.retry import retry
+from polytrain.storage.retry import StorageHealth, retry
 
 Answer = TypeVar("Answer")
 
@@ -39,18 +39,28 @@ class RemoteStorage:
 
     is_local = False
 
-    def __init__(self, filesystem: Any, base: str, *, root: str, retry_s: float) -> None:
+    def __init__(
+        self,
+        filesystem: Any,
+        base: str,
+        *,
+        root: str,
+        retry_s: float,
+        health: StorageHealth | None = None,
+    ) -> None:
         """
         Args:
             filesystem: a `pyarrow.fs.FileSystem`.
             base: path of the root on it.
             root: the address.
             retry_s: seconds for which failing calls are retried.
+            health: what is known of the storage from others' calls.
         """
         self.root = root
         self._filesystem = filesystem
         self._base = base.rstrip("/")
         self._retry_s = retry_s
+        self._health = StorageHealth() if health is None else health
 
     def list(self, below: str) -> dict[str, int]:
         def found() -> dict[str, int]:
@@ -176,7 +186,7 @@ class RemoteStorage:
                 # fsspec's implementations raise the exceptions of their clients.
                 raise OSError(f"{type(error).__name__}: {error}") from error
 
-        return retry(as_os_error, retry_s=self._retry_s, what=self.root)
+        return retry(as_os_error, retry_s=self._retry_s, what=self.root, health=self._health)
 
 
 class RemoteLog:

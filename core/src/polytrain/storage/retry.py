@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -15,10 +16,13 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-_urgent: list[Callable[[], bool]] = []
+_limits: list[Callable[[], float]] = []
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 15.0
+
+_NAP_S = 0.5
+"""Longest sleep until a waiting call notices that it needn't wait any more."""
 
 _PERMANENT = frozenset(
     {
@@ -49,23 +53,56 @@ _PERMANENT_WORDS = (
 )
 
 
-def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
+class StorageHealth:
+    """Whether a storage answers, as this process knows it from all calls. Threads share it.
+
+    Once a call has been retried in vain for as long as it may, no other call is retried either: the
+    end of a run would otherwise wait as long for each thing that it still wants to store. Each gets
+    one try, and the first that works makes the storage healthy again.
+    """
+
+    def __init__(self) -> None:
+        self.has_failed = False
+
+    def __reduce__(self) -> tuple[type[StorageHealth], tuple[()]]:
+        # Another process has a connection of its own, and finds out for itself.
+        return StorageHealth, ()
+
+
+def retry(
+    call: Callable[[], Answer],
+    *,
+    retry_s: float,
+    what: str,
+    health: StorageHealth | None = None,
+    proves_health: bool = True,
+) -> Answer:
     """Call until it works, with exponential backoff and jitter.
 
     Args:
         call: may be called any number of times.
         retry_s: seconds after which the last error is raised.
         what: name of the file or call, for the warning at the first failure.
+        health: of the storage that is called.
+        proves_health: whether an answer shows that the storage works. The memory of this machine
+            also answers reads, and takes what isn't synced.
 
     Raises:
         OSError: it still fails, or the error is permanent.
     """
+    health = StorageHealth() if health is None else health
     try:
-        return call()
+        answer = call()
     except OSError as error:
         if not is_temporary(error):
+            health.has_failed &= not proves_health
+            raise
+        if health.has_failed or retry_s <= 0:
             raise
         first = [error]
+    else:
+        health.has_failed &= not proves_health
+        return answer
     # Import it late: that takes a while, and most runs need no retry.
     import tenacity
 
@@ -78,36 +115,52 @@ def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
     def warn(state: tenacity.RetryCallState) -> None:
         if state.attempt_number == 1 and state.outcome is not None:
             logger.warning(
-                "%s: %s. Trying again for up to %g s.", what, state.outcome.exception(), retry_s
+                "%s: %s. Trying again for up to %g s.",
+                what,
+                state.outcome.exception(),
+                min(retry_s, _limit_s()),
             )
 
-    is_late = tenacity.stop_before_delay(retry_s)
+    def is_late(state: tenacity.RetryCallState) -> bool:
+        if tenacity.stop_before_delay(min(retry_s, _limit_s()))(state):
+            health.has_failed = True
+        return health.has_failed
+
+    def sleep(seconds: float) -> None:
+        until_s = seconds
+        while until_s > 0 and not health.has_failed and _limit_s() > 0:
+            tenacity.nap.sleep(min(until_s, _NAP_S))
+            until_s -= _NAP_S
+
     repeated = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_temporary),
         wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
-        stop=lambda state: _is_urgent() or is_late(state),
+        stop=is_late,
+        sleep=sleep,
         before_sleep=warn,
         reraise=True,
     )
-    return repeated(call_again)
+    answer = repeated(call_again)
+    health.has_failed &= not proves_health
+    return answer
 
 
 @contextmanager
-def no_retries_once(is_urgent: Callable[[], bool]) -> Iterator[None]:
-    """Retry nothing in this block once the program wants to end.
+def retries_limited(limit_s: Callable[[], float]) -> Iterator[None]:
+    """Retry calls in this block no longer than a limit allows, which may change meanwhile.
 
     Args:
-        is_urgent: whether the program wants to end.
+        limit_s: the limit in seconds; asked again and again.
     """
-    _urgent.append(is_urgent)
+    _limits.append(limit_s)
     try:
         yield
     finally:
-        _urgent.remove(is_urgent)
+        _limits.remove(limit_s)
 
 
-def _is_urgent() -> bool:
-    return any(is_urgent() for is_urgent in _urgent)
+def _limit_s() -> float:
+    return min((limit_s() for limit_s in _limits), default=math.inf)
 
 
 def is_temporary(error: BaseException) -> bool:

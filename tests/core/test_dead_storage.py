@@ -1,0 +1,127 @@
+"""A storage that stops answering: the run ends after its time, once, and can be resumed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.core.faulty_runs import ROUNDS, Run
+from tests.faulty_storage import ERROR, Call, out
+
+from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain.testing.contract import kit_table
+
+TIMEOUT_S = 600.0
+"""`storage_timeout_s`."""
+
+
+class Clock:
+    """The time that retries have waited, all together."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("tenacity.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=clock.sleep))
+    # Two threads that fail at the same moment would share the time.
+    monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", 3600)
+    return clock
+
+
+WHEN: dict[str, Callable[[Call], bool]] = {
+    "a part": lambda call: call.kind == "write" and "checkpoint_000001" in call.path,
+    "a manifest": lambda call: "checkpoint_000001-1.0/polytrain-manifest" in call.path,
+    "the journal": lambda call: (
+        call.kind == "create" and "journal.jsonl/000001-000002" in call.path
+    ),
+}
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_the_end_waits_once_for_a_storage_that_is_dead(
+    tmp_path: Path, clock: Clock, when: str
+) -> None:
+    run = Run(tmp_path, retry_s=TIMEOUT_S, max_failures=3)
+    is_dead = False
+
+    def dies(number: int, call: Call) -> None:
+        nonlocal is_dead
+        is_dead = is_dead or WHEN[when](call)
+        if is_dead:
+            raise out()
+
+    with pytest.raises(TrainingFailedError, match=ERROR) as caught:
+        run.fit(dies)
+    assert is_dead
+    assert TIMEOUT_S / 2 < clock.now <= TIMEOUT_S
+    # The checkpoint that the driver knows is named, though it can't be read now.
+    assert caught.value.result.checkpoint is not None
+    assert "checkpoint_000000-1.0" in caught.value.result.checkpoint.path
+    run.assert_nothing_is_lost()
+    assert len(run.fit().history) == ROUNDS
+
+
+def test_a_signal_ends_the_wait_for_a_storage_that_is_dead(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path, retry_s=TIMEOUT_S)
+    signalled_at: list[float] = []
+
+    def dies(number: int, call: Call) -> None:
+        if "checkpoint_000001" not in call.path and not signalled_at:
+            return
+        if clock.now > 60 and not signalled_at:
+            signalled_at.append(clock.now)
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise out()
+
+    with pytest.raises(SystemExit) as ended:
+        run.fit(dies)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert clock.now - signalled_at[0] <= 20
+    run.assert_nothing_is_lost()
+    assert len(run.fit().history) == ROUNDS
+
+
+@pytest.fixture(params=[errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
+def dead_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """From the second checkpoint on, nothing gets onto the disk any more."""
+    syncs, sync = 0, os.fsync
+
+    def fails(descriptor: int) -> None:
+        nonlocal syncs
+        syncs += "checkpoint_" in os.readlink(f"/proc/self/fd/{descriptor}")
+        if syncs > 3:
+            raise OSError(request.param, os.strerror(request.param))
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        yield
+
+
+@pytest.mark.usefixtures("dead_disk")
+def test_the_end_waits_once_for_a_directory_that_is_dead(tmp_path: Path, clock: Clock) -> None:
+    trainer = make_trainer(
+        "reference",
+        rounds=ROUNDS,
+        label="label",
+        datasets={"train": kit_table()},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(
+            name="one", storage_path=tmp_path, storage_timeout_s=TIMEOUT_S, progress=False
+        ),
+    )
+    with pytest.raises(TrainingFailedError):
+        trainer.fit()
+    assert TIMEOUT_S / 2 < clock.now <= TIMEOUT_S
