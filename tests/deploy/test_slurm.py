@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ class Job:
             "SHOWN": "0",
             "NOT_ACTIVE": "",
         }
-        path = f"{directory / 'bin'}:{os.environ['PATH']}"
+        path = f"{directory / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.process = subprocess.Popen(
             ["bash", SCRIPT],
             cwd=directory,
