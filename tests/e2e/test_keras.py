@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e import torch_runs
+from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith, preloaded_on_path
 
 from polytrain import (
     DataConfig,
@@ -15,9 +16,15 @@ from polytrain import (
     Result,
     RunConfig,
     ScalingConfig,
+    Trainer,
     TrainingFailedError,
     make_trainer,
 )
+from polytrain_plugins import Backend
+from polytrain_tf import TensorFlow
+
+ON_TORCH = (KERAS_ON_TORCH, "polytrain_tf.reporting")
+"""What the training functions with Keras on torch import."""
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
 DATA = {"x": X, "y": X.sum(axis=1)}
@@ -222,7 +229,7 @@ def test_keras_on_torch(quiet: RunConfig) -> None:
 
     def fitted(workers: int, dies_at: int = -1) -> Result:
         config = {**DATA, "dies_at": dies_at}
-        return torch_runs.fit(quiet, train_on_torch, config, workers=workers)
+        return torch_runs.fit(quiet, train_on_torch, config, workers=workers, libraries=ON_TORCH)
 
     one, two, killed = fitted(1), fitted(2), fitted(2, dies_at=17)
     assert killed.restarts == 1
@@ -262,14 +269,16 @@ def train_unlike_ranks_on_torch(config: dict[str, Any]) -> None:
 
 
 def test_callbacks_decide_by_what_all_ranks_have_seen(quiet: RunConfig) -> None:
-    result = torch_runs.fit(quiet, train_unlike_ranks_on_torch, {**DATA, "more": 0})
+    result = torch_runs.fit(
+        quiet, train_unlike_ranks_on_torch, {**DATA, "more": 0}, libraries=ON_TORCH
+    )
     assert result.metrics["epochs"] == 1
     assert 30 < result.metrics["loss"] < 90
 
 
 def test_ranks_with_unequal_batches_are_reported(quiet: RunConfig) -> None:
     with pytest.raises(TrainingFailedError, match=r"have 2, 3 batches.*at most 2 \* batch_size"):
-        torch_runs.fit(quiet, train_unlike_ranks_on_torch, {**DATA, "more": 1})
+        torch_runs.fit(quiet, train_unlike_ranks_on_torch, {**DATA, "more": 1}, libraries=ON_TORCH)
 
 
 def train_by_tf_keras(config: dict[str, Any]) -> None:
@@ -339,16 +348,17 @@ def adapt(config: dict[str, Any]) -> None:
     polytrain.report({"mean": float(np.squeeze(normalization.mean))})
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize(
+    "backend", [TensorFlow(), TorchWith(libraries=ON_TORCH)], ids=["tensorflow", "torch"]
+)
 def test_a_layer_that_ranks_adapt_to_different_rows_is_refused(
-    quiet: RunConfig, backend: str, monkeypatch: pytest.MonkeyPatch
+    quiet: RunConfig, backend: Backend
 ) -> None:
     """Each rank would normalize in its own way, with the same weights."""
-    monkeypatch.setenv("KERAS_BACKEND", backend)
 
     def fit(adapts_to: str) -> Result:
         data = {"x": np.arange(64, dtype="float32")}
-        return make_trainer(
+        trainer = Trainer(
             backend,
             adapt,
             train_loop_config={"adapts_to": adapts_to},
@@ -356,7 +366,9 @@ def test_a_layer_that_ranks_adapt_to_different_rows_is_refused(
             dataset_config=DataConfig(datasets_to_split=["train"]),
             scaling_config=ScalingConfig(num_workers=2),
             run_config=quiet,
-        ).fit()
+        )
+        with preloaded_on_path():
+            return trainer.fit()
 
     with pytest.raises(
         TrainingFailedError, match=r"scaling: adapt\(\) has seen other rows.*'train'"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ PRELOADED = str(Path(__file__).parent / "preloaded")
 
 DEEPSPEED = "deepspeed_without_mlflow"
 """Imports DeepSpeed. Accelerate, so also the Trainer of transformers, does so in each worker."""
+
+KERAS_ON_TORCH = "keras_on_torch"
+"""Imports Keras on torch, with what polytrain adds to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +73,18 @@ def fit(
             quiet, **{"failure_config": FailureConfig(max_failures=1), **changes}
         ),
     )
-    if DEEPSPEED not in libraries:
+    if not {DEEPSPEED, KERAS_ON_TORCH} & set(libraries):
         return trainer.fit()
-    # The zygote gets this process's path.
+    with preloaded_on_path():
+        return trainer.fit()
+
+
+@contextmanager
+def preloaded_on_path() -> Iterator[None]:
+    """Let zygotes import the modules in `PRELOADED`: they get this process's path."""
     sys.path.insert(0, PRELOADED)
     try:
-        return trainer.fit()
+        yield
     finally:
         sys.path.remove(PRELOADED)
 

@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith, preloaded_on_path
 
 from polytrain.testing.local_world import RankRecord, WorldRecord, run_world
-from polytrain_torch import Torch
 
 
 def world(train: Any, path: Path) -> WorldRecord:
     """Two ranks of a training function."""
-    return run_world(
-        Torch(timeout_s=10),
-        data=pa.table({"x": [1.0, 2.0]}),
-        path=path / "world",
-        training_function=train,
-        training_config={},
-    )
+    with preloaded_on_path():
+        return run_world(
+            TorchWith(timeout_s=10, libraries=(KERAS_ON_TORCH,)),
+            data=pa.table({"x": [1.0, 2.0]}),
+            path=path / "world",
+            training_function=train,
+            training_config={},
+        )
 
 
 def ranks_of(train: Any, path: Path) -> tuple[RankRecord, ...]:

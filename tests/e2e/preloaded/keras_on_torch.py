@@ -1,0 +1,11 @@
+"""Keras on torch, imported as a function that chooses it does. For zygotes, see `torch_runs`.
+
+A run doesn't preload for restarts what a function imports after it has set a variable.
+"""
+
+import importlib
+import os
+
+os.environ["KERAS_BACKEND"] = "torch"
+importlib.import_module("keras")
+importlib.import_module("polytrain_torch.keras")
