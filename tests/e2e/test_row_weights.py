@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from tests.e2e.row_weight_cases import ACCUMULATED, DOORS, Case, alone, rows_of, train
+from tests.e2e.torch_runs import DEEPSPEED, KERAS_ON_TORCH, TorchWith, preloaded_on_path
 from tests.sweeps import only_in_sweep
 
-from polytrain import RunConfig, ScalingConfig, make_trainer
+from polytrain import RunConfig, ScalingConfig, Trainer, make_trainer
 
 pytestmark = pytest.mark.sweep
 
@@ -19,6 +20,12 @@ SIZES = (1, 2, 3, 8)
 TABLE: list[Case] = [(rows, size) for rows in range(1, 201) for size in SIZES]
 LIBRARIES: list[Case] = [(rows, size) for rows in range(1, 41) for size in (1, 2, 3)]
 """What takes a tenth of a second for each."""
+
+LIBRARIES_OF_DOORS = (
+    *(KERAS_ON_TORCH, DEEPSPEED, "lightning"),
+    *(f"polytrain_torch.{name}" for name in ("accelerate", "lightning", "transformers")),
+)
+"""Imported once, for the workers of all doors."""
 
 SLOW = ("Lightning", "Transformers", "Accelerate", "Keras", "processes", "compile")
 
@@ -45,15 +52,16 @@ def test_every_door_ends_where_one_process_ends(
 
 def weights_by(quiet: RunConfig, door: str, cases: list[Case], workers: int) -> Any:
     numbers = sorted({rows for rows, _ in cases})
-    result = make_trainer(
-        "torch",
+    trainer = Trainer(
+        TorchWith(libraries=LIBRARIES_OF_DOORS),
         train,
         train_loop_config={"door": door, "cases": cases},
         datasets={f"rows {number}": rows_of(number) for number in numbers},
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=quiet,
-    ).fit()
-    return result.metrics["weights"]
+    )
+    with preloaded_on_path():
+        return trainer.fit().metrics["weights"]
 
 
 def validate(config: Any) -> None:

@@ -8,4 +8,6 @@ import os
 
 os.environ["KERAS_BACKEND"] = "torch"
 importlib.import_module("keras")
+# If it is there, Keras uses it to look at what `fit` is given.
+importlib.import_module("tensorflow")
 importlib.import_module("polytrain_torch.keras")

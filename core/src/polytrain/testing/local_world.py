@@ -25,6 +25,7 @@ from polytrain.events.attempt import Done, Failed, Offered, Reported
 from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.storage.location import Location
+from polytrain.workers.driver.agent_group import PRELOAD_WITH_DATA
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
@@ -214,4 +215,5 @@ class _World:
             datasets={},
         )
         demand = self._job.spec.backend.demand(job)
-        return demand.preload, {"OMP_NUM_THREADS": "1", **demand.environment}
+        modules = (*PRELOAD_WITH_DATA, *demand.preload)
+        return modules, {"OMP_NUM_THREADS": "1", **demand.environment}
