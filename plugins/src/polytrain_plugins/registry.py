@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 import pluggy
 
@@ -18,6 +18,7 @@ from polytrain_plugins.errors import (
 )
 from polytrain_plugins.hookspecs import PROJECT, BackendHooks
 from polytrain_plugins.installation import install_command
+from polytrain_plugins.installed import installed_entry_points
 
 GROUP = "polytrain.backends"
 
@@ -81,7 +82,7 @@ def install_line(name: str) -> str:
 def _entry_points_by_name() -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = defaultdict(list)
     seen = set()
-    for entry_point in entry_points(group=GROUP):
+    for entry_point in installed_entry_points(GROUP):
         # An editable install and the checkout it points to can both be on sys.path.
         key = (entry_point.name, entry_point.value, _distribution(entry_point))
         if key not in seen:

@@ -130,7 +130,7 @@ def test_a_name_far_from_all_others_gets_the_list_alone() -> None:
 def test_a_backend_of_ours_that_is_not_installed_has_its_install_line(
     name: str, extra: str, typed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polytrain_plugins.registry.entry_points", lambda group: ())
+    monkeypatch.setattr("polytrain_plugins.registry.installed_entry_points", lambda group: ())
     with pytest.raises(UnknownBackendError) as caught:
         load_backend(name if typed == "exactly" else name[:-1])
     assert install_command(f"pip install 'polytrain[{extra}]'") in str(caught.value)

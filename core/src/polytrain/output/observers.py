@@ -9,7 +9,6 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any
 
 import pluggy
@@ -19,6 +18,7 @@ from polytrain.output.call_queues import CallQueues
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Problem, Report, RunInfo, Stopped
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
+from polytrain_plugins.installed import installed_entry_points
 from polytrain_plugins.type_names import a_type, quoted
 
 GROUP = "polytrain.observers"
@@ -164,7 +164,7 @@ def _warn_of_events(observer: Any, count: int) -> None:
 def installed_observers() -> list[Any]:
     """Return the observers of installed distributions, and log those that can't be used."""
     found = []
-    for entry_point in entry_points(group=GROUP):
+    for entry_point in installed_entry_points(GROUP):
         try:
             observer = entry_point.load()
         except Exception:
