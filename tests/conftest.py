@@ -28,6 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "on_ray: the test's runs have their workers on Ray")
     # Runs on this machine have as many workers as tests want, however many CPUs it has.
     os.environ.setdefault("POLYTRAIN_LOCAL_CPUS", "4")
+    # Tests run beside each other: a thread that waits for its next work with a busy loop takes the
+    # CPU from a thread that has some. Libraries read it when they are imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # What a shell starts in the background ignores it; tests, and scripts of theirs, don't.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     required = {name for name in os.environ.get(REQUIRED, "").split(",") if name}
