@@ -39,7 +39,7 @@ _EXPECTED = "expected"
 _OUTCOME = "outcome"
 _PRINTED = "driver.txt"
 
-
+_WORKERS = "[p]olytrain.workers"
 _HELD = Fault(rank=1, at_step=3, kind="held")
 
 _SOON = {
@@ -128,13 +128,16 @@ class _HostRun:
         """Wait until the rank holds still.
 
         Raises:
-            AssertionError: the run ended, or the rank didn't get there.
+            AssertionError: the run ended, the rank didn't get there, or a host has no rank.
         """
-        held = eventually(
+        eventually(
             lambda: self.run.plan.injected or self.driver.poll() is not None, seconds=BOUND_S
         )
-        assert held, f"the rank didn't get to step {_HELD.at_step}\n{self._printed}"
         assert self.driver.poll() is None, f"the driver ended early\n{self._printed}"
+        # The fault is recorded before it happens.
+        held = eventually(lambda: any(_finds(host, "stat", "^T") for host in self.hosts))
+        assert held, f"no rank holds still at step {_HELD.at_step}\n{self._printed}"
+        assert all(_finds(host, "args", _WORKERS) for host in self.hosts), "a host has no rank"
 
     def go_on(self) -> None:
         """Let the rank continue, on whichever host it is."""
@@ -202,6 +205,11 @@ def drive(directory: str) -> None:
 def _left_on(hosts: Sequence[Host]) -> list[str]:
     """Worker processes and zygotes on hosts that live, once the driver is gone."""
     alive = [host for host in hosts if host.is_alive]
-    find = "ps -ww -eo args | grep '[p]olytrain.workers' || true"
-    eventually(lambda: not any(host.run(find).stdout for host in alive))
-    return [f"left on {host}: {host.run(find).stdout}" for host in alive if host.run(find).stdout]
+    eventually(lambda: not any(_finds(host, "args", _WORKERS) for host in alive))
+    found = [(host, _finds(host, "args", _WORKERS)) for host in alive]
+    return [f"left on {host}: {processes}" for host, processes in found if processes]
+
+
+def _finds(host: Host, column: str, pattern: str) -> str:
+    """The processes of a host, as `ps` shows them, that match a pattern in a column."""
+    return host.run(f"ps -ww -eo {column} | grep -- '{pattern}' || true").stdout
