@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -138,22 +137,48 @@ def test_head_and_workers_reach_the_same_storage(overlay: Objects) -> None:
         assert storage_of(group["template"]) == (mounted, secrets)
 
 
-def scaling_of(objects: Objects) -> ScalingConfig:
-    """What the job's command asks for, with the variables of the head."""
-    ray = ray_of(build(KUBERAY / "overlays/s3"))
+def command_of(objects: Objects, directory: Path) -> list[str]:
+    """What the job starts in the head: the entrypoint's way there, with stand-ins for commands."""
+    entrypoint = ray_of(build(KUBERAY / "overlays/s3"))["spec"]["entrypoint"]
+    for name in ("ray", "polytrain"):
+        command = directory / "bin" / name
+        command.parent.mkdir(exist_ok=True)
+        command.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$@\" > {directory}/{name}.arguments\n")
+        command.chmod(0o755)
+    path = f"{directory / 'bin'}:{os.environ['PATH']}"
+
+    # The pod that submits, and what `ray job submit` (dashboard/modules/job/cli.py) makes of it.
+    submitting = f"ray job submit --no-wait -- {entrypoint} ;"
+    subprocess.run(["bash", "-ce", "--", submitting], env={"PATH": path}, check=True)
+    words = (directory / "ray.arguments").read_text().splitlines()
+    submitted = subprocess.list2cmdline(words[words.index("--") + 1 :])
+
+    # The head: Ray runs it in a shell.
     variables = environment(cluster_of(objects)["headGroupSpec"]["template"])
-    command = re.sub(r"\$(\w+)", lambda found: variables[found[1]], ray["spec"]["entrypoint"])
-    words = shlex.split(command.partition("&&")[2])
-    assert words[:4] == ["exec", "polytrain", "run", "job.toml"]
-    settings = [value for word, value in zip(words[4::2], words[5::2], strict=True) if word]
-    job = job_of((DEPLOY / "job.toml").read_text(), settings)
+    subprocess.run(
+        submitted.replace("/job ", f"{directory} "),
+        shell=True,
+        env={"PATH": path, **variables},
+        check=True,
+    )
+    return (directory / "polytrain.arguments").read_text().splitlines()
+
+
+def scaling_of(objects: Objects, directory: Path) -> ScalingConfig:
+    """What the job's command asks for."""
+    words = command_of(objects, directory)
+    assert words[:2] == ["run", "job.toml"]
+    assert set(words[2::2]) == {"--set"}
+    job = job_of((DEPLOY / "job.toml").read_text(), words[3::2])
+    head = cluster_of(objects)["headGroupSpec"]["template"]
+    assert job["run_config"]["storage_path"] == environment(head)["STORAGE"]
     del job["datasets"], job["train_loop_per_worker"]
     scaling: ScalingConfig = arguments_of(job)["scaling_config"]
     return scaling
 
 
-def test_the_pods_hold_what_the_job_asks_for(overlay: Objects) -> None:
-    scaling = scaling_of(overlay)
+def test_the_pods_hold_what_the_job_asks_for(overlay: Objects, tmp_path: Path) -> None:
+    scaling = scaling_of(overlay, tmp_path)
     (group,) = cluster_of(overlay)["workerGroupSpecs"]
     limits = container(group["template"])["resources"]["limits"]
     assert scaling.resources_per_worker is not None
@@ -166,10 +191,10 @@ def test_the_pods_hold_what_the_job_asks_for(overlay: Objects) -> None:
     assert least <= group["replicas"] <= most
 
 
-def test_only_an_elastic_run_has_an_autoscaler_and_none_has_it_under_kueue() -> None:
+def test_only_an_elastic_run_has_an_autoscaler_and_none_has_it_under_kueue(tmp_path: Path) -> None:
     for name in OVERLAYS:
         objects = build(KUBERAY / "overlays" / name)
-        elastic = isinstance(scaling_of(objects).num_workers, tuple)
+        elastic = isinstance(scaling_of(objects, tmp_path).num_workers, tuple)
         assert cluster_of(objects).get("enableInTreeAutoscaling", False) == elastic
         queued = "kueue.x-k8s.io/queue-name" in ray_of(objects)["metadata"].get("labels", {})
         assert not (queued and elastic)
