@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -151,7 +152,7 @@ def command_of(objects: Objects, directory: Path) -> list[str]:
     submitting = f"ray job submit --no-wait -- {entrypoint} ;"
     subprocess.run(["bash", "-ce", "--", submitting], env={"PATH": path}, check=True)
     words = (directory / "ray.arguments").read_text().splitlines()
-    submitted = subprocess.list2cmdline(words[words.index("--") + 1 :])
+    submitted = shlex.join(words[words.index("--") + 1 :])
 
     # The head: Ray runs it in a shell.
     variables = environment(cluster_of(objects)["headGroupSpec"]["template"])
