@@ -21,7 +21,7 @@ from tests.conformance import (
 from polytrain.testing import BackendConformance
 from polytrain.testing.chaos_cases import UNTOUCHED
 from polytrain.testing.chaos_runner import ChaosRun, Files, judged
-from polytrain.testing.host_runs import HostCluster, HostFault
+from polytrain.testing.host_runs import BOUND_S, HostCluster, HostFault
 from polytrain.testing.hosts import Host
 from polytrain.testing.network import cut
 
@@ -73,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Files]:
                 work="model",
                 directory=tmp_path_factory.mktemp(backend),
             )
-            outcome = judged(run, expected=None)
+            outcome = judged(run, expected=None, bound_s=BOUND_S)
             assert outcome.wrong == []
             found[backend] = outcome.model
         return found[backend]
