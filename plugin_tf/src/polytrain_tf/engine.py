@@ -22,6 +22,7 @@ from polytrain_plugins import (
     changed_environment,
     held_port,
     nccl_variables,
+    reached_at,
 )
 from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import save_callbacks
@@ -68,11 +69,13 @@ class TensorFlowEngine(Engine[Any]):
             unfit = _patched_keras(stack)
             stack.enter_context(changed_environment(_variables(world)))
             if world.size > 1:
-                _strategy = tf.distribute.MultiWorkerMirroredStrategy(
-                    communication_options=tf.distribute.experimental.CommunicationOptions(
-                        timeout_seconds=self._options.timeout_s
+                # TensorFlow's server takes no address to listen at.
+                with reached_at(world.me.listen_host):
+                    _strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                        communication_options=tf.distribute.experimental.CommunicationOptions(
+                            timeout_seconds=self._options.timeout_s
+                        )
                     )
-                )
                 _strategy.experimental_distribute_dataset = with_arrays_copied(
                     _strategy.experimental_distribute_dataset
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
@@ -25,6 +26,7 @@ from polytrain_plugins import (
     changed_environment,
     held_port,
     nccl_variables,
+    reached_at,
 )
 from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
@@ -67,8 +69,8 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         )
         with ExitStack() as stack:
             stack.enter_context(changed_environment(nccl_variables(world.me)))
-            # XGBoost prints the rank at any verbosity.
-            with redirect_stdout(io.StringIO()):
+            # It takes no address to listen at. It prints the rank at any verbosity.
+            with reached_at(_address_towards_tracker(world)), redirect_stdout(io.StringIO()):
                 stack.enter_context(communicator)
             yield
         if self._tracker is not None:
@@ -147,6 +149,17 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             options = {"iteration_range": (0, int(best) + 1), **options}
         matrix = prediction_matrix(table, model, base_margin=self._options.base_margin)
         return np.asarray(model.predict(matrix, **options))
+
+
+def _address_towards_tracker(world: World) -> str:
+    """Return the address at which the tracker and the other ranks know this one."""
+    tracker = world.leader.details["dmlc_tracker_uri"]
+    # The port is any: connecting a socket of this type sends nothing.
+    family, *_, target = socket.getaddrinfo(tracker, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        address: str = probe.getsockname()[0]
+        return address
 
 
 def _started_tracker(me: Member) -> RabitTracker:

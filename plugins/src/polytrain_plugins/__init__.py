@@ -35,6 +35,7 @@ from polytrain_plugins.events import (
     Stopped,
 )
 from polytrain_plugins.hookspecs import hookimpl
+from polytrain_plugins.own_address import reached_at
 from polytrain_plugins.ports import HeldPort, held_port, listening_socket
 from polytrain_plugins.problems import (
     is_instance_of,
@@ -106,6 +107,7 @@ __all__ = [
     "needed_without_function",
     "number_problems",
     "options_beside_function",
+    "reached_at",
     "timeout_problems",
     "unknown_name",
 ]

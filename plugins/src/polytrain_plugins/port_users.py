@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import pwd
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,9 +21,14 @@ _MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Socket:
+class TcpSocket:
+    """A socket of this host's, or a connection that the kernel still keeps."""
+
+    address: str
     port: int
     state: str
+    """As the kernel writes it: `0A` listens, `01` is connected."""
+
     user: int
     inode: str
 
@@ -29,7 +36,7 @@ class _Socket:
 def are_closing(ports: Collection[int]) -> bool:
     """Return whether some of these ports are kept by connections that are being closed alone."""
     states: dict[int, set[str]] = {}
-    for each in _sockets(ports):
+    for each in _of_ports(ports):
         states.setdefault(each.port, set()).add(each.state)
     return any(found <= _CLOSING for found in states.values())
 
@@ -39,8 +46,8 @@ def port_users(ports: Collection[int]) -> list[str]:
 
     Only of the first few, if there are many.
     """
-    by_port: dict[int, _Socket] = {}
-    for each in _sockets(ports):
+    by_port: dict[int, TcpSocket] = {}
+    for each in _of_ports(ports):
         if each.port not in by_port or each.state not in _CLOSING:
             by_port[each.port] = each
     named = sorted(ports)[:_MOST_NAMED]
@@ -49,7 +56,7 @@ def port_users(ports: Collection[int]) -> list[str]:
     return [*told, *(["…"] if len(ports) > len(named) else [])]
 
 
-def _user_of(each: _Socket | None, processes: Mapping[str, str]) -> str:
+def _user_of(each: TcpSocket | None, processes: Mapping[str, str]) -> str:
     if each is None:
         return "a process that doesn't listen yet"
     if each.state in _CLOSING:
@@ -63,14 +70,32 @@ def _user_of(each: _Socket | None, processes: Mapping[str, str]) -> str:
     return f"a process of the user {name}"
 
 
-def _sockets(ports: Collection[int]) -> Iterator[_Socket]:
+def _of_ports(ports: Collection[int]) -> Iterator[TcpSocket]:
+    return (each for each in tcp_sockets() if each.port in ports)
+
+
+def tcp_sockets() -> Iterator[TcpSocket]:
+    """Yield the TCP sockets of this host that listen or are connected, of all processes."""
     for table in _TABLES:
         with suppress(OSError):  # a kernel without IPv6
             for line in Path(table).read_text().splitlines()[1:]:
                 _, local, _, state, _, _, _, user, _, inode, *_ = line.split()
-                port = int(local.rpartition(":")[2], 16)
-                if port in ports:
-                    yield _Socket(port=port, state=state, user=int(user), inode=inode)
+                address, _, port = local.partition(":")
+                yield TcpSocket(
+                    address=_address(address),
+                    port=int(port, 16),
+                    state=state,
+                    user=int(user),
+                    inode=inode,
+                )
+
+
+def _address(text: str) -> str:
+    """Return an address from the kernel's words of four bytes, each in this machine's order."""
+    words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
+    packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    address = ipaddress.ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _processes(inodes: Collection[str]) -> dict[str, str]:
