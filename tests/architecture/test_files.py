@@ -25,6 +25,7 @@ OTHER_ROOMS = {
 
 OTHER_FILES = {
     "checkpoint/checkpoint.py": "the copy that the user asks for, of a directory that was checked",
+    "output/worker_output.py": "temporary directories of this process",
     "checkpoint/scratch.py": "the node's own directory, which others can't write to",
     "checkpoint/staging.py": "the user's files, and a directory that is given by its descriptor",
     "view/cli/conformance.py": "a temporary directory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.core.faulty_runs import ROUNDS, Run
 from tests.faulty_storage import ERROR, Call, out
 
 from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain.checkpoint.staging import forget_aside, kept_aside, staged_in
 from polytrain.testing.contract import kit_table
 
 TIMEOUT_S = 600.0
@@ -31,8 +33,10 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Clock:
     clock = Clock()
+    # What can't be stored is kept there.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("node")))
     monkeypatch.setattr("tenacity.time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=clock.sleep))
     # Two threads that fail at the same moment would share the time.
@@ -69,8 +73,48 @@ def test_the_end_waits_once_for_a_storage_that_is_dead(
     # The checkpoint that the driver knows is named, though it can't be read now.
     assert caught.value.result.checkpoint is not None
     assert "checkpoint_000000-1.0" in caught.value.result.checkpoint.path
+    assert when == "a part" or "the newest checkpoint there: that of step 1" in str(caught.value)
     run.assert_nothing_is_lost()
     assert len(run.fit().history) == ROUNDS
+
+
+def test_files_that_cant_be_stored_are_kept_and_named(tmp_path: Path, clock: Clock) -> None:
+    run = Run(tmp_path)
+
+    def no_second(number: int, call: Call) -> None:
+        if "checkpoint_000001" in call.path and call.kind == "create":
+            raise out()
+
+    with pytest.raises(TrainingFailedError, match=ERROR) as caught:
+        run.fit(no_second)
+    named = re.search(
+        r"The files of checkpoint_000001-1.0 aren't stored; they are in (\S+) on ",
+        str(caught.value),
+    )
+    assert named is not None
+    kept = Path(named[1])
+    committed = run.directory / "checkpoints" / "checkpoint_000000-1.0"
+    names = {path.name for path in committed.iterdir()} - {"polytrain-manifest.json"}
+    assert {path.name for path in kept.iterdir()} == names
+
+
+def test_a_newer_checkpoint_takes_the_place_of_what_was_kept(tmp_path: Path) -> None:
+    run = tmp_path / "run-abc"
+    older, newer, other = (
+        staged_in(run, f"checkpoint_{number:06d}-1.0", rank)
+        for number, rank in [(1, 0), (2, 0), (1, 1)]
+    )
+    for staged in (older, newer, other):
+        staged.mkdir(parents=True)
+        (staged / "model").write_text(staged.name)
+    kept = [kept_aside(staged) for staged in (older, other, newer)]
+    assert kept[0] is not None
+    assert not kept[0].exists()
+    assert [path is not None and path.exists() for path in kept[1:]] == [True, True]
+    # Once newer ones are stored, nothing is left.
+    forget_aside(newer)
+    forget_aside(other)
+    assert [path.name for path in tmp_path.iterdir()] == ["run-abc"]
 
 
 def test_a_signal_ends_the_wait_for_a_storage_that_is_dead(tmp_path: Path, clock: Clock) -> None:

@@ -90,8 +90,10 @@ def resumed(interrupted: Path, root: Path, **how: Any) -> Run:
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Ask again at once; and don't wait for whoever has left half a claim."""
+    # What can't be stored is kept there.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("node")))
     monkeypatch.setattr("polytrain.storage.retry._FIRST_WAIT_S", 0)
     monkeypatch.setattr("polytrain.run.lease._DEAD_AFTER_S", 0)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.manifest import AttemptId, Manifest, StoredFile, directory_name
-from polytrain.checkpoint.staging import Stamps, remove, staged_in
+from polytrain.checkpoint.staging import Stamps, forget_aside, kept_aside, remove, staged_in
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -244,10 +248,15 @@ def stored_part(
             attempt=attempt, rank=part.rank, checkpoint=part.checkpoint, reason=str(error)
         )
     except Exception as error:  # any error of a storage ends the attempt, not the agent
+        message = storage_message(error, store.location)
         failure = Failure(
-            kind=FailureKind.STORAGE, rank=part.rank, message=storage_message(error, store.location)
+            kind=FailureKind.STORAGE,
+            rank=part.rank,
+            message=f"{message}{kept_if_unstored(store, part)}",
         )
         return Failed(attempt=attempt, failure=failure)
+    if part.staged is not None:
+        forget_aside(part.staged)
     return PartStored(
         attempt=attempt,
         rank=part.rank,
@@ -259,6 +268,25 @@ def stored_part(
         left_out=stored.left_out,
         validation=part.validation,
     )
+
+
+def kept_if_unstored(store: CheckpointStore, part: StagedPart) -> str:
+    """Keep the files of a part that can't be stored; return a sentence that says where they are.
+
+    The sentence is also logged: the run may have ended for another failure of its storage.
+
+    Object storage gets copies, so the staged files are whole. Those that a directory gets are moved
+    one by one, or are in it already.
+    """
+    if part.staged is None or store.location.is_local:
+        return ""
+    kept = kept_aside(part.staged)
+    if kept is None:
+        return ""
+    name = directory_name(part.checkpoint, part.attempt_id)
+    where = f"The files of {name} aren't stored; they are in {kept} on {os.uname().nodename}"
+    logger.warning("%s.", where)
+    return f". {where}"
 
 
 def clear_staged(part: StagedPart) -> None:

@@ -24,7 +24,7 @@ from polytrain.linux.forked_children import OwnDescriptor
 _LOCK = "in-use"
 """The lock file in a run's directory. It also marks the directory as a run's."""
 
-_OF_RUN = "run-"
+OF_RUN = "run-"
 """Prefix of the names of runs' directories."""
 
 
@@ -43,7 +43,7 @@ class Scratch:
             token: identifies the run on every node.
         """
         home = Path(tempfile.gettempdir(), f"polytrain-{os.getuid()}")
-        path = home / f"{_OF_RUN}{token}"
+        path = home / f"{OF_RUN}{token}"
         lock = _locked(path)
         for other in home.iterdir():
             if other != path:
@@ -132,7 +132,7 @@ def _reason_not_own(status: os.stat_result) -> str | None:
 
 
 def _remove_unless_held(directory: Path) -> None:
-    if not directory.name.startswith(_OF_RUN) or directory.is_symlink():
+    if not directory.name.startswith(OF_RUN) or directory.is_symlink():
         return
     try:
         lock = os.open(directory / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -12,6 +12,7 @@ changes the content. Truncating sets it afterwards, but also changes the size.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, parse_directory_name
+from polytrain.checkpoint.scratch import OF_RUN
 from polytrain.storage.beneath import Beneath
+
+logger = logging.getLogger(__name__)
 
 STAGING = "staging"
 """Name of the staging directory in a run whose storage is a local directory."""
@@ -100,6 +104,44 @@ def remove(staged: Path) -> None:
     files, path = beneath(staged)
     with contextlib.suppress(OSError):
         files.delete_below(path)
+
+
+def kept_aside(staged: Path) -> Path | None:
+    """Move a staged part to where no run deletes it: it can't be stored. Return its new place.
+
+    Only the newest of a rank is kept.
+
+    Returns:
+        None if it isn't on this node's disk, or is gone.
+    """
+    place = _aside(staged)
+    if place is None:
+        return None
+    forget_aside(staged)
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        return staged.rename(place / staged.name)
+    except OSError as error:
+        logger.warning("The files in %s can't be kept: %s", staged, error)
+        return None
+
+
+def forget_aside(staged: Path) -> None:
+    """Delete the part of the same rank that was kept aside: a newer one is stored."""
+    place, of_rank = _aside(staged), f"{_OF_RANK}{staged.name.partition(_OF_RANK)[2]}"
+    if place is None or not place.is_dir():
+        return
+    for other in place.iterdir():
+        if other.name.endswith(of_rank):
+            remove(other)
+    with contextlib.suppress(OSError):  # other ranks' parts are in it
+        place.rmdir()
+
+
+def _aside(staged: Path) -> Path | None:
+    """Return the directory beside a run's on this node, for what can't be stored."""
+    run = staged.parent
+    return run.with_name(f"unstored-{run.name}") if run.name.startswith(OF_RUN) else None
 
 
 def clear(root: Path, *, before: AttemptId) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import sys
 import tempfile
 import time
@@ -270,16 +271,32 @@ def opened_output(
 def _store_logs(logs: Path, location: Location, directory: str, output: WorkerOutput) -> None:
     """Store the logs in a local directory, with the retry time of one file for all together."""
     deadline = time.monotonic() + output.retry_s
+    unstored: dict[str, OSError] = {}
     for name, _ in Beneath(logs).names():
         left_s = max(0.0, deadline - time.monotonic())
         storage = replace(location, retry_s=left_s).open()
         try:
             storage.put(logs / name, f"{directory}/{name}", move=False)
         except OSError as error:
-            logger.warning("The log %s can't be stored: %s", name, error)
+            unstored[name] = error
             if location.health.has_failed:
                 # One try for each log would take long.
-                return
+                break
+    for name, why in unstored.items():
+        logger.warning("The log %s can't be stored: %s", name, why)
+    if unstored:
+        _keep(logs)
+
+
+def _keep(logs: Path) -> None:
+    """Copy the logs to where they outlive this process."""
+    try:
+        kept = Path(tempfile.mkdtemp(prefix="polytrain-unstored-logs-"))
+        shutil.copytree(logs, kept, dirs_exist_ok=True)
+    except OSError as error:
+        logger.warning("The logs can't be kept on this machine either: %s", error)
+    else:
+        logger.warning("The logs of this run are in %s.", kept)
 
 
 def is_one_place() -> bool:

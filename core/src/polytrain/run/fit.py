@@ -317,14 +317,16 @@ def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conc
         # The journal and the manifests remain, so the run can be resumed. Don't retry for the logs:
         # they are in the same storage.
         controller.output.retry_s = 0.0
-        return _storage_failed(run.location, error)
+        newest = controller.checkpoints.manager.newest()
+        has = f"that of step {newest.step}" if newest else "none"
+        return _storage_failed(run.location, error, f"; the newest checkpoint there: {has}")
     finally:
         interrupts.phase = "ending"
 
 
-def _storage_failed(location: Location, error: OSError) -> Conclude:
+def _storage_failed(location: Location, error: OSError, also: str = "") -> Conclude:
     failure = Failure(kind=FailureKind.STORAGE, rank=None, message=storage_message(error, location))
-    reason = f"the storage of the run, {location.address}, has failed"
+    reason = f"the storage of the run, {location.address}, has failed{also}"
     return Conclude(succeeded=False, reason=reason, failures=(failure,))
 
 

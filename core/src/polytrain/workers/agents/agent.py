@@ -273,9 +273,10 @@ class Agent:
             The node's zygote if this agent started it. It lives while other agents use it.
         """
         zygote = self._zygotes.close()
+        # It may keep files that releasing the scratch directory deletes.
+        self._parts.close()
         if self._scratch is not None:
             self._scratch.release()
-        self._parts.close()
         if self._worker is not None:
             self._worker.close()
             self._worker = None

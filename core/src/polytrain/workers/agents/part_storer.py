@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from polytrain.checkpoint.parts import StagedPart, clear_staged, stored_part
+from polytrain.checkpoint.parts import StagedPart, clear_staged, kept_if_unstored, stored_part
 from polytrain.checkpoint.staging import remove
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.workers.agents.calls import AgentEvent
@@ -35,6 +35,9 @@ class PartStorer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._rank_0: dict[tuple[int, int], asyncio.Future[StoredAlready | None]] = {}
         """Attempt and number of a checkpoint → future files of rank 0, for a waiting part."""
+
+        self._unstored: dict[int, StagedPart] = {}
+        """Checkpoint → the part that is being stored, or waits for that."""
 
         self._copies: dict[int, Path] = {}
         """Checkpoint → this node's copy, for an attempt that resumes from it."""
@@ -69,7 +72,10 @@ class PartStorer:
             remove(self._copies.pop(number))
 
     def close(self) -> None:
-        """Stop after the part that is being stored."""
+        """Stop after the part that is being stored; keep what a dead storage hasn't taken."""
+        if self._store.location.health.has_failed:
+            for part in self._unstored.values():
+                kept_if_unstored(self._store, part)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _store_part(
@@ -79,9 +85,11 @@ class PartStorer:
         if stored_already is None:
             clear_staged(part)
             return
+        self._unstored[part.checkpoint] = part
         event = await asyncio.get_running_loop().run_in_executor(
             self._thread, stored_part, self._store, part, stored_already
         )
+        del self._unstored[part.checkpoint]
         if self._store.location.is_local or part.staged is None:
             clear_staged(part)
         else:
