@@ -21,7 +21,7 @@ from tests.conformance import (
 from polytrain.testing import BackendConformance
 from polytrain.testing.chaos_cases import UNTOUCHED
 from polytrain.testing.chaos_runner import ChaosRun, Files, judged
-from polytrain.testing.host_runs import BOUND_S, HostCluster, HostFault
+from polytrain.testing.host_runs import BOUND_S, RESET, HostCluster, HostFault
 from polytrain.testing.hosts import Host
 from polytrain.testing.network import cut
 
@@ -47,7 +47,7 @@ FAULTS: Mapping[str, HostFault] = {
     "nothing": HostFault(strike=lambda host: None, restarts=(0,)),
     "cut for 3 s": HostFault(strike=cut, restarts=(0,)),
     "frozen for 10 s": HostFault(strike=freeze, restarts=(0,)),
-    "connections reset": HostFault(strike=Host.reset_connections, restarts=(0, 1)),
+    "connections reset": RESET,
     "killed": HostFault(strike=Host.kill, restarts=(1,)),
     "crashed": HostFault(strike=Host.crash, restarts=(1,)),
 }
@@ -87,13 +87,13 @@ def test_the_model_is_that_of_a_run_without_faults(
     backend: str, fault: str, cluster: HostCluster, models: Callable[[str], Files]
 ) -> None:
     subject = BACKENDS[backend].subject()
-    assert cluster.judged(FAULTS[fault], subject, expected=models(backend)).wrong == []
+    assert cluster.wrong_with(FAULTS[fault], subject, expected=models(backend)) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_row_is_used_once_per_epoch(fault: str, cluster: HostCluster) -> None:
     subject = REFERENCE.subject()
-    assert cluster.judged(FAULTS[fault], subject, work="rows", expected=None).wrong == []
+    assert cluster.wrong_with(FAULTS[fault], subject, work="rows", expected=None) == []
 
 
 def test_a_host_may_stand_still_for_a_minute(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_host_may_stand_still_for_a_minute(tmp_path: Path) -> None:
     fault = HostFault(strike=lambda host: freeze(host, 60), restarts=(0,))
     cluster = HostCluster(shared=tmp_path, env={})
     try:
-        outcome = cluster.judged(fault, REFERENCE.subject(), work="rows", expected=None)
+        subject = REFERENCE.subject()
+        assert cluster.wrong_with(fault, subject, work="rows", expected=None) == []
     finally:
         cluster.close()
-    assert outcome.wrong == []

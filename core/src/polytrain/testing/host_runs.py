@@ -6,6 +6,7 @@ does something to a host, and lets the rank continue.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -18,7 +19,6 @@ from pathlib import Path
 
 from polytrain.testing.chaos_cases import Case
 from polytrain.testing.chaos_runner import (
-    CaseResult,
     ChaosRun,
     Files,
     Subject,
@@ -36,7 +36,7 @@ BOUND_S = 240.0
 """Seconds within which a run must end: Ray may take a minute to see that a node is lost."""
 
 _EXPECTED = "expected"
-_OUTCOME = "outcome"
+_OUTCOME = "outcome.json"
 _PRINTED = "driver.txt"
 
 _WORKERS = "[p]olytrain.workers"
@@ -59,6 +59,10 @@ class HostFault:
     """Allowed numbers of restarts of the run."""
 
 
+RESET = HostFault(strike=Host.reset_connections, restarts=(0, 1, 2))
+"""The ranks' connections, and Ray's: these it may notice later, in the attempt after."""
+
+
 @dataclass(kw_only=True)
 class HostCluster:
     """Two hosts with Ray, which runs share until a host is lost: then there are new ones."""
@@ -74,10 +78,10 @@ class HostCluster:
     _address: str = ""
     _runs: int = 0
 
-    def judged(
+    def wrong_with(
         self, fault: HostFault, subject: Subject, *, work: Work = "model", expected: Files | None
-    ) -> CaseResult:
-        """Run with a worker on each host, one of which has a fault, and check the result.
+    ) -> list[str]:
+        """What is wrong with a run that has a worker on each host, one of which has a fault.
 
         Args:
             fault: of the host that the driver isn't on.
@@ -102,7 +106,7 @@ class HostCluster:
             on_hosts.wait_until_held()
             fault.strike(self._hosts[1])
             on_hosts.go_on()
-            return on_hosts.ended()
+            return on_hosts.wrong_in_the_end()
 
     def _renew(self) -> None:
         if not self._hosts or not all(host.is_alive for host in self._hosts):
@@ -146,14 +150,13 @@ class _HostRun:
                 # All processes of the host.
                 host.run("kill -CONT -1")
 
-    def ended(self) -> CaseResult:
-        """Wait for the end, and return what the driver found."""
+    def wrong_in_the_end(self) -> list[str]:
+        """Wait for the end, and return what is wrong with the run."""
         self.driver.wait(timeout=BOUND_S)
         written = self.run.directory / _OUTCOME
         assert written.exists(), f"the driver failed\n{self._printed}"
-        outcome: CaseResult = pickle.loads(written.read_bytes())
-        outcome.wrong += _left_on(self.hosts)
-        return outcome
+        wrong: list[str] = json.loads(written.read_text())
+        return wrong + _left_on(self.hosts)
 
     @property
     def _printed(self) -> str:
@@ -199,7 +202,7 @@ def drive(directory: str) -> None:
     run = read_job(directory)
     expected = pickle.loads((run.directory / _EXPECTED).read_bytes())
     outcome = judged(run, expected=expected, bound_s=BOUND_S)
-    (run.directory / _OUTCOME).write_bytes(pickle.dumps(outcome))
+    (run.directory / _OUTCOME).write_text(json.dumps(outcome.wrong))
 
 
 def _left_on(hosts: Sequence[Host]) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from polytrain.testing.chaos import FaultyRuns
 from polytrain.testing.chaos_runner import CaseResult
-from polytrain.testing.host_runs import HostCluster, HostFault
+from polytrain.testing.host_runs import RESET, HostCluster, HostFault
 from polytrain.testing.hosts import Host, why_no_hosts
 
 _CUT_S = 3.0
@@ -39,8 +39,7 @@ class NetworkTier(FaultyRuns):
         If this fails: the framework gives a connection up within seconds. Set a longer timeout.
         """
         fault = HostFault(strike=cut, restarts=(0,))
-        outcome = two_hosts.judged(fault, self.subject(), expected=untouched.model)
-        assert outcome.wrong == []
+        assert two_hosts.wrong_with(fault, self.subject(), expected=untouched.model) == []
 
     def test_connections_are_reset(self, two_hosts: HostCluster, untouched: CaseResult) -> None:
         """All connections between the hosts are reset: the model is the same.
@@ -48,9 +47,7 @@ class NetworkTier(FaultyRuns):
         If this fails: a rank waits for a peer whose connection is gone, or the framework lets a
         collective operation return wrong numbers.
         """
-        fault = HostFault(strike=Host.reset_connections, restarts=(0, 1))
-        outcome = two_hosts.judged(fault, self.subject(), expected=untouched.model)
-        assert outcome.wrong == []
+        assert two_hosts.wrong_with(RESET, self.subject(), expected=untouched.model) == []
 
     def test_a_host_is_lost(self, two_hosts: HostCluster, untouched: CaseResult) -> None:
         """A host is killed: all workers go on with the other, and the model is the same.
@@ -59,8 +56,7 @@ class NetworkTier(FaultyRuns):
         collective operation so that it can't be ended.
         """
         fault = HostFault(strike=Host.kill, restarts=(1,))
-        outcome = two_hosts.judged(fault, self.subject(), expected=untouched.model)
-        assert outcome.wrong == []
+        assert two_hosts.wrong_with(fault, self.subject(), expected=untouched.model) == []
 
 
 def cut(host: Host) -> None:
