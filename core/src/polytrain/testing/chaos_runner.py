@@ -74,6 +74,10 @@ class ChaosRun:
         """The faults of the run."""
         return FaultPlan(directory=self.directory, faults=self.case.faults)
 
+    @property
+    def _may_lose_a_rank(self) -> bool:
+        return any(fault.kind != "held" for fault in self.case.faults)
+
     def fit(self, clock: FaultClock) -> Result:
         """Train, in this process.
 
@@ -105,9 +109,9 @@ class ChaosRun:
                 storage_path=self.directory,
                 failure_config=FailureConfig(
                     max_failures=self.case.max_failures,
-                    # Without faults there is nothing to detect soon, and a busy machine may take
-                    # long for the first import of a framework.
-                    rendezvous_timeout_s=BOUND_S / 3 if self.case.faults else BOUND_S,
+                    # Where no rank dies there is nothing to detect soon, and a busy machine may
+                    # take long for the first import of a framework.
+                    rendezvous_timeout_s=BOUND_S / 3 if self._may_lose_a_rank else BOUND_S,
                     hang_timeout_s=self.case.hang_timeout_s,
                 ),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=1 if declarative else 0),
