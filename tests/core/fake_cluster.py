@@ -164,12 +164,21 @@ class FakeCluster:
         pool: WorkerPool,
         agent_handle: AgentHandle,
         kind: FailureKind = FailureKind.AGENT_LOST,
+        *,
+        node_may_return: bool = False,
     ) -> AgentLost | None:
         """An agent is gone."""
         if agent_handle in self.placed:
             self.placed.remove(agent_handle)
         self.waiting.pop(agent_handle, None)
-        return pool.lost(Gone(agent_handle=agent_handle, kind=kind, reason="it has died"))
+        return pool.lost(
+            Gone(
+                agent_handle=agent_handle,
+                kind=kind,
+                reason="it has died",
+                node_may_return=node_may_return,
+            )
+        )
 
     def lose_node(self, pool: WorkerPool, name: str) -> list[AgentLost]:
         """A node is gone, with all agents on it."""

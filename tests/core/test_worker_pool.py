@@ -280,6 +280,21 @@ def test_a_node_that_comes_back_is_used_again() -> None:
     assert cluster.sizes() == [2, 1, 2]
 
 
+@pytest.mark.parametrize("may_return", [True, False])
+def test_a_request_leaves_a_silent_node_to_the_launcher_which_knows_when_it_is_back(
+    may_return: bool,
+) -> None:
+    """What a request excludes it excludes for good."""
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool((1, 2))
+    begin(pool, cluster)
+    lost = pool.ranked[1]
+    cluster.lose(pool, lost, FailureKind.NODE_LOST, node_may_return=may_return)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    [avoided] = cluster.waiting.values()
+    assert avoided == (frozenset() if may_return else {lost.place.node_id})
+
+
 def test_the_loss_of_a_standby_is_no_failure_and_is_made_good() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)

@@ -27,12 +27,24 @@ def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
         node_id: the node.
         timeout_s: seconds after which to return False.
     """
+    with (
+        contextlib.suppress(OSError, LookupError),
+        socket.create_connection(raylet_address(node_id), timeout_s),
+    ):
+        return True
+    return False
+
+
+def raylet_address(node_id: str) -> tuple[str, int]:
+    """Return where a node's raylet listens.
+
+    Raises:
+        LookupError: Ray doesn't know the node.
+    """
     for node in _nodes():
         if node["NodeID"] == node_id:
-            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
-            with contextlib.suppress(OSError), socket.create_connection(address, timeout_s):
-                return True
-    return False
+            return node["NodeManagerAddress"], node["NodeManagerPort"]
+    raise LookupError(f"Ray has no node {node_id}")
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:

@@ -171,6 +171,8 @@ class Gone:
     agent_handle: AgentHandle
     kind: FailureKind
     reason: str
+    node_may_return: bool = False
+    """Whether its node is only silent: the launcher uses that again once it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,10 @@ class WorkerPool:
         """Nodes that are lost → when. Each of their agents is reported by itself, some only after
         the next launch; until then none of them may get a rank."""
 
+        self._silent_nodes: set[str] = set()
+        """The lost nodes that requests needn't exclude, because the launcher does while they are
+        silent."""
+
         self._bundles = RunBundles(self._policy, launcher)
         self._compared: set[str] = set()
         """Addresses of nodes whose versions were compared with the driver's."""
@@ -216,6 +220,7 @@ class WorkerPool:
         agent_handle.place = place
         # A node that was unreachable for a moment is back.
         self._lost_nodes.pop(place.node_id, None)
+        self._silent_nodes.discard(place.node_id)
         if agent_handle.bundle is not None:
             self._bundles.arrived(agent_handle.bundle, place.node_id)
         self._losses = 0
@@ -276,6 +281,8 @@ class WorkerPool:
             return None
         if gone.kind in _OF_A_WHOLE_NODE and agent_handle.place.node_id:
             self._lost_nodes[agent_handle.place.node_id] = self._clock()
+            if gone.node_may_return:
+                self._silent_nodes.add(agent_handle.place.node_id)
             # The others with a rank have to be reported to the attempt, which waits for their end.
             self._leave_lost_nodes(self._spares if self._placing is None else self.here)
         if agent_handle in self.ranked and self._placing is None:
@@ -466,7 +473,8 @@ class WorkerPool:
             if bundles:
                 agent_handle = self._launcher.ask(bundle=bundles.pop(0))
             else:
-                avoid = self._avoided | self._dead_to_us() | self._nodes_without_standby()
+                lost = self._dead_to_us() - self._silent_nodes
+                avoid = self._avoided | lost | self._nodes_without_standby()
                 agent_handle = self._launcher.ask(avoid=avoid)
             self._coming.append(agent_handle)
 

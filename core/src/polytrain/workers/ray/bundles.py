@@ -31,6 +31,12 @@ class _Bundle:
     is_own: bool = False
     """Whether it is the only one of a group outside the run's."""
 
+    avoid: frozenset[str] = frozenset()
+    """The nodes to avoid for such a group."""
+
+    silent: frozenset[str] = frozenset()
+    """The nodes that such a group excludes because they were silent."""
+
 
 @dataclass(slots=True, kw_only=True)
 class AgentBundles:
@@ -62,6 +68,9 @@ class AgentBundles:
 
     _kept: list[tuple[str, Reservation]] = field(default_factory=list)
     """Nodes and own groups of agents that were lost."""
+
+    _silent: set[str] = field(default_factory=set)
+    """Nodes that don't answer, although Ray doesn't know yet that they are lost."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _guard: Guard = field(init=False)
@@ -147,7 +156,7 @@ class AgentBundles:
         if len(left) < count or len(self.labels) > 1:
             return []
         table: dict[str, dict[str, Any]] = placement_group_table()
-        alive = living_nodes().keys() - set(avoid)
+        alive = living_nodes().keys() - {*avoid, *self._silent}
         placed = {each: node for each in left if (node := _node_in(table, each)) in alive}
         # Of each node at most one, in the strictest case.
         found = [*{node: each for each, node in placed.items()}.values()]
@@ -192,31 +201,58 @@ class AgentBundles:
             with self._lock:
                 found = self._run[bundle]
         else:
-            own = self._kept_one(avoid) or Reservation(
-                f"{self._name}-{number}",
-                self.resources,
-                1,
-                "PACK",
-                labels=[self.not_on(avoid)],
-            )
-            found = _Bundle(reservation=own, index=0, is_own=True)
+            found = self._kept_one(avoid) or self._own(number, frozenset(avoid))
         with self._lock:
             self._bundles[number] = found
 
-    def _kept_one(self, avoid: Iterable[str]) -> Reservation | None:
-        """Return a lost agent's group for reuse; free those on nodes to avoid."""
+    def shun(self, node: str) -> None:
+        """Place no more agents on a node, which doesn't answer."""
         with self._lock:
-            avoided = [group for node, group in self._kept if node in avoid]
-            self._kept = [(node, group) for node, group in self._kept if node not in avoid]
+            self._silent.add(node)
+
+    def readmit(self, node: str) -> None:
+        """Place agents on a node that answers again."""
+        with self._lock:
+            self._silent.discard(node)
+
+    def renew(self, numbers: Iterable[int]) -> None:
+        """Request the groups anew that exclude a node which has been silent and answers again.
+
+        Args:
+            numbers: the agents that wait for their bundles.
+        """
+        with self._lock:
+            for number in numbers:
+                bundle = self._bundles.get(number)
+                if bundle is not None and bundle.silent - self._silent:
+                    bundle.reservation.free()
+                    self._bundles[number] = self._own(number, bundle.avoid)
+
+    def _own(self, number: int, avoid: frozenset[str]) -> _Bundle:
+        """Reserve a group of one bundle for an agent."""
+        silent = frozenset(self._silent)
+        # Names are unique, and an agent may have several groups, one after the other.
+        name = f"{self._name}-{number}-{secrets.token_hex(4)}"
+        labels = [self.not_on(avoid | silent)]
+        own = Reservation(name, self.resources, 1, "PACK", labels=labels)
+        return _Bundle(reservation=own, index=0, is_own=True, avoid=avoid, silent=silent)
+
+    def _kept_one(self, avoid: Iterable[str]) -> _Bundle | None:
+        """Return a lost agent's group for reuse; free those on nodes that can't be used."""
+        with self._lock:
+            avoided = {*avoid, *self._silent}
+            freed = [group for node, group in self._kept if node in avoided]
+            self._kept = [(node, group) for node, group in self._kept if node not in avoided]
             kept = self._kept.pop(0)[1] if self._kept else None
-        for group in avoided:
+        for group in freed:
             group.free()
-        return kept
+        return None if kept is None else _Bundle(reservation=kept, index=0, is_own=True)
 
     def placed(self, numbers: Iterable[int]) -> dict[int, str]:
         """Return number → node of those agents whose bundles Ray has placed.
 
-        Bundles of a lost node are left out until Ray has placed them again.
+        Bundles of a lost node are left out until Ray has placed them again, and those of a silent
+        node until it answers.
         """
         with self._lock:
             wanted = {number: self._bundles.get(number) for number in numbers}
@@ -227,7 +263,8 @@ class AgentBundles:
             if node is not None:
                 nodes[number] = node
         alive = living_nodes() if nodes else {}
-        return {number: node for number, node in nodes.items() if node in alive}
+        usable = alive.keys() - self._silent
+        return {number: node for number, node in nodes.items() if node in usable}
 
     def release(self, number: int) -> None:
         """Free an agent's own group, if it has one. Bundles of the run are kept for the next."""

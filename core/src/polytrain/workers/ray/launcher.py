@@ -37,7 +37,7 @@ from polytrain.policy.autoscaling import Outlook, outlook
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.starting import Starting
-from polytrain.ray_api.state import death_of_node, is_reachable, node_addresses
+from polytrain.ray_api.state import death_of_node, is_reachable, node_addresses, raylet_address
 from polytrain.workers.agents.agent_host import AgentHandle, Delivery, Gone, LinksTried, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
@@ -46,6 +46,7 @@ from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
 from polytrain.workers.ray.host import RayHost
 from polytrain.workers.ray.links import failed_links
+from polytrain.workers.ray.node_contact import NodeContact
 
 logger = logging.getLogger(__name__)
 
@@ -327,15 +328,29 @@ class RayAgentLauncher:
             # The actor has died: `_listen` reports that.
             pass
 
-    def _lose(self, host: _Host, kind: FailureKind, reason: str) -> None:
+    def _lose(
+        self, host: _Host, kind: FailureKind, reason: str, *, node_may_return: bool = False
+    ) -> None:
         """Report the loss of all agents of a host."""
         with self._lock:
             host.is_gone = True
             lost = list(host.agents.values())
-        self._report_lost(lost, kind, reason)
+        self._report_lost(lost, kind, reason, node_may_return=node_may_return)
 
-    def _report_lost(self, agents: list[AgentHandle], kind: FailureKind, reason: str) -> None:
-        self.mailbox.put([Gone(agent_handle=each, kind=kind, reason=reason) for each in agents])
+    def _report_lost(
+        self,
+        agents: list[AgentHandle],
+        kind: FailureKind,
+        reason: str,
+        *,
+        node_may_return: bool = False,
+    ) -> None:
+        self.mailbox.put(
+            [
+                Gone(agent_handle=each, kind=kind, reason=reason, node_may_return=node_may_return)
+                for each in agents
+            ]
+        )
 
     def _own_options(self, number: int, avoid: frozenset[str]) -> dict[str, Any]:
         """Return the options of an actor that holds the resources of its only agent."""
@@ -368,6 +383,7 @@ class RayAgentLauncher:
         while not self._is_closed:
             with self._lock:
                 requested = list(self._unplaced)
+            self._bundles.renew(requested)
             nodes = self._bundles.placed(requested)
             with self._lock:
                 by_node: dict[str, dict[int, AgentHandle]] = defaultdict(dict)
@@ -416,13 +432,10 @@ class RayAgentLauncher:
 
     async def _listen(self, host: _Host) -> None:
         """Pass on the mail of a host's agents until the host is gone."""
+        is_silent = False
         try:
             host.place = await host.actor.place.remote()
-            async for reference in host.actor.events.options(num_returns="streaming").remote():
-                for number, mail in await reference:
-                    agent_handle = host.agents.get(number)
-                    if agent_handle is not None:
-                        self.mailbox.put(delivery(agent_handle, mail))
+            silence = await self._mail_until_silence(host, host.place)
         except RayError as error:
             kind, reason = await asyncio.to_thread(
                 why_gone, error, host.place, self.spec.runtime_env
@@ -432,7 +445,43 @@ class RayAgentLauncher:
                 ray.kill(host.actor)
         else:
             kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
-        self._lose(host, kind, reason)
+            is_silent = silence is not None
+            if is_silent:
+                kind = FailureKind.NODE_LOST
+                reason = f"its node {host.place.host} is silent: {silence}"
+        self._lose(host, kind, reason, node_may_return=is_silent)
+
+    async def _mail_until_silence(self, host: _Host, place: NodeAddress) -> str | None:
+        """Pass on mail until the host ends; return None, or what its node didn't answer."""
+        mail = asyncio.create_task(self._pass_on_mail(host))
+        contact = NodeContact(address=await asyncio.to_thread(raylet_address, place.node_id))
+        silence = asyncio.create_task(contact.silence())
+        try:
+            await asyncio.wait({mail, silence}, return_when=asyncio.FIRST_COMPLETED)
+            if mail.done():
+                mail.result()
+                return None
+            self._bundles.shun(place.node_id)
+            self._loop.submit(self._await_return(host, place.node_id, contact))
+            return silence.result()
+        finally:
+            # Ray itself ends the stream of a silent node only after a minute.
+            mail.cancel()
+            silence.cancel()
+
+    async def _pass_on_mail(self, host: _Host) -> None:
+        async for reference in host.actor.events.options(num_returns="streaming").remote():
+            for number, mail in await reference:
+                agent_handle = host.agents.get(number)
+                if agent_handle is not None:
+                    self.mailbox.put(delivery(agent_handle, mail))
+
+    async def _await_return(self, host: _Host, node: str, contact: NodeContact) -> None:
+        """Use a silent node again once it answers, and end what has gone on there meanwhile."""
+        await contact.answer()
+        ray.kill(host.actor)
+        self._bundles.readmit(node)
+        self._is_requested.set()
 
 
 def why_gone(

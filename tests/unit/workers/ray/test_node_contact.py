@@ -1,0 +1,97 @@
+"""The contact to a node: what counts as silence, and what doesn't."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from polytrain.workers.ray.node_contact import NodeContact
+
+_LISTENS = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+kept = []
+while True:
+    kept.append(listener.accept())
+"""
+
+_CLOSES = _LISTENS.replace("kept.append(listener.accept())", "listener.accept()[0].close()")
+
+
+@contextlib.contextmanager
+def listening(program: str) -> Iterator[tuple[subprocess.Popen[str], NodeContact]]:
+    """A process that listens, and the contact to it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        try:
+            yield process, NodeContact(address=("127.0.0.1", port), lost_after_s=2)
+        finally:
+            process.kill()
+
+
+async def _is_silent_within(contact: NodeContact, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(contact.silence(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("program", [_LISTENS, _CLOSES])
+def test_a_node_that_is_there_is_not_silent(program: str) -> None:
+    with listening(program) as (_, contact):
+        assert not asyncio.run(_is_silent_within(contact, 2.6))
+
+
+def test_a_node_whose_processes_are_stopped_is_not_silent() -> None:
+    with listening(_LISTENS) as (process, contact):
+        asyncio.run(contact.answer())
+        process.send_signal(signal.SIGSTOP)
+        assert not asyncio.run(_is_silent_within(contact, 2.6))
+
+
+@pytest.mark.parametrize("program", [_LISTENS, _CLOSES])
+def test_a_node_is_silent_when_nothing_listens_any_more(program: str) -> None:
+    with listening(program) as (process, contact):
+
+        async def killed_meanwhile() -> str:
+            silence = asyncio.create_task(contact.silence())
+            await contact.answer()
+            process.kill()
+            return await asyncio.wait_for(silence, 10)
+
+        host, port = contact.address
+        assert asyncio.run(killed_meanwhile()) == f"{host}:{port} hasn't answered for 2 s"
+
+
+def test_a_node_that_has_never_answered_is_not_lost() -> None:
+    """A firewall may allow only the connections that Ray has already."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        contact = NodeContact(address=bound.getsockname(), lost_after_s=1)
+        assert not asyncio.run(_is_silent_within(contact, 1.6))
+
+
+def test_a_node_that_is_back_answers() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        contact = NodeContact(address=listener.getsockname())
+
+        async def back() -> None:
+            waiting = asyncio.create_task(contact.answer())
+            await asyncio.sleep(0)
+            listener.listen()
+            await asyncio.wait_for(waiting, 10)
+
+        asyncio.run(back())
