@@ -343,6 +343,15 @@ def test_a_run_that_another_driver_has_is_not_retried() -> None:
     assert decision.reason == "another driver works on the run"
 
 
+def test_a_reset_is_counted_once_though_ray_notices_later_that_its_connection_is_gone() -> None:
+    policy = FailurePolicy(max_failures=1)
+    reset = attempt_of(failure(FailureKind.CONNECTION_LOST))
+    late = failure(FailureKind.AGENT_LOST, message="its agent can't be reached any more")
+    assert policy.decide([reset, attempt_of(late, has_reported=False, lasted_s=1.0)]).restart
+    assert not policy.decide([reset, attempt_of(late)]).restart
+    assert not policy.decide([LOST, attempt_of(late, has_reported=False, lasted_s=1.0)]).restart
+
+
 def test_a_lost_node_is_counted_once_though_it_ends_the_next_attempt_as_well() -> None:
     """The next attempt had a rank on it: the loss was reported of one agent after the other."""
     gone = node_loss("c", trained=True)

@@ -100,16 +100,17 @@ class FailedAttempt:
         return self.root.kind is not FailureKind.PREEMPTED
 
     def is_late_news_of(self, before: FailedAttempt) -> bool:
-        """Whether it ended by the loss of a node that had already ended the attempt before.
+        """Whether it ended by what had already ended the attempt before.
 
-        Each agent of a lost node is reported by itself, some only after the next launch.
+        Each agent of a lost node is reported by itself, some only after the next launch. If all
+        connections of a node are reset, the ranks notice theirs at once, and Ray its own later.
         """
-        return (
-            self.root.kind is FailureKind.NODE_LOST
-            and bool(self.nodes)
-            and self.nodes <= before.nodes
-            and not self.has_trained
-        )
+        if self.has_trained:
+            return False
+        if self.root.kind is FailureKind.AGENT_LOST:
+            return before.root.kind is FailureKind.CONNECTION_LOST
+        is_of_a_node = self.root.kind is FailureKind.NODE_LOST and bool(self.nodes)
+        return is_of_a_node and self.nodes <= before.nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ class FailurePolicy:
             user_errors_are_retried(self.retry_user_errors),
             repeated_errors_end_the_run(self.retry_user_errors),
             failed_starts_are_limited(_START_FAILURES),
-            nodes_are_lost_once,
+            losses_are_counted_once,
             failures_are_counted(self.max_failures),
         )
         decisions = (rule(attempts) for rule in rules)
@@ -233,12 +234,12 @@ def failed_starts_are_limited(limit: int) -> Rule:
     return rule
 
 
-def nodes_are_lost_once(attempts: Attempts) -> Decision | None:
+def losses_are_counted_once(attempts: Attempts) -> Decision | None:
     """Restart without a charge if the loss is the one that has ended the attempt before."""
     if len(attempts) < 2 or not attempts[-1].is_late_news_of(attempts[-2]):
         return None
     return Decision(
-        restart=True, reason="the same loss of a node ended the attempt before, and is counted once"
+        restart=True, reason="what ended the attempt before has ended this one, and is counted once"
     )
 
 
