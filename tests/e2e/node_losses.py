@@ -116,6 +116,11 @@ def train(config: dict[str, Any]) -> None:
             wanted = rank == 0 and polytrain.checkpoint_requested()
             kept = Checkpoint.from_directory(directory) if wanted else None
             Path(directory, "model").write_text("model")
+            preemption = polytrain.get_preemption_info()
+            if preemption is not None:
+                left_s = (preemption.deadline_ms or 0) / 1000 - time.time()
+                known = {"ranks": preemption.preempted_ranks, "left_s": left_s}
+                print("PREEMPTION " + json.dumps(known), flush=True)
             polytrain.report({"attempt": attempt}, checkpoint=kept)
         if attempt >= config["attempts"]:
             polytrain.report({"attempt": attempt})
@@ -134,9 +139,14 @@ def agents() -> list[int]:
 
 def places(run: str) -> list[dict[str, Any]]:
     """Where each rank of each attempt was, as it has told."""
+    return told("PLACE", run)
+
+
+def told(what: str, run: str) -> list[dict[str, Any]]:
+    """What the ranks have told of one kind."""
     logs = Path("runs", run, "logs").glob("*")
     lines = [line for log in sorted(logs) for line in log.read_text().splitlines()]
-    return [json.loads(line.split("PLACE ")[1]) for line in lines if "PLACE" in line]
+    return [json.loads(line.split(f"{what} ")[1]) for line in lines if what in line]
 
 
 def node_of(run: str, *, rank: int) -> str:
@@ -182,6 +192,7 @@ def fit(
             for entry in entries
             if entry["event"] == "AttemptEnded"
         ],
+        "preemptions": told("PREEMPTION", name),
         "nodes": {f"{place['attempt']}.{place['rank']}": place["node"] for place in places(name)},
         "finished": result.finished and result.error is None,
     }

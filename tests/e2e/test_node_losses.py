@@ -68,6 +68,9 @@ def test_a_run_leaves_a_node_that_is_announced_to_go_after_a_checkpoint(runs: Ru
     assert run["starts"][0] is None
     assert "checkpoint_" in run["starts"][1]
     assert run["nodes"]["1.1"] != run["nodes"]["0.1"]
+    # The node was to go a minute after the announcement.
+    assert {tuple(known["ranks"]) for known in run["preemptions"]} == {(1,)}
+    assert all(0 < known["left_s"] < 60 for known in run["preemptions"])
 
 
 def test_a_node_that_goes_as_it_had_announced_is_charged_to_nobody(runs: Runs) -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         RunOwnedError,
         TrainingFailedError,
     )
+    from polytrain.events.preemption import PreemptionInfo
     from polytrain.prediction.predict import PredictionOutput
     from polytrain.ray_names.callbacks import TrainRunContext, UserCallback
     from polytrain.ray_names.trainers import DataParallelTrainer
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         get_checkpoint,
         get_context,
         get_dataset_shard,
+        get_preemption_info,
         heartbeat,
         report,
     )
@@ -83,6 +85,7 @@ __all__ = [
     "PolytrainError",
     "PredictionFailedError",
     "PredictionOutput",
+    "PreemptionInfo",
     "ReportedCheckpoint",
     "ReportedCheckpointStatus",
     "Result",
@@ -108,6 +111,7 @@ __all__ = [
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
+    "get_preemption_info",
     "heartbeat",
     "load",
     "make_trainer",
@@ -149,6 +153,7 @@ _NAMES = LazyNames(
         "polytrain.api.result": ("Result",),
         "polytrain.api.run_handle": ("RunHandle", "RunStatus"),
         "polytrain.api.trainer": ("Trainer", "make_trainer"),
+        "polytrain.events.preemption": ("PreemptionInfo",),
         "polytrain.prediction.predict": ("PredictionOutput",),
         "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
         "polytrain.workers.session.checkpoint_handling": ("CheckpointUploadMode",),
@@ -164,6 +169,7 @@ _NAMES = LazyNames(
             "get_checkpoint",
             "get_context",
             "get_dataset_shard",
+            "get_preemption_info",
             "heartbeat",
             "report",
         ),

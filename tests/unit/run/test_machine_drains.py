@@ -23,6 +23,7 @@ from polytrain.events.attempt import (
     move_wanted,
     stop_wanted,
 )
+from polytrain.events.preemption import LeavingNode, PreemptionInfo
 from polytrain.run.states import (
     AcquireWorkers,
     Conclude,
@@ -63,7 +64,8 @@ def killed(ranks: int, attempt: int = 0) -> list[Event]:
 @ALL
 def test_trainers_are_told_once_and_killed_after_the_first_has_stopped(drain: DrainWanted) -> None:
     play = Play(4).launched().training().tell(drain)
-    assert play.latest == (DrainAttempt(attempt=0),)
+    [told] = play.latest
+    assert isinstance(told, DrainAttempt)
     assert play.tell(drain).latest == ()
     assert play.tell(drained()).latest == (Kill(attempt=0),)
     assert play.tell(drained(1)).latest == ()
@@ -116,7 +118,7 @@ def test_a_move_that_is_wanted_while_workers_are_placed_there_follows_at_once() 
     play = Play(4).tell(MOVE)
     assert play.latest == ()
     play.launched().training()
-    assert DrainAttempt(attempt=0) in play.actions
+    assert told_of({"node-1": [2, 3]}, deadline_ms=None) in play.actions
     play.tell(drained(), *killed(4))
     assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
 
@@ -125,7 +127,7 @@ def test_workers_that_must_stay_on_nodes_that_go_are_not_moved_again_and_again()
     play = Play(4).launched().training().tell(MOVE, drained(), *killed(4))
     play.launched().training()
     assert [action for action in play.actions if isinstance(action, DrainAttempt)] == [
-        DrainAttempt(attempt=0)
+        told_of({"node-1": [2, 3]}, deadline_ms=None)
     ]
 
 
@@ -398,10 +400,43 @@ def node_loss(rank: int) -> AgentLost:
 
 def test_a_node_that_is_to_go_is_named_and_so_are_several() -> None:
     play = Play(4).launched().training()
-    play.tell(move_wanted({"node-1": "10.77.0.3"}))
+    play.tell(move_wanted({"node-1": LeavingNode(address="10.77.0.3")}))
     assert play.reason == "the node 10.77.0.3 is about to be taken away"
     assert play.state.leaving_nodes == {"node-1"}
-    play.tell(move_wanted({"node-8": "10.77.0.9", "node-7": "10.77.0.8"}))
+    play.tell(
+        move_wanted(
+            {
+                "node-8": LeavingNode(address="10.77.0.9"),
+                "node-7": LeavingNode(address="10.77.0.8"),
+            }
+        )
+    )
     assert play.reason == (
         "the nodes 10.77.0.8, 10.77.0.9 are about to be taken away; no worker of this run is there"
     )
+
+
+def test_ranks_learn_which_of_them_go_and_when_the_first_does() -> None:
+    play = Play(4).launched().training()
+    play.tell(move_wanted({"node-1": LeavingNode(address="b", deadline_ms=9_000)}))
+    assert play.latest == (told_of({"node-1": [2, 3]}, deadline_ms=9_000),)
+    play.tell(
+        move_wanted(
+            {
+                "node-7": LeavingNode(address="h"),
+                "node-0": LeavingNode(address="a", deadline_ms=5_000),
+            }
+        )
+    )
+    assert play.latest == (told_of({"node-0": [0, 1], "node-1": [2, 3]}, deadline_ms=5_000),)
+
+
+def test_ranks_that_meet_later_learn_of_a_preemption_too() -> None:
+    play = Play(2).launched().tell(offered(0))
+    play.tell(move_wanted({"node-0": LeavingNode(address="a")}))
+    assert play.tell(offered(1)).latest[-1] == told_of({"node-0": [0, 1]}, deadline_ms=None)
+
+
+def told_of(nodes: dict[str, list[int]], *, deadline_ms: int | None) -> DrainAttempt:
+    preemption = PreemptionInfo(deadline_ms=deadline_ms, preempted_node_to_ranks=nodes)
+    return DrainAttempt(attempt=0, preemption=preemption)

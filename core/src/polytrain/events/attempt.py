@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from polytrain.errors import Failure, FailureKind
+from polytrain.events.preemption import LeavingNode, earliest
 from polytrain.functions.return_values import Returned
 from polytrain.linux.nvidia_gpus import GpuUse
 from polytrain.linux.progress_page import WorkerStage
@@ -46,6 +47,9 @@ class DrainWanted:
     nodes: frozenset[str] = frozenset()
     """Nodes that are marked for removal."""
 
+    deadline_ms: int | None = None
+    """When the first of them is taken away, in milliseconds since the epoch, if that is known."""
+
     ranks: frozenset[int] = frozenset()
     """Ranks whose agents must be replaced."""
 
@@ -56,16 +60,16 @@ class DrainWanted:
     """The step that a committed checkpoint must have reached before the run may stop."""
 
 
-def move_wanted(addresses: Mapping[str, str]) -> DrainWanted:
-    """Return the drain that moves a run away from nodes.
-
-    Args:
-        addresses: the nodes' addresses, by node id.
-    """
-    named = ", ".join(sorted(addresses.values()))
-    which = f"the node {named} is" if len(addresses) == 1 else f"the nodes {named} are"
-    reason = f"{which} about to be taken away"
-    return DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=frozenset(addresses))
+def move_wanted(nodes: Mapping[str, LeavingNode]) -> DrainWanted:
+    """Return the drain that moves a run away from nodes, by their ids."""
+    named = ", ".join(sorted(node.address for node in nodes.values()))
+    which = f"the node {named} is" if len(nodes) == 1 else f"the nodes {named} are"
+    return DrainWanted(
+        purpose=Purpose.MOVE,
+        reason=f"{which} about to be taken away",
+        nodes=frozenset(nodes),
+        deadline_ms=earliest([node.deadline_ms for node in nodes.values()]),
+    )
 
 
 def stop_wanted(stopped: Stopped, *, until_step: int = 0) -> DrainWanted:

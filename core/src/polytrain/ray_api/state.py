@@ -74,9 +74,13 @@ def autoscaler_totals() -> Mapping[str, float] | None:
     return totals
 
 
-def draining_nodes() -> frozenset[str]:
-    """Return the nodes that the autoscaler or a cloud provider's notice has marked for removal."""
-    return frozenset(cluster_state().get_draining_nodes())
+def draining_nodes() -> dict[str, int | None]:
+    """Return the nodes that the autoscaler or a cloud provider's notice has marked for removal.
+
+    The values say when they go, in milliseconds since the epoch; None if nobody has said.
+    """
+    nodes: dict[str, int] = cluster_state().get_draining_nodes()
+    return {node: deadline_ms or None for node, deadline_ms in nodes.items()}
 
 
 def free_resources() -> Mapping[str, float]:

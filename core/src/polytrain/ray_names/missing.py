@@ -35,7 +35,6 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "MLflowLoggerCallback": 'use RunConfig(track="mlflow")',
         "NCCLHangError": _WORKER_ERRORS,
         "PreemptionError": "a preemption never fails a run here, and needs no handling",
-        "PreemptionInfo": "checkpoint_requested() says that a worker's node goes away soon",
         "Predictor": _PREDICT,
         "RayTrainError": _WORKER_ERRORS,
         "SessionMisuseError": "outside of a worker polytrain.NotInWorkerError is raised",
@@ -50,7 +49,6 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
                 "experiment_name",
             )
         },
-        "get_preemption_info": "checkpoint_requested() says that a worker's node goes away soon",
         "horovod": "Ray Train has removed it; use polytrain.torch",
         "session": "its functions are polytrain's own: polytrain.report, get_checkpoint, …",
         "setup_mlflow": 'use RunConfig(track="mlflow")',

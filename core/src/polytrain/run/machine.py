@@ -40,6 +40,7 @@ from polytrain.events.attempt import (
     SavesOnRequest,
     stop_wanted,
 )
+from polytrain.events.preemption import PreemptionInfo, earliest
 from polytrain.policy.failure import failed_attempt
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.states import (
@@ -183,7 +184,7 @@ def _offered(state: State, event: Offered) -> Transition:
     if len(offers) < state.world_size:
         return Transition(state=replace(state, phase=Gathering(offers=offers)))
     roster = tuple(offers[rank] for rank in range(state.world_size))
-    drain = () if state.drain is None else (DrainAttempt(attempt=state.attempt),)
+    drain = () if state.drain is None else (_drain_attempt(state, state.drain),)
     return Transition(
         state=replace(state, phase=Training()),
         actions=(SendRoster(attempt=state.attempt, offers=roster), *drain),
@@ -215,7 +216,15 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
     if before is not None and stops and before.purpose is Purpose.STOP:
         return Transition(state=state, reason=f"{event.reason}, as is requested already")
     if before is not None and not stops:
-        event = replace(before, ranks=before.ranks | event.ranks, nodes=before.nodes | event.nodes)
+        event = replace(
+            before,
+            ranks=before.ranks | event.ranks,
+            nodes=before.nodes | event.nodes,
+            deadline_ms=earliest([before.deadline_ms, event.deadline_ms]),
+        )
+    # After a condition is met, ranks other than 0 have to continue.
+    may_repeat = before is not None and before.purpose is not Purpose.STOP
+    is_news = before is None or (may_repeat and not event.nodes <= before.nodes)
     state = replace(state, drain=event)
     match state.phase:
         case Placing() if stops:
@@ -225,11 +234,20 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
         case Training() if stops and not state.saves:
             reason = f"{event.reason}; no checkpoint was made, so none is waited for"
             return _ended_as_planned(state, reason=reason, now=now)
-        case Training() if before is None:
-            drain = DrainAttempt(attempt=state.attempt)
+        case Training() if is_news:
+            drain = _drain_attempt(state, event)
             return Transition(state=state, actions=(drain,), reason=event.reason)
         case _:
             return Transition(state=state, reason=event.reason)
+
+
+def _drain_attempt(state: State, drain: DrainWanted) -> DrainAttempt:
+    ranks = {
+        node: [rank for rank, its in enumerate(state.nodes) if its == node]
+        for node in sorted(drain.nodes.intersection(state.nodes))
+    }
+    preemption = PreemptionInfo(deadline_ms=drain.deadline_ms, preempted_node_to_ranks=ranks)
+    return DrainAttempt(attempt=state.attempt, preemption=preemption if ranks else None)
 
 
 def _condition_met(state: State, event: ConditionMet, *, now: float) -> Transition:

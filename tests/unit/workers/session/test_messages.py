@@ -17,14 +17,17 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import PartStaged, StagedPart
 from polytrain.errors import CheckpointError, FailureKind
 from polytrain.events.attempt import Done, Drained, Event, Failed, Joined, Offered, Reported
+from polytrain.events.preemption import PreemptionInfo
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.processes.channel import FrameBuffer, Message, Ring, SocketChannel, pack
 from polytrain.workers.session.messages import (
     done_message,
+    drain_message,
     drained_message,
     joined_message,
     leave_message,
     offer_message,
+    preemption_of,
     raised_message,
     report_message,
     roster_message,
@@ -271,3 +274,16 @@ def test_a_line_that_breaks_is_the_end(sent: bytes) -> None:
         ours.close()
         with pytest.raises(EOFError):
             SocketChannel(theirs).receive()
+
+
+@pytest.mark.parametrize("deadline_ms", [None, 1_800_000_000_000])
+def test_a_preemption_arrives_as_it_was_sent(deadline_ms: int | None) -> None:
+    preemption = PreemptionInfo(
+        deadline_ms=deadline_ms, preempted_node_to_ranks={"node-b": [2, 3], "node-a": [0]}
+    )
+    received = preemption_of(drain_message(preemption))
+    assert received == preemption
+    assert received is not None
+    assert received.preempted_node_ids == ["node-a", "node-b"]
+    assert received.preempted_ranks == [0, 2, 3]
+    assert preemption_of(drain_message()) is None

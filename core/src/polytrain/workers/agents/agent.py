@@ -114,7 +114,7 @@ class Agent:
         self._storage_check = storage_check
         self._assignment: RankAssignment | None = None
         self._has_roster = -1
-        self._to_drain = -1
+        self._to_drain: DrainAttempt | None = None
         self._data = RankData()
 
     async def place(self) -> NodeAddress:
@@ -152,13 +152,13 @@ class Agent:
             case SendRoster(attempt=attempt, offers=offers):
                 self._send(attempt, roster_message(offers))
                 self._has_roster = attempt
-                if self._to_drain == attempt:
-                    self._send(attempt, drain_message())
+                if self._to_drain is not None and self._to_drain.attempt == attempt:
+                    self._send(attempt, drain_message(self._to_drain.preemption))
             case DrainAttempt(attempt=attempt):
                 # The worker process reads it after the roster.
-                self._to_drain = attempt
+                self._to_drain = call
                 if self._has_roster == attempt:
-                    self._send(attempt, drain_message())
+                    self._send(attempt, drain_message(call.preemption))
             case Leave(attempt=attempt):
                 await self._leave(attempt)
             case Kill(attempt=attempt):

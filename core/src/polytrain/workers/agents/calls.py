@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
 from polytrain.events.attempt import Event, HealthEvent, Reported
 from polytrain.events.output import BarMoved, Output
+from polytrain.events.preemption import PreemptionInfo
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class DrainAttempt:
     """Ask the worker process to make a checkpoint and stop."""
 
     attempt: int
+    preemption: PreemptionInfo | None = None
+    """The nodes that are about to be taken away, if that is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

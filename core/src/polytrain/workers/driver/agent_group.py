@@ -19,6 +19,7 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.attempt import AgentsPlaced, Event, PlacementFailed, move_wanted
 from polytrain.events.output import OutputRoute
+from polytrain.events.preemption import LeavingNode
 from polytrain.policy.placement import members
 from polytrain.policy.ports import too_few_ports
 from polytrain.policy.scaling import holds
@@ -120,8 +121,8 @@ class AgentCluster(Cluster, SharedStore, Protocol):
             held: the resources of all workers together.
         """
 
-    def watch(self, tell: Callable[[Mapping[str, str]], None]) -> BackgroundActivity:
-        """Report draining nodes: their addresses, by node id."""
+    def watch(self, tell: Callable[[Mapping[str, LeavingNode]], None]) -> BackgroundActivity:
+        """Report draining nodes, by node id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,9 +333,9 @@ class AgentGroup:
             handle(self._of_the_pool.popleft())
         return had_events
 
-    def _nodes_are_leaving(self, addresses: Mapping[str, str]) -> None:
+    def _nodes_are_leaving(self, nodes: Mapping[str, LeavingNode]) -> None:
         """Request a drain for leaving nodes; called by the watch's thread."""
-        self._mailbox.put((move_wanted(addresses),))
+        self._mailbox.put((move_wanted(nodes),))
 
     def _let_zygote_go_if_unused(self) -> None:
         if self._zygote is not None and not any(

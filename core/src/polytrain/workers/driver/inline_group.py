@@ -108,8 +108,8 @@ class InlineGroup:
                 self._inbox.append(settled_message(checkpoint))
             case SendCheckpoints(number=number, checkpoints=checkpoints):
                 self._inbox.append(checkpoints_message(number, checkpoints))
-            case DrainAttempt():
-                self._inbox.append(drain_message())
+            case DrainAttempt(preemption=preemption):
+                self._inbox.append(drain_message(preemption))
             case Leave():
                 self._inbox.append(leave_message())
             case Kill():

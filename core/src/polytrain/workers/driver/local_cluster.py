@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.events.preemption import LeavingNode
 from polytrain.functions.missing_modules import THIS_MACHINE
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.placement import NodeAddress
@@ -80,7 +81,7 @@ class LocalCluster:
         """Return nothing: validation has refused streaming data sets."""
         return Nothing()
 
-    def watch(self, tell: Callable[[Mapping[str, str]], None]) -> Nothing:
+    def watch(self, tell: Callable[[Mapping[str, LeavingNode]], None]) -> Nothing:
         """Watch nothing: this machine isn't drained."""
         return Nothing()
 

@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 from polytrain.config.configs import ScalingConfig
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
+from polytrain.events.preemption import LeavingNode
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes, node_addresses
@@ -96,7 +97,7 @@ class RayCluster:
 
         return Streams(datasets, held)
 
-    def watch(self, tell: Callable[[Mapping[str, str]], None]) -> NodeWatch:
+    def watch(self, tell: Callable[[Mapping[str, LeavingNode]], None]) -> NodeWatch:
         """Report draining nodes."""
         return NodeWatch(tell)
 
@@ -169,10 +170,10 @@ class NodeWatch:
     It polls every few seconds, because Ray doesn't send notices.
     """
 
-    def __init__(self, tell: Callable[[Mapping[str, str]], None]) -> None:
+    def __init__(self, tell: Callable[[Mapping[str, LeavingNode]], None]) -> None:
         """
         Args:
-            tell: called with the addresses of the nodes that weren't draining before, by node id.
+            tell: called with the nodes that weren't draining before, by node id.
         """
         self._tell = tell
         self._ended = threading.Event()
@@ -191,12 +192,20 @@ class NodeWatch:
         while not self._ended.wait(_LOOK_S):
             try:
                 draining = draining_nodes()
-                addresses = node_addresses() if draining - known else {}
+                new = draining.keys() - known
+                addresses = node_addresses() if new else {}
             except (RayError, OSError, RuntimeError) as error:
                 if not is_reported:
                     logger.warning("Ray doesn't list draining nodes now: %s", error)
                 is_reported = True
                 continue
-            if draining - known:
-                self._tell({node: addresses.get(node, node) for node in draining - known})
-            known |= draining
+            if new:
+                self._tell(
+                    {
+                        node: LeavingNode(
+                            address=addresses.get(node, node), deadline_ms=draining[node]
+                        )
+                        for node in new
+                    }
+                )
+            known |= new

@@ -16,14 +16,15 @@ from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import is_full, is_unwritable
 from polytrain.checkpoint.staging import Stagings, Stamps, beneath, remove
 from polytrain.errors import CheckpointError
+from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.progress_page import WorkerStage, during
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import CheckpointFiles
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (
     checkpoints_asked_message,
-    drain_message,
     drained_message,
+    preemption_of,
     staged_message,
 )
 
@@ -54,6 +55,7 @@ class CheckpointUploader:
         self._newest: int | None = None
         self._in_flight: set[int] = set()
         self._asked_to_stop = False
+        self._preemption: PreemptionInfo | None = None
         self._questions = 0
         self._stalled_s = 0.0
         self._stalled_since: float | None = None
@@ -199,6 +201,16 @@ class CheckpointUploader:
             self._take(message)
         return self._asked_to_stop
 
+    def preemption(self) -> PreemptionInfo | None:
+        """Return the nodes that are about to be taken away, as far as is known.
+
+        Raises:
+            ConnectionClosedError: the agent is gone.
+        """
+        while (message := self._channel.poll()) is not None:
+            self._take(message)
+        return self._preemption
+
     def stop(self) -> NoReturn:
         """Report that the last checkpoint is made, and wait to be killed.
 
@@ -226,8 +238,9 @@ class CheckpointUploader:
             self._take(message)
 
     def _take(self, message: Message) -> None:
-        if message == drain_message():
+        if message[0] == "drain":
             self._asked_to_stop = True
+            self._preemption = preemption_of(message) or self._preemption
         elif message[0] == "settled":
             self._in_flight.discard(message[1])
         # Ignore other messages: they are answers that arrived too late.

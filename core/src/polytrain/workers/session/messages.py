@@ -25,6 +25,7 @@ from polytrain.events.attempt import (
     Reported,
     SavesOnRequest,
 )
+from polytrain.events.preemption import PreemptionInfo
 from polytrain.functions.return_values import Returned
 from polytrain.workers.processes.channel import Message
 from polytrain_plugins import Member, Offer, Stopped, World
@@ -266,9 +267,21 @@ def leave_message() -> Message:
     return ["leave"]
 
 
-def drain_message() -> Message:
-    """Return the request to make a checkpoint and stop."""
-    return ["drain"]
+def drain_message(preemption: PreemptionInfo | None = None) -> Message:
+    """Return the message that asks for a last checkpoint; see `preemption_of`."""
+    if preemption is None:
+        return ["drain"]
+    nodes = {node: list(ranks) for node, ranks in preemption.preempted_node_to_ranks.items()}
+    return ["drain", preemption.deadline_ms, nodes]
+
+
+def preemption_of(message: Message) -> PreemptionInfo | None:
+    """Return the preemption that is the reason of a `drain_message`, if any is."""
+    match message:
+        case ["drain", deadline_ms, nodes]:
+            return PreemptionInfo(deadline_ms=deadline_ms, preempted_node_to_ranks=nodes)
+        case _:
+            return None
 
 
 def settled_message(checkpoint: int) -> Message:

@@ -15,6 +15,7 @@ from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.staging import Snapshots, Stamps
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.errors import CheckpointError, NotInWorkerError
+from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
 from polytrain.policy.validation import ValidationStatus
@@ -269,6 +270,12 @@ class WorkerSession:
                 self._saves_on_request = self._saves = True
                 self._channel.send(saves_on_request_message())
             return self._is_last()
+
+    def preemption(self) -> PreemptionInfo | None:
+        """Return the nodes that go away soon; see `worker_api.get_preemption_info`."""
+        self._expect_own_process("get_preemption_info()")
+        with self._lock:
+            return self._uploader.preemption()
 
     def _expect_own_process(self, call: str) -> None:
         if os.getpid() != self._pid:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.validation_config import ValidationTaskConfig
 from polytrain.errors import NotInWorkerError
+from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.progress_page import beat
 from polytrain.workers.session.checkpoint_handling import (
     DEFAULT,
@@ -188,6 +189,19 @@ def checkpoint_requested() -> bool:
         NotInWorkerError: outside a training function.
     """
     return _session("checkpoint_requested").is_checkpoint_wanted()
+
+
+def get_preemption_info() -> PreemptionInfo | None:
+    """Return which nodes of this run are about to be taken away; None if none is, as far as known.
+
+    The run asks for a checkpoint at the same time (`checkpoint_requested`), and goes on elsewhere
+    once that is committed: a function need not call this. The ranks don't wait for each other here,
+    and may get different answers at the same step.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    return _session("get_preemption_info").preemption()
 
 
 def gather_over_ranks(piece: bytes, *, call: str) -> list[bytes]:
