@@ -291,7 +291,8 @@ def train():
     import time
     from pathlib import Path
     from tqdm import tqdm
-    for done in tqdm(range(2), desc="batches", ncols=60):
+    # Without it, tqdm may not show a step that comes within 0.1 s.
+    for done in tqdm(range(2), desc="batches", ncols=60, mininterval=0):
         while not Path(f"until{done}").exists():
             time.sleep(0.01)
     print("after the bar")
