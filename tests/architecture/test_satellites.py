@@ -54,7 +54,13 @@ ROOMS = (
 OWN_ROOMS = {
     "prediction": ("api.backend_checks", "data", "policy.cluster", "workers"),
     "validation": ("policy.validation", "workers"),
-    "view": ("api.backend_checks", "policy.placement", "workers"),
+    "view": (
+        "api.backend_checks",
+        "policy.links",
+        "policy.placement",
+        "policy.versions",
+        "workers",
+    ),
 }
 """What one of them needs besides, because it starts processes or looks at nodes."""
 
