@@ -213,7 +213,7 @@ class Host:
             words_of(command),
             cwd=cwd or self.shared or DISK,
             inside=clock,
-            env={**os.environ, **own, **(env or {})},
+            env={**_without_ray(os.environ), **own, **(env or {})},
             **streams,
         )
         self._started.append(process)
@@ -229,3 +229,8 @@ class Host:
 
     def _resize_disk(self, size: str) -> None:
         self.run(["mount", "-o", f"remount,size={size}", DISK])
+
+
+def _without_ray(variables: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what a Ray in this process has set for its own cluster, such as its token."""
+    return {name: value for name, value in variables.items() if not name.startswith("RAY_")}
