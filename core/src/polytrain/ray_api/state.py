@@ -29,22 +29,17 @@ def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
     """
     with (
         contextlib.suppress(OSError, LookupError),
-        socket.create_connection(raylet_address(node_id), timeout_s),
+        socket.create_connection(raylet_addresses()[node_id], timeout_s),
     ):
         return True
     return False
 
 
-def raylet_address(node_id: str) -> tuple[str, int]:
-    """Return where a node's raylet listens.
-
-    Raises:
-        LookupError: Ray doesn't know the node.
-    """
-    for node in _nodes():
-        if node["NodeID"] == node_id:
-            return node["NodeManagerAddress"], node["NodeManagerPort"]
-    raise LookupError(f"Ray has no node {node_id}")
+def raylet_addresses() -> dict[str, tuple[str, int]]:
+    """Return where the raylets of all nodes listen, the dead ones too, by node id."""
+    return {
+        node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in _nodes()
+    }
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:

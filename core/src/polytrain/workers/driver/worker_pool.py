@@ -376,6 +376,7 @@ class WorkerPool:
         placing.is_noticed = True
 
     def _why_hopeless(self, outlook: Outlook) -> str | None:
+        lost = self._dead_to_us()
         return self._policy.why_hopeless(
             outlook,
             up_on=[agent_handle.place.node_id for agent_handle in self.here],
@@ -383,7 +384,7 @@ class WorkerPool:
             living={
                 node: total
                 for node, total in self._cluster.living_nodes().items()
-                if node not in self._dead_to_us()
+                if node not in lost
             },
             free=self._free_nodes(),
         )
@@ -469,14 +470,13 @@ class WorkerPool:
             self._move_bundles(self._placing)
         avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
         bundles = self._bundles.free(self._taken, avoided)
-        for _ in range(missing):
-            if bundles:
-                agent_handle = self._launcher.ask(bundle=bundles.pop(0))
-            else:
-                lost = self._dead_to_us() - self._silent_nodes
-                avoid = self._avoided | lost | self._nodes_without_standby()
-                agent_handle = self._launcher.ask(avoid=avoid)
-            self._coming.append(agent_handle)
+        in_bundles = bundles[: max(0, missing)]
+        self._coming += [self._launcher.ask(bundle=bundle) for bundle in in_bundles]
+        others = missing - len(in_bundles)
+        if others > 0:
+            lost = self._dead_to_us() - self._silent_nodes
+            avoid = self._avoided | lost | self._nodes_without_standby()
+            self._coming += [self._launcher.ask(avoid=avoid) for _ in range(others)]
 
     def _room(self) -> int:
         """Return the number of further workers for which there are free resources."""

@@ -37,7 +37,7 @@ from polytrain.policy.autoscaling import Outlook, outlook
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.starting import Starting
-from polytrain.ray_api.state import death_of_node, is_reachable, node_addresses, raylet_address
+from polytrain.ray_api.state import death_of_node, is_reachable, node_addresses, raylet_addresses
 from polytrain.workers.agents.agent_host import AgentHandle, Delivery, Gone, LinksTried, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
@@ -115,6 +115,11 @@ class RayAgentLauncher:
 
     _placer: threading.Thread | None = None
     _loop: LoopThread = field(default_factory=lambda: LoopThread("polytrain-hosts"))
+    _raylets: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Where the raylet of each known node listens. Only the loop's thread uses it."""
+
+    _raylets_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
     _listeners: list[Future[None]] = field(default_factory=list)
     _is_requested: threading.Event = field(default_factory=threading.Event)
     """Set by a request and by the end, so that the placer checks at once."""
@@ -454,7 +459,7 @@ class RayAgentLauncher:
     async def _mail_until_silence(self, host: _Host, place: NodeAddress) -> str | None:
         """Pass on mail until the host ends; return None, or what its node didn't answer."""
         mail = asyncio.create_task(self._pass_on_mail(host))
-        contact = NodeContact(address=await asyncio.to_thread(raylet_address, place.node_id))
+        contact = NodeContact(address=await self._raylet_address(place.node_id))
         silence = asyncio.create_task(contact.silence())
         try:
             await asyncio.wait({mail, silence}, return_when=asyncio.FIRST_COMPLETED)
@@ -468,6 +473,14 @@ class RayAgentLauncher:
             # Ray itself ends the stream of a silent node only after a minute.
             mail.cancel()
             silence.cancel()
+
+    async def _raylet_address(self, node: str) -> tuple[str, int]:
+        """Return where a node's raylet listens. Ray lists all nodes at once: ask it seldom."""
+        # Many hosts arrive at once.
+        async with self._raylets_lock:
+            if node not in self._raylets:
+                self._raylets = await asyncio.to_thread(raylet_addresses)
+        return self._raylets[node]
 
     async def _pass_on_mail(self, host: _Host) -> None:
         async for reference in host.actor.events.options(num_returns="streaming").remote():
