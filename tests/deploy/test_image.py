@@ -53,8 +53,8 @@ def test_a_pod_that_is_stopped_tells_ray(tmp_path: Path, refused: bool) -> None:
         timeout=60,
         check=False,
     )
-    told = "drain-node --reason DRAIN_NODE_REASON_PREEMPTION"
-    assert run.stdout.startswith(told)
+    command = "drain-node --reason DRAIN_NODE_REASON_PREEMPTION"
+    assert run.stdout.startswith(command)
     assert "--deadline-remaining-seconds 1\n" in run.stdout
     # Other tests' ranks may be on this machine. It has waited for them for as long as it may.
     assert run.returncode in ((1,) if refused else (0, 124))

@@ -139,11 +139,11 @@ def agents() -> list[int]:
 
 def places(run: str) -> list[dict[str, Any]]:
     """Where each rank of each attempt was, as it has told."""
-    return told("PLACE", run)
+    return printed("PLACE", run)
 
 
-def told(what: str, run: str) -> list[dict[str, Any]]:
-    """What the ranks have told of one kind."""
+def printed(what: str, run: str) -> list[dict[str, Any]]:
+    """What the ranks have printed with this word before it."""
     logs = Path("runs", run, "logs").glob("*")
     lines = [line for log in sorted(logs) for line in log.read_text().splitlines()]
     return [json.loads(line.split(f"{what} ")[1]) for line in lines if what in line]
@@ -192,7 +192,7 @@ def fit(
             for entry in entries
             if entry["event"] == "AttemptEnded"
         ],
-        "preemptions": told("PREEMPTION", name),
+        "preemptions": printed("PREEMPTION", name),
         "nodes": {f"{place['attempt']}.{place['rank']}": place["node"] for place in places(name)},
         "finished": result.finished and result.error is None,
     }

@@ -40,7 +40,7 @@ class Listening:
     """ "`ports`" or "the system's"."""
 
 
-def told(backend: str, rank: int) -> list[Listening]:
+def listed_in_docs(backend: str, rank: int) -> list[Listening]:
     """What the table says of one rank, on CPUs, once all ranks are connected."""
     rows = re.findall(rf"^\| `{backend}` \|(.+)\|$", PAGE.read_text(), re.MULTILINE)
     assert rows
@@ -131,5 +131,5 @@ def test_a_run_listens_where_the_table_says(backend: str, tmp_path: Path, quiet:
     assert found.driver == before
     for rank in range(2):
         sockets = found.by_process.pop(int((ranks / str(rank)).read_text()), [])
-        assert Counter(sockets) == Counter(told(backend, rank))
+        assert Counter(sockets) == Counter(listed_in_docs(backend, rank))
     assert found.by_process == {}, "a process that is no rank listens"

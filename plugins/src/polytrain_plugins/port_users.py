@@ -52,8 +52,8 @@ def port_users(ports: Collection[int]) -> list[str]:
             by_port[each.port] = each
     named = sorted(ports)[:_MOST_NAMED]
     processes = _processes({by_port[port].inode for port in named if port in by_port})
-    told = [f"{port} is used by {_user_of(by_port.get(port), processes)}" for port in named]
-    return [*told, *(["…"] if len(ports) > len(named) else [])]
+    users = [f"{port} is used by {_user_of(by_port.get(port), processes)}" for port in named]
+    return [*users, *(["…"] if len(ports) > len(named) else [])]
 
 
 def _user_of(each: TcpSocket | None, processes: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polytrain.config.constraints import Checked, Wrong
+from polytrain.text.first_few import first_few
 from polytrain_plugins import (
     DatasetInfo,
     Job,
@@ -255,5 +256,4 @@ def _name_problems(
 
 
 def _listed(names: Sequence[str], *, plain: bool = False) -> str:
-    shown = ", ".join(names[:_SHOWN] if plain else map(repr, names[:_SHOWN]))
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+    return first_few(names if plain else list(map(repr, names)), _SHOWN)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import HealthEvent, Joined, Stacks, Started, WorkerStatus
+from polytrain.text.first_few import first_few
 
 _MAX_STOP_S = 10.0
 """Maximum seconds that a signal may stop a worker process; an accidental stop is shorter."""
@@ -404,9 +405,9 @@ class HangDetector:
         first: dict[str, int] = {}
         for rank, host in enumerate(self.hosts):
             first.setdefault(host, rank)
-        places = [f"rank {rank} on {host}" for host, rank in first.items()][:_SHOWN_HOSTS]
-        more = f" and {len(first) - len(places)} more hosts" if len(first) > len(places) else ""
+        places = [f"rank {rank} on {host}" for host, rank in first.items()]
         return (
-            f": {', '.join(places)}{more}. One of them probably can't connect to another, because "
-            "of a firewall: `polytrain doctor --nodes all` tries them in both directions"
+            f": {first_few(places, _SHOWN_HOSTS, of='hosts')}. One of them probably can't connect "
+            "to another, because of a firewall: `polytrain doctor --nodes all` tries them in both "
+            "directions"
         )

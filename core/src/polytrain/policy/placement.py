@@ -160,7 +160,7 @@ class PlacementPolicy:
 
         Those on a lost node move if all do, and their group is freed, or if there is room for them
         twice: Ray finds other room for a dead node's bundles too, and while it finds none, its
-        control store is busy with nothing else. Devices are too dear to be reserved twice.
+        control store is busy with nothing else. Devices are too expensive to be reserved twice.
 
         Args:
             taken: bundles with an agent.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polytrain.text.first_few import first_few
+
 STARTING_S = 60.0
 """Seconds for which an elastic run waits for agents that are starting, though it could begin or
 grow without them. With each that comes later it is restarted; and a node on which nothing ever
@@ -30,10 +32,7 @@ class Starting:
     @property
     def nodes(self) -> str:
         """The addresses of the nodes, each once; of many, the first."""
-        nodes = sorted(set(self.hosts))
-        more = len(nodes) - _NAMED_HOSTS
-        named = ", ".join(nodes[:_NAMED_HOSTS])
-        return named if more <= 0 else f"{named} and {more} more nodes"
+        return first_few(sorted(set(self.hosts)), _NAMED_HOSTS, of="nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

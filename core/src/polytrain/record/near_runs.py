@@ -7,6 +7,7 @@ from pathlib import Path
 
 from polytrain.record.history import JOURNAL
 from polytrain.storage.location import Location
+from polytrain.text.first_few import first_few
 from polytrain_plugins.close_names import close_to
 
 _SHOWN = 3
@@ -37,8 +38,7 @@ def names_near(location: Location) -> list[str]:
 
 def listed(paths: list[str]) -> str:
     """Return the first few paths as a list."""
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return f"{', '.join(paths[:_SHOWN])}{more}"
+    return first_few(paths, _SHOWN)
 
 
 def no_run_text(location: Location) -> str:

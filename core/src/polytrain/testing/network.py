@@ -50,7 +50,7 @@ class NetworkTier(FaultyRuns):
         assert two_hosts.wrong_with(RESET, self.subject(), expected=untouched.model) == []
 
     def test_a_host_is_lost(self, two_hosts: HostCluster, untouched: CaseResult) -> None:
-        """A host is killed: all workers go on with the other, and the model is the same.
+        """A host is killed: all workers continue on the other one, and the model is the same.
 
         If this fails: the engine offers an address that only its own host reaches, or blocks in a
         collective operation so that it can't be ended.

@@ -59,7 +59,7 @@ def storage_problem(location: Location, marker: str, host: str) -> str | None:
     if unseen is not None:
         return unseen
     if not location.is_local:
-        # Errors that pass can't be told from those of a wrong server.
+        # A temporary error looks like that of a wrong server.
         location = replace(location, retry_s=min(location.retry_s, _REACHED_WITHIN_S))
     refused = refusal(location)
     return None if refused is None else f"the node {host} {refused.what}. {refused.remedy}"

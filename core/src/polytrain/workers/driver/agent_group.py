@@ -179,7 +179,7 @@ class AgentGroup:
             launcher=self._launcher,
             cluster=cluster,
             first_node=self._node_id,
-            tell=self._told_by_pool,
+            tell=self._take_from_pool,
             tries_links=spec.run.run_config.preflight == "links",
         )
         self._data: ShardCachePlanner | None = None
@@ -319,7 +319,7 @@ class AgentGroup:
             case _:
                 handle(event)
 
-    def _told_by_pool(self, event: Event) -> None:
+    def _take_from_pool(self, event: Event) -> None:
         if isinstance(event, AgentsPlaced):
             ports = self._spec.run.run_config.ports
             why_not = too_few_ports(ports, self._spec.demand, self.members)
