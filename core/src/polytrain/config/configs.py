@@ -205,11 +205,12 @@ class FailureConfig(Config):
     max_failures: Annotated[
         int, Whole(of="failures", least=-1, remedy="Give 0 or more, or -1 for any number")
     ] = 0
-    """Failed attempts that the run survives; -1 for any number. Preemptions don't count."""
+    """Failed attempts in a row that the run survives; -1 for any number. The count begins again
+    with each checkpoint that was committed since the failure before. Preemptions don't count."""
 
     retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
     """Whether exceptions of the training function are retried. By default they are, unless the same
-    error comes again at the same step, or every rank raises the same exception at once and its
+    error comes again without progress, or every rank raises the same exception at once and its
     type says that it is a bug. False never retries them; True always, within `max_failures`."""
 
     hang_timeout_s: Annotated[

@@ -41,7 +41,7 @@ from polytrain.events.attempt import (
     stop_wanted,
 )
 from polytrain.events.preemption import PreemptionInfo, earliest
-from polytrain.policy.failure import failed_attempt
+from polytrain.policy.failure import NOT_JOINED, failed_attempt
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.states import (
     AcquireWorkers,
@@ -356,11 +356,13 @@ def _end(state: State, ending: Ending, *, reason: str, now: float) -> Transition
 
 def _placed_in_time(state: State, failure: Failure) -> Failure:
     """Mark a failure of a rank that hasn't joined as a failure to start."""
+    if failure.kind is FailureKind.HANG and failure.rank is None:
+        return replace(failure, step=max(state.steps.values(), default=0))
     if failure.rank is None:
         return failure
     has_joined = failure.rank in state.steps
     if failure.kind is FailureKind.USER_ERROR and not has_joined:
-        message = f"before it had joined the others: {failure.message}"
+        message = f"{NOT_JOINED}{failure.message}"
         return replace(failure, kind=FailureKind.STARTUP, message=message)
     return replace(failure, step=state.steps.get(failure.rank, 0))
 
