@@ -84,6 +84,8 @@ def _clashes(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:
                 what=f"{strategy} needs a fixed number of workers, not {count}",
                 remedy=f"Use {strategy.removeprefix('STRICT_')!r}",
             )
+    if not wrong & {"virtual_workers", "num_workers"} and scaling.virtual_workers is not None:
+        yield from _virtual_problems(scaling, scaling.virtual_workers)
     if not wrong & {"resources_per_worker", "accelerator_type", "use_gpu"}:
         yield from _resource_problems(scaling)
     if not wrong & {"label_selector", "num_workers"} and count != 0:
@@ -109,6 +111,16 @@ def _inline_problems(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Proble
             field="ScalingConfig.label_selector",
             what="num_workers=0 trains in this process, wherever it is",
             remedy="Use num_workers=1, or leave it out",
+        )
+
+
+def _virtual_problems(scaling: ScalingConfig, count: int) -> Iterator[Problem]:
+    most = scaling.max_workers
+    if most > count:
+        yield Problem(
+            field="ScalingConfig.virtual_workers",
+            what=f"{count} virtual workers can't be shared by {most} workers",
+            remedy=f"Use virtual_workers={most} or more, or at most {count} workers",
         )
 
 

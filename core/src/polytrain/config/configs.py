@@ -48,6 +48,14 @@ class ScalingConfig(Config):
     least and the most: the run starts with as many as there are resources for, shrinks after a
     loss and grows when there are more resources."""
 
+    virtual_workers: Annotated[
+        int | None,
+        Whole(of="virtual workers", least=1, remedy="Give the most workers, or more, or None"),
+    ] = None
+    """Parts of each global batch that are computed apart and added in a fixed order, so that a
+    network has the same weights, to the bit, at any number of workers up to this one; see
+    docs/reproducible-networks.md. A power of two costs least. It can't change during a run."""
+
     standby: Annotated[int, Whole(of="standbys", least=0, remedy="Give 0 or more")] = 0
     """Agents that are kept ready to replace a lost one, on other nodes if there are any. Each
     reserves the resources of a worker."""

@@ -75,6 +75,7 @@ class RunSpec:
             backend=self.backend,
             train_loop_per_worker=self.train_loop_per_worker,
             train_loop_config=self.train_loop_config,
+            scaling_config=ScalingConfig(virtual_workers=self.scaling_config.virtual_workers),
             run_config=RunConfig(
                 checkpoint_config=config.checkpoint_config,
                 stop=config.stop,

@@ -214,6 +214,8 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
     whole = not dataset.is_split or dataset.name in demand.whole_datasets
     if scaling.num_workers == 0 or demand.reads_tables or whole:
         return ""
+    if scaling.virtual_workers is not None:
+        return "virtual workers share its rows, whose number must be known"
     from polytrain.data.read.ray_pipeline import cpu_shortage
     from polytrain.ray_api.state import living_nodes
 

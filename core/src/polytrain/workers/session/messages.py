@@ -294,9 +294,22 @@ def checkpoints_message(number: int, checkpoints: Sequence[Any]) -> Message:
     return ["checkpoints", number, [list(each) for each in checkpoints]]
 
 
-def world_from(message: Message, *, attempt: int, members: tuple[Member, ...], rank: int) -> World:
+def world_from(
+    message: Message,
+    *,
+    attempt: int,
+    members: tuple[Member, ...],
+    rank: int,
+    virtual_workers: int | None = None,
+) -> World:
     """Return the world that a roster describes."""
     offers = tuple(
         Offer(host=host, port=port, details=details) for host, port, details in message[1]
     )
-    return World(attempt=attempt, me=members[rank], members=members, offers=offers)
+    return World(
+        attempt=attempt,
+        me=members[rank],
+        members=members,
+        offers=offers,
+        virtual_workers=virtual_workers,
+    )

@@ -84,7 +84,11 @@ def run_worker(
             offer = stack.enter_context(engine.offering(order.members[rank]))
             channel.send(offer_message(offer))
             world = world_from(
-                channel.receive(), attempt=order.attempt, members=order.members, rank=rank
+                channel.receive(),
+                attempt=order.attempt,
+                members=order.members,
+                rank=rank,
+                virtual_workers=job.spec.scaling_config.virtual_workers,
             )
             enter(WorkerStage.JOINING)
             stack.enter_context(engine.joined(world))
