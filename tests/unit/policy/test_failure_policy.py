@@ -502,3 +502,37 @@ def node_loss(node: str, *, trained: bool) -> FailedAttempt:
         lasted_s=1.0,
         nodes=("a", node),
     )
+
+
+DIVERGED = attempt_of(failure(FailureKind.DIVERGED, message="training diverges", step=7))
+
+
+@given(max_failures=st.integers(0, 3), rollbacks=st.integers(0, 3), count=st.integers(1, 8))
+def test_rollbacks_have_a_limit_of_their_own(max_failures: int, rollbacks: int, count: int) -> None:
+    policy = FailurePolicy(
+        max_failures=max_failures,
+        on_divergence="rollback",
+        max_rollbacks=4,
+        rollbacks=("step 2: loss is nan",) * rollbacks,
+    )
+    decision = policy.decide([DIVERGED] * count)
+    assert decision.restart == (rollbacks + count <= 4)
+    assert f"rollback {rollbacks + count} of max_rollbacks=4" in decision.reason
+    # They use no failure up, and no failure uses one of them up.
+    assert policy.decide([*[DIVERGED] * 2, LOST]).restart == (max_failures > 0)
+
+
+def test_the_last_rollback_names_all_that_were_before() -> None:
+    policy = FailurePolicy(on_divergence="rollback", max_rollbacks=1, rollbacks=("step 2: inf",))
+    assert policy.decide([DIVERGED, DIVERGED]).reason == (
+        "rollback 3 of max_rollbacks=1: none is left, after step 2: inf; step 7: training diverges"
+    )
+
+
+def test_a_divergence_ends_the_run_where_there_is_no_way_back() -> None:
+    assert not FailurePolicy(max_failures=-1, on_divergence="fail").decide([DIVERGED]).restart
+    policy = FailurePolicy(on_divergence="rollback", max_rollbacks=4)
+    stuck = dataclasses.replace(DIVERGED, no_rollback="no batch can be left out")
+    assert policy.decide([stuck]).reason == "no batch can be left out"
+    gone_back = policy.decide([dataclasses.replace(DIVERGED, without="positions 1 to 2")])
+    assert gone_back.reason == "rollback 1 of max_rollbacks=4, without positions 1 to 2"

@@ -8,7 +8,7 @@ from typing import Any
 
 from polytrain import satellites
 from polytrain.api.backend_checks import frequency_problems
-from polytrain.config.configs import CheckpointConfig, RunConfig, ScalingConfig
+from polytrain.config.configs import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain.config.constraints import typed_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import runtime_env_problems
@@ -58,6 +58,37 @@ def run_config_problems(spec: RunSpec) -> Iterable[Problem]:
     if run.callbacks != ():
         yield from satellites.callbacks.callback_problems(run.callbacks)
     yield from stop_problems(run)
+    if isinstance(run.failure_config, FailureConfig):
+        yield from _divergence_problems(spec, run.failure_config)
+
+
+def _divergence_problems(spec: RunSpec, config: FailureConfig) -> Iterator[Problem]:
+    """Yield options of divergence that do nothing, or can't."""
+    unused = ("divergence", "on_rollback") if config.on_divergence is None else ("on_rollback",)
+    for name in unused if config.on_divergence != "rollback" else ():
+        if getattr(config, name) is not None:
+            yield Problem(
+                field=f"FailureConfig.{name}",
+                what=f"nothing uses it with on_divergence={config.on_divergence!r}",
+                remedy="Set on_divergence='rollback', or leave it out",
+            )
+    if config.on_divergence != "rollback":
+        return
+    function = config.on_rollback
+    if function is not None:
+        if not accepts(function, None, None):
+            yield Problem(
+                field="FailureConfig.on_rollback",
+                what=f"{written(function)} can't be called with a configuration and a rollback",
+                remedy="Pass a function of these two",
+            )
+        is_declarative = spec.train_loop_per_worker is None
+        if is_declarative and not hasattr(spec.backend, "params"):
+            yield Problem(
+                field="FailureConfig.on_rollback",
+                what=f"the backend {spec.backend.name!r} has no params that it could change",
+                remedy="Leave it out: batches are left out then",
+            )
 
 
 def _clashes(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:

@@ -115,6 +115,12 @@ class FailedAttempt:
     nodes: frozenset[str] = frozenset()
     """Nodes on which processes were lost."""
 
+    no_rollback: str = ""
+    """Why the run can't go back, if training has diverged; empty if it can."""
+
+    without: str = ""
+    """What is left out after that, for people."""
+
     @property
     def has_trained(self) -> bool:
         """Whether it got beyond its start: it reported a step, or lasted long enough."""
@@ -123,7 +129,7 @@ class FailedAttempt:
     @property
     def is_charged(self) -> bool:
         """Whether it counts towards `max_failures`."""
-        return self.root.kind is not FailureKind.PREEMPTED
+        return self.root.kind not in (FailureKind.PREEMPTED, FailureKind.DIVERGED)
 
     def is_late_news_of(self, before: FailedAttempt) -> bool:
         """Whether it ended by what had already ended the attempt before.
@@ -158,6 +164,10 @@ class FailurePolicy:
 
     max_failures: int = 0
     retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
+    on_divergence: Literal["rollback", "fail"] | None = None
+    max_rollbacks: int = 0
+    rollbacks: tuple[str, ...] = ()
+    """Those of earlier drivers, as text for people."""
 
     def decide(self, attempts: Attempts) -> Decision:
         """Decide about the latest failure.
@@ -168,6 +178,7 @@ class FailurePolicy:
         rules: tuple[Rule, ...] = (
             lost_leases_end_the_run,
             failed_validations_end_the_run,
+            self._divergence_is_rolled_back,
             preemptions_are_free,
             user_errors_are_retried(self.retry_user_errors),
             repeated_errors_end_the_run(self.retry_user_errors),
@@ -177,6 +188,26 @@ class FailurePolicy:
         )
         decisions = (rule(attempts) for rule in rules)
         return next(decision for decision in decisions if decision is not None)
+
+    def _divergence_is_rolled_back(self, attempts: Attempts) -> Decision | None:
+        """Go back, at most `max_rollbacks` times, unless the run is to end."""
+        latest = attempts[-1]
+        if latest.root.kind is not FailureKind.DIVERGED:
+            return None
+        if self.on_divergence != "rollback":
+            return Decision(restart=False, reason=f"on_divergence={self.on_divergence!r}")
+        if latest.no_rollback:
+            return Decision(restart=False, reason=latest.no_rollback)
+        own = [each.root for each in attempts if each.root.kind is FailureKind.DIVERGED]
+        known = [*self.rollbacks, *(f"step {each.step}: {each.message}" for each in own)]
+        count = f"rollback {len(known)} of max_rollbacks={self.max_rollbacks}"
+        if len(known) <= self.max_rollbacks:
+            without = f", without {latest.without}" if latest.without else ""
+            return Decision(restart=True, reason=f"{count}{without}")
+        before = "; ".join(known[:-1])
+        return Decision(
+            restart=False, reason=f"{count}: none is left" + (f", after {before}" if before else "")
+        )
 
 
 def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
@@ -195,7 +226,7 @@ def failed_validations_end_the_run(attempts: Attempts) -> Decision | None:
 
 def preemptions_are_free(attempts: Attempts) -> Decision | None:
     """Restart without a charge: the removal of a node with notice isn't a failure."""
-    if attempts[-1].is_charged:
+    if attempts[-1].root.kind is not FailureKind.PREEMPTED:
         return None
     return Decision(restart=True, reason="a preemption isn't counted as a failure")
 
@@ -323,6 +354,8 @@ def failed_attempt(
     lasted_s: float,
     committed: int = 0,
     nodes: Sequence[str] = (),
+    no_rollback: str = "",
+    without: str = "",
 ) -> FailedAttempt:
     """Sum up the failures of one attempt.
 
@@ -333,6 +366,8 @@ def failed_attempt(
         lasted_s: seconds from the launch to the first failure.
         committed: step of the newest checkpoint.
         nodes: the node of each rank; empty if they aren't known.
+        no_rollback: see `FailedAttempt`.
+        without: see `FailedAttempt`.
     """
     root = root_cause(failures)
     error = _error_of(root)
@@ -355,6 +390,8 @@ def failed_attempt(
             for failure in failures
             if failure.kind.is_loss and failure.rank is not None and failure.rank < len(nodes)
         ),
+        no_rollback=no_rollback,
+        without=without,
     )
 
 

@@ -115,7 +115,8 @@ class PreparedDataLoader:
         """Return the number of batches of the next iteration."""
         if self._sampler is None:
             return len(self)
-        left = self._sampler.length_from(self._sampler.cursor.next_start)
+        cursor = self._sampler.cursor
+        left = self._sampler.length_from(cursor.next_start, skipped=cursor.skipped_next)
         if self._split.batch_sampler is self._sampler or self._split.batch_size is None:
             return left
         full, rest = divmod(left, self._split.batch_size)

@@ -68,8 +68,13 @@ class EpochSampler(Sampler[Any]):
         self.stops = deque()
 
     @abstractmethod
-    def length_from(self, start: int) -> int:
-        """Return the number of this rank's items in an epoch that begins at `start`."""
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
+        """Return the number of this rank's items from `start` to an epoch's end.
+
+        Args:
+            start: the position.
+            skipped: positions that are left out; see `Plan.global_batches`.
+        """
 
     def __len__(self) -> int:
         return self.length_from(0)
@@ -89,6 +94,7 @@ class PlannedBatches(EpochSampler):
         self._size, self._parts = division()
         self._batch_rows = batch_size * self._size
         self._cut = cut
+        cursor.skips = True
 
     def __iter__(self) -> Iterator[list[int]]:
         assert self.epoch is not None
@@ -99,7 +105,9 @@ class PlannedBatches(EpochSampler):
         # A loop without gradients doesn't weight rows, and needs each row exactly once.
         is_whole = self._cut == "keep" and not torch.is_grad_enabled()
         cut: Cut = "share" if is_whole else self._cut
-        for positions in plan.global_batches(epoch.start, self._batch_rows, cut, least=size):
+        for positions in plan.global_batches(
+            epoch.start, self._batch_rows, cut, least=size, skipped=epoch.skipped
+        ):
             start, stop = positions.start, positions.stop
             for part in reversed(self._parts):
                 mine = [
@@ -114,9 +122,9 @@ class PlannedBatches(EpochSampler):
                     mine or [order[start]], f"{plan.seed} {epoch.number} {start} {part}"
                 )
 
-    def length_from(self, start: int) -> int:
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
         plan = self.cursor.position.plan
-        return plan.num_batches(start, self._batch_rows, self._cut)
+        return plan.num_batches(start, self._batch_rows, self._cut, skipped=skipped)
 
 
 class SeededRows(list[Any]):
@@ -178,8 +186,8 @@ class PlannedItems(EpochSampler):
         for batch in self._batches:
             yield from batch
 
-    def length_from(self, start: int) -> int:
-        return self._batches.length_from(start)
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
+        return self._batches.length_from(start, skipped=skipped)
 
 
 class DrawnItems(EpochSampler):
@@ -282,7 +290,7 @@ class SplitSampler(DrawnItems):
         piece: _Drawn = sent[0]
         return piece
 
-    def length_from(self, start: int) -> int:
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
         left = max(0, _length(self.sampler) - start)
         return -(-left // dist.get_world_size())
 
@@ -328,7 +336,7 @@ class VirtualBatches(SplitSampler):
                     yield SeededRows(mine[0] if self._is_batches else mine, seed)
                 start += len(some)
 
-    def length_from(self, start: int) -> int:
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
         left = max(0, _length(self.sampler) - start)
         per_batch = division()[0] * self._items_per_stop
         return left // per_batch if self._drop_last else -(-left // per_batch)
@@ -344,7 +352,7 @@ class RankSampler(DrawnItems):
             yield from self._stopping(drawn.items, start, stops)
             start += len(drawn.items)
 
-    def length_from(self, start: int) -> int:
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
         return max(0, _length(self.sampler) - start)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import cache
 
 import numpy as np
@@ -45,6 +45,7 @@ class RowsShard(BatchedShard):
         self.total_rows = spec.num_rows
         self._spec = spec
         self._plan = cursor.position.plan
+        cursor.skips = True
         self._rows = rows
         self._parts = parts
         self._share = spec.share(world_size, rank)
@@ -75,8 +76,10 @@ class RowsShard(BatchedShard):
         key = self._plan.seed, wanted.start
         return self._spec.transform.of(table, f"rows {wanted.start} to {wanted.stop - 1}", *key)
 
-    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
-        return self._plan.num_batches(start, global_rows, cut)
+    def _num_batches_from(
+        self, start: int, global_rows: int, cut: Cut, skipped: Sequence[range] = ()
+    ) -> int:
+        return self._plan.num_batches(start, global_rows, cut, skipped=skipped)
 
     def _batches(
         self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
@@ -91,7 +94,9 @@ class RowsShard(BatchedShard):
             return order if starts is None else GroupOrder(order, starts)
 
         with self._rows.reading(order_of) as take:
-            for positions in plan.global_batches(epoch.start, global_rows, cut, least=least):
+            for positions in plan.global_batches(
+                epoch.start, global_rows, cut, least=least, skipped=epoch.skipped
+            ):
                 start, stop = positions.start, positions.stop
                 global_count = self._global_rows_at(positions, orders)
                 # In order: the rows of one canonical shard may be in several parts.

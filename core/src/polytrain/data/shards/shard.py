@@ -6,7 +6,7 @@ import queue
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -75,8 +75,10 @@ class BatchedShard(Shard):
         """Return how many rows of this shard exist; None if that is not known yet."""
 
     @abstractmethod
-    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
-        """Return the number of batches from a position to the epoch's end.
+    def _num_batches_from(
+        self, start: int, global_rows: int, cut: Cut, skipped: Sequence[range] = ()
+    ) -> int:
+        """Return the number of batches from a position to the epoch's end, but for skipped ones.
 
         Raises:
             TypeError: for a stream of unknown length.
@@ -180,7 +182,8 @@ class BatchedShard(Shard):
         drop_last: bool = False,
     ) -> int:
         global_rows = self._global_rows(batch_size, global_batch_size)
-        return self._num_batches_from(self.cursor.next_start, global_rows, self._cut(drop_last))
+        cursor, cut = self.cursor, self._cut(drop_last)
+        return self._num_batches_from(cursor.next_start, global_rows, cut, cursor.skipped_next)
 
     def iter_ahead(
         self,

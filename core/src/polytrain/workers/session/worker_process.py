@@ -78,6 +78,7 @@ def run_worker(
         KeyboardInterrupt: the user interrupts it.
     """
     try:
+        job = job.changed(order)
         engine = job.spec.backend.engine()
         with contextlib.ExitStack() as stack:
             enter(WorkerStage.OFFERING)
@@ -285,6 +286,7 @@ def _shards(
         pickle.loads(mapped(specs_in, specs_extent)),
         map(from_shared_memory, tables_in, table_extents),
         order.start.positions,
+        skipped=order.start.skipped,
         world_size=len(order.members),
         rank=rank,
         local_world_size=order.members[rank].local_world_size,
