@@ -80,9 +80,14 @@ class RankLog:
                 )
             except OSError as error:
                 self._leave_out(len(self._unwritten), error)
-        if self._descriptor is not None:
+        self.release()
+
+    def release(self) -> None:
+        """Close the file; the next text opens it again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             try:
-                os.close(self._descriptor)
+                os.close(descriptor)
             except OSError as error:  # NFS flushes its cache here
                 self._warn(error)
 

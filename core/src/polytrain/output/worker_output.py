@@ -31,6 +31,10 @@ from polytrain.storage.retry import StorageHealth
 
 _LAST_LINES = 10
 
+_OPEN_LOGS = 128
+"""Logs that are open at once. Thousands of ranks may write, and a process may often open no more
+than 1024 files."""
+
 _LOG_STUCK_AFTER_S = 5.0
 
 _OVERHEAD = 200
@@ -76,6 +80,9 @@ class WorkerOutput:
         self._address = address or str(logs)
         self._shown_ranks = {"all": None, "rank_0": {0}, "none": set[int | None]()}[show]
         self._files: dict[int | None, RankLog] = {}
+        self._open: dict[RankLog, None] = {}
+        """Logs that may be open, the one that was written last at the end. Only writes use it."""
+
         self._partial: defaultdict[tuple[int | None, str], LineBuffer] = defaultdict(LineBuffer)
         self._last: defaultdict[int | None, deque[str]] = defaultdict(
             lambda: deque(maxlen=_LAST_LINES)
@@ -114,7 +121,7 @@ class WorkerOutput:
         """Log text, and show its complete lines; an incomplete line waits for its end."""
         log = self._log(output.rank)
         self._of_the_logs.submit(
-            lambda: log.write(output.text, retry_s=self.retry_s), size=len(output.text) + _OVERHEAD
+            lambda: self._append(log, output.text), size=len(output.text) + _OVERHEAD
         )
         for line in self._partial[output.rank, output.stream].feed(output.text):
             self._show(output.rank, output.stream, line)
@@ -130,9 +137,7 @@ class WorkerOutput:
             return
         text = f"\n{failure.traceback.rstrip()}\n"
         log = self._log(failure.rank)
-        self._of_the_logs.submit(
-            lambda: log.write(text, retry_s=self.retry_s), size=len(text) + _OVERHEAD
-        )
+        self._of_the_logs.submit(lambda: self._append(log, text), size=len(text) + _OVERHEAD)
 
     def log_of(self, rank: int | None) -> str:
         """Return the path or address of a rank's log; empty if it has written nothing."""
@@ -200,6 +205,16 @@ class WorkerOutput:
             f"{count} pieces of output are missing in {self._logs}: they couldn't be written as "
             "fast as they came. The run goes on.",
         )
+
+    def _append(self, log: RankLog, text: str) -> None:
+        """Append text to a log, and close the one that has waited longest if too many are open."""
+        log.write(text, retry_s=self.retry_s)
+        self._open.pop(log, None)
+        self._open[log] = None
+        if len(self._open) > _OPEN_LOGS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.release()
 
     def _close_logs(self) -> None:
         deadline = time.monotonic() + self.retry_s
