@@ -544,3 +544,18 @@ def test_the_journal_has_how_busy_all_ranks_were_and_where_one_failed(
     assert isinstance(failure, dict)
     assert (failure["rank"], failure["host"]) == (1, "127.0.0.1")
     assert failure["last_lines"] == ["no memory is left"]
+
+
+def test_agents_that_wait_for_rank_0s_part_get_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Ray a call is a message to each host: a call for each rank would be thousands."""
+    run = driver(tmp_path, monkeypatch, world_size=3)
+    run.life = lambda order: [
+        *(run.staged(rank, 0) for rank in range(3)),
+        run.stored(0, 0, model="0"),
+        *(run.stored(rank, 0) for rank in (1, 2)),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.group.of("store_rest") == [(1, 2, 0, ["model"])]

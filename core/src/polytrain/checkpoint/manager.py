@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,6 @@ from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
 from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
 from polytrain.linux.clock import Clock
-from polytrain.policy.divergence import Divergences
 from polytrain.policy.retention import expendable, ranked
 from polytrain.policy.validation import Validations
 from polytrain.storage.protocol import storage_errors
@@ -54,13 +54,6 @@ class CheckpointManager:
     validations: Validations = field(default_factory=Validations)
     """Their metrics count in the ranking; a checkpoint with a pending validation is kept."""
 
-    divergences: Divergences = field(default_factory=Divergences)
-    """Checkpoints of what has diverged don't count, and what they led to is left out."""
-
-    spares_previous: bool = False
-    """Whether retention keeps the checkpoint before the newest, too: another rank may still find
-    that training had diverged when the newest was made."""
-
     checkpoints: list[Manifest] = field(default_factory=list)
     """The committed checkpoints, oldest first."""
 
@@ -94,21 +87,9 @@ class CheckpointManager:
     def take_over(self, found: FoundCheckpoints) -> None:
         """Resume with the checkpoints of earlier drivers."""
         self.checkpoints = list(found.manifests)
-        self.leave_bad_out()
         self._next_number = max((m.number + 1 for m in found.manifests), default=0)
         for directory, wrong in found.damaged.items():
             self._put_aside(directory, wrong)
-
-    def is_good(self, manifest: Manifest) -> bool:
-        """Return whether training hadn't diverged when a checkpoint was made."""
-        address = self.store.location_of(manifest.directory).address
-        return is_good(manifest, address, self.divergences)
-
-    def leave_bad_out(self) -> None:
-        """Drop the checkpoints of what has diverged; they are deleted after the next commit."""
-        bad = {each.directory for each in self.checkpoints if not self.is_good(each)}
-        self._damaged.extend(sorted(bad))
-        self.checkpoints = [each for each in self.checkpoints if each.directory not in bad]
 
     @property
     def next_number(self) -> int:
@@ -169,7 +150,8 @@ class CheckpointManager:
         if number == self._last_complete and self._has_grown:
             return False
         directory = directory_name(number, AttemptId(token=self.token, attempt=attempt))
-        return any(manifest.directory == directory for manifest in self.checkpoints)
+        since = itertools.takewhile(lambda each: each.number >= number, reversed(self.checkpoints))
+        return any(manifest.directory == directory for manifest in since)
 
     def drop(self, number: int, attempt: int) -> str | None:
         """Drop a checkpoint that can't be committed, or that was committed without all its files.
@@ -229,7 +211,9 @@ class CheckpointManager:
             if number > self._last_complete or (number == self._last_complete and self._has_grown):
                 if self._staged.get(number):
                     return None
-                if self._writers <= self._parts[number].keys():
+                parts = self._parts[number]
+                # Compare the numbers first: this is asked after each part.
+                if len(self._writers) <= len(parts) and self._writers <= parts.keys():
                     return self._completed(number)
         return None
 
@@ -285,8 +269,6 @@ class CheckpointManager:
             # A run may have made many thousands of checkpoints.
             return []
         waiting = {validation.checkpoint for validation in self.validations.pending}
-        if self.spares_previous:
-            waiting |= {each.directory for each in self.checkpoints[-2:]}
         old = {each.directory for each in expendable(self._scored(), self.config)} - waiting
         self.checkpoints = [each for each in self.checkpoints if each.directory not in old]
         for directory in old:
@@ -318,11 +300,8 @@ class CheckpointManager:
         with storage_errors():
             manifest = self._newest_intact()
         if manifest is None:
-            start = self.origin
-        else:
-            location = self.store.location_of(manifest.directory)
-            start = from_manifest(manifest, location, own=True)
-        return replace(start, skipped=self.divergences.skipped)
+            return self.origin
+        return from_manifest(manifest, self.store.location_of(manifest.directory), own=True)
 
     def newest_intact(self) -> CheckpointInfo | None:
         """Return the newest committed checkpoint that verifies."""
@@ -432,12 +411,6 @@ class CheckpointManager:
         path = self.store.location_of(manifest.directory).address
         metrics = self.validations.metrics_of(manifest.directory, manifest.metrics)
         return CheckpointInfo(path=path, step=manifest.step, metrics=metrics)
-
-
-def is_good(manifest: Manifest, address: str, divergences: Divergences) -> bool:
-    """Return whether training hadn't diverged when the checkpoint at an address was made."""
-    made_by = manifest.attempt_id.token, manifest.attempt_id.attempt
-    return not divergences.is_bad(made_by, manifest.step, address)
 
 
 def with_validations(manifests: Sequence[Manifest], validations: Validations) -> list[Manifest]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,23 +38,62 @@ class PartTracker:
     _counts: dict[int, int] = field(default_factory=dict)
     _done: set[int] = field(default_factory=set)
     _waiting: set[int] = field(default_factory=set)
+    _at: Counter[int] = field(default_factory=Counter)
+    """Number of parts → how many of `ranks` have staged as many. With this, the cost of an event
+    doesn't grow with the number of ranks."""
+
+    _done_at: Counter[int] = field(default_factory=Counter)
+    """The same of those of them that have ended."""
+
     _fewest: int = 0
+    """The fewest parts of one of `ranks`."""
+
+    _most: int = 0
+    """The most parts of any rank."""
+
+    _still_at_most: set[int] = field(default_factory=set)
+    """Ranks with the most parts that have ended, or wait."""
+
     _behind_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self._at[0] = len(self.ranks)
 
     def part_staged(self, rank: int, *, waits: bool, now: float) -> None:
         """Note that a rank has staged its next part, and whether it waits for the commit."""
-        self._counts[rank] = self._count(rank) + 1
+        before, fewest = self._count(rank), self._fewest
+        self._counts[rank] = before + 1
         (self._waiting.add if waits else self._waiting.discard)(rank)
-        self._look(now)
+        if rank in self.ranks:
+            self._at[before] -= 1
+            self._at[before + 1] += 1
+            if rank in self._done:
+                self._done_at[before] -= 1
+                self._done_at[before + 1] += 1
+            while not self._at[self._fewest]:
+                del self._at[self._fewest]
+                self._fewest += 1
+        if before + 1 > self._most:
+            self._most = before + 1
+            self._still_at_most.clear()
+        self._note_stand(rank)
+        self._look(now, resumes=self._fewest > fewest)
 
     def expect(self, rank: int) -> None:
         """Count this rank among those that stage parts."""
-        self.ranks.add(rank)
+        if rank not in self.ranks:
+            self.ranks.add(rank)
+            self._at[self._count(rank)] += 1
+            self._done_at[self._count(rank)] += rank in self._done
+            self._fewest = min(self._fewest, self._count(rank))
 
     def done(self, rank: int, *, now: float) -> None:
         """Note that a rank's training has ended."""
-        self._done.add(rank)
-        self._look(now)
+        if rank not in self._done:
+            self._done.add(rank)
+            self._done_at[self._count(rank)] += rank in self.ranks
+        self._note_stand(rank)
+        self._look(now, resumes=False)
 
     @property
     def deadline(self) -> float | None:
@@ -62,9 +102,12 @@ class PartTracker:
 
     def overdue(self, *, now: float) -> tuple[int, str] | None:
         """Return the rank that is overdue, and the error message; None if there is none."""
-        behind, ahead = self._extremes()
-        if self._count(behind) == self._count(ahead):
+        if self._fewest == self._most:
             return None
+        is_late = self.deadline is not None and now >= self.deadline
+        if not is_late and not self._done_at[self._fewest]:
+            return None
+        behind, ahead = self._extremes()
         counts = (
             f"rank {behind} has reported {self._count(behind)} of them, and rank {ahead} "
             f"{self._count(ahead)}"
@@ -75,17 +118,19 @@ class PartTracker:
         )
         if behind in self._done:
             return behind, f"a checkpoint lacks a part: {counts}; rank {behind} has ended. {remedy}"
-        if self.deadline is not None and now >= self.deadline:
+        if is_late:
             waited = f"rank {behind} has reported none for {self.timeout_s:g} s"
             return behind, f"a checkpoint lacks a part: {counts}; {waited}. {remedy}"
         return None
 
-    def _look(self, now: float) -> None:
-        behind, ahead = self._extremes()
-        moved_on = self._count(ahead) - self._count(behind) > 1 or (
-            self._stands_still(ahead) and self._count(ahead) > self._count(behind)
+    def _note_stand(self, rank: int) -> None:
+        stands = self._count(rank) == self._most and self._stands_still(rank)
+        (self._still_at_most.add if stands else self._still_at_most.discard)(rank)
+
+    def _look(self, now: float, *, resumes: bool) -> None:
+        moved_on = self._most - self._fewest > 1 or (
+            bool(self._still_at_most) and self._most > self._fewest
         )
-        resumes, self._fewest = self._count(behind) > self._fewest, self._count(behind)
         if not moved_on:
             self._behind_since = None
         elif self._behind_since is None or resumes:

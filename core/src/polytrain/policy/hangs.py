@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import HealthEvent, Joined, Stacks, Started, WorkerStatus
+from polytrain.events.attempt import Done, HealthEvent, Joined, Stacks, Started, WorkerStatus
 from polytrain.text.first_few import first_few
 
 _MAX_STOP_S = 10.0
@@ -231,6 +231,67 @@ class _StacksRequest:
 
 
 @dataclass(slots=True, kw_only=True)
+class _Census:
+    """Counts of the ranks in the training function, by what `judge` asks of them.
+
+    They say after each status, at a cost that doesn't grow with the number of ranks, whether it is
+    worth looking at every rank.
+    """
+
+    config: FailureConfig
+    quiet: set[int] = field(default_factory=set)
+    stopped: set[int] = field(default_factory=set)
+    idle: set[int] = field(default_factory=set)
+    half_idle: set[int] = field(default_factory=set)
+    """Ranks that are idle for half of the time after which they count as idle."""
+
+    waiting: set[int] = field(default_factory=set)
+    unwarned: set[int] = field(default_factory=set)
+    """Quiet or stopped ranks for which no warning was logged."""
+
+    def take(self, its: WorkerStatus, *, is_warned: bool) -> None:
+        """Take the latest status of a rank."""
+        limit = self.config.hang_timeout_s
+        if limit is None:
+            return
+        is_quiet, is_stopped = its.quiet_s >= limit, its.stopped_s >= stop_limit_s(limit)
+        for ranks, has in (
+            (self.quiet, is_quiet),
+            (self.stopped, is_stopped),
+            (self.idle, its.idle_s >= limit),
+            (self.half_idle, its.idle_s >= limit / 2),
+            (self.waiting, its.stage.is_wait),
+            (self.unwarned, (is_quiet or is_stopped) and not is_warned),
+        ):
+            (ranks.add if has else ranks.discard)(its.rank)
+
+    def forget(self, rank: int) -> None:
+        """Take a rank out: it has left the training function."""
+        for ranks in (
+            *(self.quiet, self.stopped, self.idle),
+            *(self.half_idle, self.waiting, self.unwarned),
+        ):
+            ranks.discard(rank)
+
+    def may_hang(self, *, inside: int, all_known: bool) -> bool:
+        """Return whether `judge` may find something for which no warning was logged.
+
+        Args:
+            inside: number of ranks in the training function.
+            all_known: whether all of them have sent a status.
+        """
+        action = self.config.hang_action
+        if self.stopped and action != "warn":
+            return True
+        if not self.waiting:
+            if action == "kill" and self.quiet:
+                return True
+            if action == "kill_if_idle" and all_known and len(self.half_idle) == inside:
+                return bool(self.idle) and len(self.idle) == inside
+        return bool(self.unwarned)
+
+
+@dataclass(slots=True, kw_only=True)
 class HangDetector:
     """The state of one attempt's worker processes, and which warnings were logged. No clock.
 
@@ -250,6 +311,10 @@ class HangDetector:
     """The deadline for all ranks to start; once they have, the deadline to join."""
 
     _statuses: dict[int, WorkerStatus] = field(default_factory=dict)
+    """Rank → its latest status, for ranks in the training function."""
+
+    _done: set[int] = field(default_factory=set)
+    _census: _Census = field(init=False)
     _heard: dict[int, float] = field(default_factory=dict)
     """Rank → time at which its latest status arrived."""
 
@@ -257,6 +322,9 @@ class HangDetector:
     """Ranks without progress for which a warning was logged."""
 
     _request: _StacksRequest | None = None
+
+    def __post_init__(self) -> None:
+        self._census = _Census(config=self.config)
 
     @property
     def deadline(self) -> float | None:
@@ -277,7 +345,7 @@ class HangDetector:
         """Note that the attempt begins: agents load data and the starting checkpoint."""
         self._rendezvous = now + self.config.load_timeout_s
 
-    def take(self, event: HealthEvent | Joined, *, now: float) -> None:
+    def take(self, event: HealthEvent | Joined | Done, *, now: float) -> None:
         """Record an event. Events of other attempts are ignored."""
         if event.attempt != self.attempt:
             return
@@ -290,10 +358,15 @@ class HangDetector:
                 self._joined.add(rank)
                 if len(self._joined) == self.world_size:
                     self._rendezvous = None
-            case WorkerStatus(rank=rank):
+            case WorkerStatus(rank=rank) if rank not in self._done:
                 self._statuses[rank], self._heard[rank] = event, now
                 if event.quiet_s < (self.config.hang_timeout_s or 0.0):
                     self._warned.discard(rank)
+                self._census.take(event, is_warned=rank in self._warned)
+            case Done(rank=rank):
+                self._done.add(rank)
+                self._statuses.pop(rank, None)
+                self._census.forget(rank)
             case Stacks(rank=rank, text=text) if self._request is not None:
                 self._request.stacks[rank] = text
             case _:
@@ -329,6 +402,7 @@ class HangDetector:
                 kind, since_s = FailureKind.HANG, self._quiet_s(about.ranks, now)
             case _:
                 self._warned |= about.ranks
+                self._census.unwarned -= about.ranks
                 return WarnUser(reason=about.reason, stacks=stacks)
         # The failure's message already begins with the rank.
         message = message.removeprefix(f"rank {rank} ")
@@ -345,7 +419,7 @@ class HangDetector:
 
     def _quiet_s(self, ranks: frozenset[int], now: float) -> float:
         """Return the seconds since any of these ranks made progress."""
-        known = [rank for rank in ranks if rank in self._heard]
+        known = [rank for rank in ranks if rank in self._statuses]
         quiet = [now - self._heard[rank] + self._statuses[rank].quiet_s for rank in known]
         return min(quiet, default=0.0)
 
@@ -363,6 +437,9 @@ class HangDetector:
         )
 
     def _judged(self, status: AttemptStatus) -> Hung | Suspicious | None:
+        all_known = len(self._statuses) + len(self._done) == self.world_size
+        if not self._census.may_hang(inside=len(self._statuses), all_known=all_known):
+            return None
         verdict = self._verdict(status)
         if isinstance(verdict, Suspicious) and verdict.ranks <= self._warned:
             return None

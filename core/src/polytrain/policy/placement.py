@@ -5,6 +5,7 @@ That is: which to request, how long to wait, when to fail, and which nodes to av
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +44,10 @@ def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
     Returns:
         Indices into `places`; the worker at position r becomes rank r.
     """
-    nodes = list(dict.fromkeys(place.node_id for place in places))
-    nodes.sort(key=lambda node: node != first_node)
-    return sorted(range(len(places)), key=lambda index: nodes.index(places[index].node_id))
+    order = {first_node: 0}
+    for place in places:
+        order.setdefault(place.node_id, len(order))
+    return sorted(range(len(places)), key=lambda index: order[places[index].node_id])
 
 
 def members(
@@ -59,16 +61,17 @@ def members(
         gpus: GPUs of each rank.
         ports: those at which ranks may listen; None for any.
     """
-    nodes = list(dict.fromkeys(place.node_id for place in places))
-    on_node = {node: [r for r, p in enumerate(places) if p.node_id == node] for node in nodes}
+    sizes = Counter(place.node_id for place in places)
+    node_ranks = {node: node_rank for node_rank, node in enumerate(sizes)}
+    local_ranks = {node: itertools.count() for node in sizes}
     return tuple(
         Member(
             rank=rank,
             world_size=len(places),
-            local_rank=on_node[place.node_id].index(rank),
-            local_world_size=len(on_node[place.node_id]),
-            node_rank=nodes.index(place.node_id),
-            node_count=len(nodes),
+            local_rank=next(local_ranks[place.node_id]),
+            local_world_size=sizes[place.node_id],
+            node_rank=node_ranks[place.node_id],
+            node_count=len(sizes),
             host=place.host,
             cpus=cpus,
             gpus=gpus,

@@ -6,9 +6,9 @@ straggler is the rank that never waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from polytrain.events.attempt import Load
 
@@ -64,13 +64,30 @@ def _stand_out(busy: Mapping[int, float]) -> dict[int, Straggler]:
     # Most windows have no suspects, which makes this cheap for any number of ranks.
     suspects = [rank for rank in sorted(busy) if busy[rank] >= _BUSY]
     found = {}
-    if len(suspects) <= len(busy) / 2:
+    if 0 < len(suspects) <= len(busy) / 2:
+        shares = sorted(busy.values())
         for rank in suspects:
-            others = [share for other, share in busy.items() if other != rank]
-            typical = median(others) if len(busy) >= _MANY else max(others)
+            typical = _typical_of_others(shares, busy[rank])
             if typical <= _OTHERS * busy[rank]:
                 found[rank] = Straggler(rank=rank, busy=busy[rank], others=typical)
     return found
+
+
+def _typical_of_others(shares: Sequence[float], own: float) -> float:
+    """Return how busy the others are.
+
+    Args:
+        shares: of all ranks, sorted.
+        own: one of them.
+    """
+    place, others = bisect_left(shares, own), len(shares) - 1
+
+    def other(index: int) -> float:
+        return shares[index if index < place else index + 1]
+
+    if len(shares) < _MANY:
+        return other(others - 1)
+    return (other((others - 1) // 2) + other(others // 2)) / 2
 
 
 @dataclass(slots=True, kw_only=True)

@@ -99,7 +99,10 @@ class Journal:
         self._token = token
         self._lock = threading.Lock()
         self._drafts: dict[int, DraftReports] = {}
-        """By rank."""
+        """By rank; of ranks that have reported since the last line."""
+
+        self._reported: dict[int, int] = {}
+        """Rank → number of this driver's reports before those."""
 
         self._loads = LoadLines()
         self._ahead_s = 0.0
@@ -162,7 +165,8 @@ class Journal:
         with self._lock, storage_errors():
             drafts = self._drafts.get(report.rank)
             if drafts is None:
-                drafts = self._drafts[report.rank] = DraftReports(rank=report.rank)
+                first = self._reported.get(report.rank, 0)
+                drafts = self._drafts[report.rank] = DraftReports(first, rank=report.rank)
             entry = self._entry_of(report, n=drafts.written)
             self.history.take(entry)
             line = strict_json.dumps(encoded(entry)) + "\n"
@@ -275,8 +279,8 @@ class Journal:
 
     def _append(self, line: str) -> None:
         """Append the drafts, for good, and a line."""
-        drafts = list(self._drafts.values())
-        self._drafts = {rank: it.next() for rank, it in self._drafts.items()}
-        text = "".join(each.text(self._token) for each in drafts) + line
+        text = "".join(each.text(self._token) for each in self._drafts.values()) + line
+        self._reported |= {rank: drafts.written for rank, drafts in self._drafts.items()}
+        self._drafts.clear()
         if text:
             self._log.write(text)

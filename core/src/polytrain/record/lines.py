@@ -40,10 +40,6 @@ class DraftReports:
         """Number of this driver's reports, these included."""
         return self._first + len(self._lines)
 
-    def next(self) -> DraftReports:
-        """The drafts that follow these."""
-        return DraftReports(self.written, rank=self._rank)
-
     def add(self, entry: MetricsReported, line: str) -> None:
         """Add a report, with its line."""
         if entry.stalled_s != (self._stalled[-1][1] if self._stalled else 0.0):

@@ -193,9 +193,10 @@ class CheckpointCoordinator:
         files = None if is_void else self.manager.stored_files(number)
         if files is None and not is_void and not self._rank_0_is_gone:
             return
-        for rank in sorted(self._waiting.pop(number, ())):
+        ranks = self._waiting.pop(number, None)
+        if ranks:
             call = StoreRest(attempt=self._attempt, checkpoint=number, stored_already=files)
-            self.group.call(call, (rank,))
+            self.group.call(call, ranks)
 
     def _acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
         self.group.call(Acknowledge(attempt=attempt, checkpoint=checkpoint), ranks)
@@ -221,11 +222,6 @@ class CheckpointCoordinator:
     def _committed(self, committed: Committed) -> None:
         manifest = committed.manifest
         attempt = manifest.attempt_id.attempt
-        if not self.manager.is_good(manifest):
-            # A rank has found meanwhile that training had diverged.
-            self._acknowledge(attempt, manifest.number, committed.ranks)
-            self.background_tasks.submit(partial(self._delete, manifest.directory))
-            return
         is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
         info, doomed = self.manager.committed(committed)
         self.journal.write(CheckpointCommitted(checkpoint=manifest.directory, step=manifest.step))
@@ -249,12 +245,6 @@ class CheckpointCoordinator:
         There, late files of a frozen process are deleted when the next attempt or driver starts.
         """
         return self.manager.store.location.is_local
-
-    def all_are_good(self) -> None:
-        """Note that all processes are gone: none can find any more that training has diverged."""
-        if self.manager.spares_previous:
-            self.manager.spares_previous = False
-            self._retire()
 
     def _retire(self) -> None:
         """Delete the checkpoints that retention doesn't keep."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, stacks_text
 from polytrain.events.attempt import (
+    Done,
     DrainWanted,
     Event,
     Exited,
@@ -94,7 +95,7 @@ class HealthMonitor:
             return False
         return event.attempt == hang_detector.attempt
 
-    def take(self, event: HealthEvent | Joined) -> DrainWanted | None:
+    def take(self, event: HealthEvent | Joined | Done) -> DrainWanted | None:
         """Note a health event; return the drain to request, if any."""
         if isinstance(event, Load):
             return self._take_load(event)

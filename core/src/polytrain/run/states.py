@@ -15,7 +15,6 @@ from rpds import HashTrieMap, HashTrieSet, Queue
 from polytrain.errors import Failure
 from polytrain.events.attempt import (
     ConditionMet,
-    Diverged,
     Done,
     Drained,
     DrainWanted,
@@ -28,7 +27,6 @@ from polytrain.policy.failure import FailedAttempt, FailurePolicy
 from polytrain.policy.hangs import AttemptStatus
 from polytrain.policy.placement import Loss
 from polytrain.record.entries import (
-    DivergenceFound,
     DrainRequested,
     Entry,
     RankJoined,
@@ -84,9 +82,6 @@ class Ending:
 
     lost_agents: HashTrieSet[int] = field(default_factory=HashTrieSet)
 
-    diverged: Diverged | None = None
-    """The divergence that counts: that with the earliest last good step."""
-
     @property
     def is_planned(self) -> bool:
         """Whether the end is planned."""
@@ -94,7 +89,7 @@ class Ending:
 
     def also(self, failure: Failure) -> Ending:
         """Return it with one more failure, unless that is known already."""
-        if failure in self.failures:
+        if failure.rank in self.failed and failure in self.failures:
             return self
         return replace(
             self,
@@ -242,16 +237,6 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
     """
     if isinstance(event, ConditionMet):
         yield StopConditionMet(attempt=event.attempt, stopped=event.stopped)
-    if isinstance(event, Diverged):
-        found = event.found
-        yield DivergenceFound(
-            attempt=found.attempt,
-            rank=found.rank,
-            step=found.step,
-            good_step=found.good_step,
-            reason=found.reason,
-            skipped=found.skipped,
-        )
     if not transition.reason:
         return
     its: dict[str, Any] = {
@@ -265,9 +250,7 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
             yield RankJoined(
                 **its, rank=event.rank, rows=event.rows, device=event.device, node=event.node
             )
-        # These have an entry of their own besides.
-        case Diverged():
-            yield Transitioned(**{**its, "cause": "Failed"})
+        # `ConditionMet` has an entry of its own besides.
         case DrainWanted() | ConditionMet():
             yield DrainRequested(**{**its, "cause": "DrainWanted"})
         case Done(rank=0, stalled_s=s) | Drained(rank=0, stalled_s=s):

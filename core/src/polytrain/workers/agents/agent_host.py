@@ -182,14 +182,7 @@ class LinksTried:
     failed: tuple[FailedLink, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReturned:
-    """A node answers again that was silent."""
-
-    node_id: str
-
-
-Delivery = Sequence[AgentEvent | Arrived | Gone | LinksTried | NodeReturned]
+Delivery = Sequence[AgentEvent | Arrived | Gone | LinksTried]
 """Events that are sent together; an empty delivery only wakes the reader."""
 
 

@@ -23,14 +23,7 @@ from polytrain.events.preemption import LeavingNode
 from polytrain.policy.placement import members
 from polytrain.policy.ports import too_few_ports
 from polytrain.policy.scaling import holds
-from polytrain.workers.agents.agent_host import (
-    AgentHandle,
-    Arrived,
-    Delivery,
-    Gone,
-    LinksTried,
-    NodeReturned,
-)
+from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, Gone, LinksTried
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
     AgentEvent,
@@ -189,6 +182,7 @@ class AgentGroup:
             tell=self._take_from_pool,
             tries_links=spec.run.run_config.preflight == "links",
         )
+        self._members: tuple[Member, ...] = ()
         self._data: ShardCachePlanner | None = None
         held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
         self._streams = cluster.streams(spec.datasets, held)
@@ -196,12 +190,7 @@ class AgentGroup:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        return members(
-            [agent_handle.place for agent_handle in self._pool.ranked],
-            cpus=self._spec.run.scaling_config.cpus_per_worker,
-            gpus=self._spec.run.scaling_config.gpus_per_worker,
-            ports=ports_of(self._spec.run.run_config.ports),
-        )
+        return self._members
 
     @property
     def zygote(self) -> ZygoteSpec:
@@ -226,13 +215,11 @@ class AgentGroup:
         )
 
     def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
-        self._launcher.call(
-            {
-                agent_handle: call
-                for rank, agent_handle in enumerate(self._pool.ranked)
-                if ranks is None or rank in ranks
-            }
-        )
+        ranked = self._pool.ranked
+        if ranks is None:
+            self._launcher.call(dict.fromkeys(ranked, call))
+        else:
+            self._launcher.call({ranked[rank]: call for rank in ranks if rank < len(ranked)})
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._update_pool(handle):
@@ -312,16 +299,12 @@ class AgentGroup:
             return None
         return kept_or_new_zygote(replace(spec, name=""), self._node_id)
 
-    def _take(
-        self, event: AgentEvent | Arrived | Gone | LinksTried | NodeReturned, handle: Handler
-    ) -> None:
+    def _take(self, event: AgentEvent | Arrived | Gone | LinksTried, handle: Handler) -> None:
         match event:
             case Arrived(agent_handle=agent_handle, place=place):
                 self._pool.arrived(agent_handle, place)
             case LinksTried(failed=failed):
                 self._pool.links_tried(failed)
-            case NodeReturned(node_id=node_id):
-                self._pool.returned(node_id)
             case Gone():
                 self._launcher.dismiss(event.agent_handle)
                 lost = self._pool.lost(event)
@@ -332,8 +315,14 @@ class AgentGroup:
 
     def _take_from_pool(self, event: Event) -> None:
         if isinstance(event, AgentsPlaced):
-            ports = self._spec.run.run_config.ports
-            why_not = too_few_ports(ports, self._spec.demand, self.members)
+            scaling, ports = self._spec.run.scaling_config, self._spec.run.run_config.ports
+            self._members = members(
+                [agent_handle.place for agent_handle in self._pool.ranked],
+                cpus=scaling.cpus_per_worker,
+                gpus=scaling.gpus_per_worker,
+                ports=ports_of(ports),
+            )
+            why_not = too_few_ports(ports, self._spec.demand, self._members)
             event = event if why_not is None else PlacementFailed(reason=why_not)
         self._of_the_pool.append(event)
 

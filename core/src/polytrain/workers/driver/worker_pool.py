@@ -142,10 +142,13 @@ class WorkerPool:
         self._clock = clock
         self._first_node = first_node
         self._tell = tell
-        self._spares: list[AgentHandle] = []
-        """Agents that have arrived and have no rank."""
+        self._ranks: dict[AgentHandle, int] = {}
+        """The rank of each of `ranked` that isn't gone."""
 
-        self._coming: list[AgentHandle] = []
+        self._spares: dict[AgentHandle, None] = {}
+        """Agents that have arrived and have no rank, in order of their arrival."""
+
+        self._coming: dict[AgentHandle, None] = {}
         """Agents that are requested and haven't arrived."""
 
         self._losses = 0
@@ -179,9 +182,12 @@ class WorkerPool:
     @property
     def here(self) -> list[AgentHandle]:
         """Return the agents that have arrived, those with a rank first."""
-        return [
-            agent_handle for agent_handle in self.ranked if not agent_handle.is_gone
-        ] + self._spares
+        return [*self._ranks, *self._spares]
+
+    @property
+    def _up(self) -> int:
+        """Return the number of these agents; asked after each arrival."""
+        return len(self._ranks) + len(self._spares)
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
         """Complete the pool; see `WorkerGroup.place`."""
@@ -216,7 +222,7 @@ class WorkerPool:
         """Note that an agent has arrived."""
         if agent_handle not in self._coming:
             return
-        self._coming.remove(agent_handle)
+        del self._coming[agent_handle]
         agent_handle.place = place
         # A node that was unreachable for a moment is back.
         self._lost_nodes.pop(place.node_id, None)
@@ -232,10 +238,10 @@ class WorkerPool:
             self._dismiss(agent_handle)
             self._ask_for_more()
             return
-        self._spares.append(agent_handle)
+        self._spares[agent_handle] = None
         if self._placing is not None:
             if self._policy.is_worth_waiting(
-                up=len(self.here), coming=len(self._coming), size=len(self.ranked)
+                up=self._up, coming=len(self._coming), size=len(self.ranked)
             ):
                 self._placing.settled_at = self._clock() + _SETTLE_S
             else:
@@ -245,7 +251,7 @@ class WorkerPool:
 
     def _grow(self) -> None:
         """Request a restart with more workers, once for all those that are starting."""
-        up = len(self.here)
+        up = self._up
         growth = self._sizes.growth(size=len(self.ranked), up=up)
         if growth is None:
             self._growing_since = None
@@ -276,17 +282,18 @@ class WorkerPool:
         agent_handle.is_gone = True
         # Don't count arrived agents: a node's loss takes many at once.
         self._losses += was_wanted and agent_handle in self._coming
-        self._forget(agent_handle)
+        rank = self._forget(agent_handle)
         if not was_wanted:
             return None
         if gone.kind in _OF_A_WHOLE_NODE and agent_handle.place.node_id:
+            is_news = agent_handle.place.node_id not in self._lost_nodes
             self._lost_nodes[agent_handle.place.node_id] = self._clock()
             if gone.node_may_return:
                 self._silent_nodes.add(agent_handle.place.node_id)
             # The others with a rank have to be reported to the attempt, which waits for their end.
-            self._leave_lost_nodes(self._spares if self._placing is None else self.here)
-        if agent_handle in self.ranked and self._placing is None:
-            rank = self.ranked.index(agent_handle)
+            if is_news:
+                self._leave_lost_nodes([*self._spares] if self._placing is None else self.here)
+        if rank is not None and self._placing is None:
             return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
         if self._placing is None:
             # Log a reason that failed the placement only once: several agents may fail for it.
@@ -297,13 +304,6 @@ class WorkerPool:
         else:
             self._lost_while_placing(gone)
         return None
-
-    def returned(self, node: str) -> None:
-        """Note that a node answers again that was silent."""
-        self._lost_nodes.pop(node, None)
-        self._silent_nodes.discard(node)
-        if self._placing is not None:
-            self._ask_again(self._bundles.returned(node))
 
     def _lost_while_placing(self, gone: Gone) -> None:
         if gone.kind is FailureKind.STARTUP:
@@ -346,13 +346,13 @@ class WorkerPool:
                     self._launcher.outlook(),
                     self._launcher.starting(),
                     self._free_nodes(),
-                    up=len(self.here),
+                    up=self._up,
                 )
             )
 
     def _look_for_missing(self, placing: _Placing) -> None:
         """Log missing resources once; fail the placement if they can't become available."""
-        starting, now, up = self._launcher.starting(), self._clock(), len(self.here)
+        starting, now, up = self._launcher.starting(), self._clock(), self._up
         begins_with = expected(
             up=up,
             starting=starting,
@@ -377,9 +377,7 @@ class WorkerPool:
         if hopeless is not None:
             self._fail(hopeless)
         elif not placing.is_noticed:
-            logger.warning(
-                self._policy.awaited(outlook, starting, self._free_nodes(), up=len(self.here))
-            )
+            logger.warning(self._policy.awaited(outlook, starting, self._free_nodes(), up=self._up))
         placing.is_noticed = True
 
     def _why_hopeless(self, outlook: Outlook) -> str | None:
@@ -399,7 +397,7 @@ class WorkerPool:
     def _staff(self) -> None:
         """Assign ranks if there are enough agents."""
         assert self._placing is not None
-        up = len(self.here)
+        up = self._up
         if self.ranked:
             size = self._sizes.after_place(size=len(self.ranked), up=up)
         else:
@@ -442,10 +440,11 @@ class WorkerPool:
     def _are_linked(self, size: int) -> bool:
         """Return whether the workers' nodes may be used; before the first attempt, try them."""
         placing = self._placing
+        if not self._tries_links or self.ranked or placing is None:
+            return True
         chosen = self.here[:size]
         nodes = frozenset(each.place.node_id for each in chosen)
-        is_first = self._tries_links and not self.ranked
-        if not is_first or len(nodes) < 2 or nodes <= self._linked or placing is None:
+        if len(nodes) < 2 or nodes <= self._linked:
             return True
         if placing.links_of is None:
             placing.links_of = nodes
@@ -454,36 +453,39 @@ class WorkerPool:
 
     def _seat(self, size: int) -> None:
         """Assign an agent to every rank."""
-        spares = list(self._spares)
         if size == len(self.ranked):
             # A remaining agent keeps its rank, and so its data.
-            self.ranked = [spares.pop(0) if r.is_gone else r for r in self.ranked]
+            spares = iter(self._spares)
+            self.ranked = [next(spares) if r.is_gone else r for r in self.ranked]
         else:
             chosen = self.here[:size]
             order = rank_order([agent_handle.place for agent_handle in chosen], self._first_node)
             self.ranked = [chosen[index] for index in order]
-        self._spares = [
-            agent_handle for agent_handle in self._spares if agent_handle not in self.ranked
-        ]
+        self._ranks = {agent_handle: rank for rank, agent_handle in enumerate(self.ranked)}
+        self._spares = {each: None for each in self._spares if each not in self._ranks}
 
     def _ask_for_more(self) -> None:
         """Request the missing agents."""
         if not self._policy.may_request(self._losses):
             return
         missing = self._policy.number_to_request(
-            up=len(self.here), coming=len(self._coming), is_placing=self._placing is not None
+            up=self._up, coming=len(self._coming), is_placing=self._placing is not None
         )
-        if missing and self._placing is not None:
+        if not missing:
+            return
+        if self._placing is not None:
             self._move_bundles(self._placing)
         avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
         bundles = self._bundles.free(self._taken, avoided)
-        in_bundles = bundles[: max(0, missing)]
-        self._coming += [self._launcher.ask(bundle=bundle) for bundle in in_bundles]
+        in_bundles = bundles[:missing]
+        for bundle in in_bundles:
+            self._coming[self._launcher.ask(bundle=bundle)] = None
         others = missing - len(in_bundles)
         if others > 0:
             lost = self._dead_to_us() - self._silent_nodes
             avoid = self._avoided | lost | self._nodes_without_standby()
-            self._coming += [self._launcher.ask(avoid=avoid) for _ in range(others)]
+            for _ in range(others):
+                self._coming[self._launcher.ask(avoid=avoid)] = None
 
     def _room(self) -> int:
         """Return the number of further workers for which there are free resources."""
@@ -517,7 +519,6 @@ class WorkerPool:
             self._taken,
             lost=lost,
             avoided=self._avoided.intersection(self._cluster.living_nodes()),
-            may_return=self._silent_nodes,
             ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
             free=self._free_nodes(),
         )
@@ -541,7 +542,7 @@ class WorkerPool:
     def _leave_lost_nodes(self, agent_handles: list[AgentHandle]) -> None:
         """Dismiss those of these agents that are on a lost node."""
         lost = self._recently_lost()
-        for agent_handle in list(agent_handles):
+        for agent_handle in agent_handles:
             if agent_handle.place.node_id in lost:
                 self._dismiss(agent_handle)
 
@@ -554,7 +555,7 @@ class WorkerPool:
             logger.warning("%s.", departure.reason)
         self._avoided = departure.avoided
         leaving = [each for each in self.here if each.number in departure.leaving]
-        replaceable = sum(each not in leaving for each in self._spares)
+        replaceable = sum(each.number not in departure.leaving for each in self._spares)
         replaced = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
         for agent_handle in {*leaving, *replaced}:
             self._dismiss(agent_handle)
@@ -572,7 +573,8 @@ class WorkerPool:
         self._forget(agent_handle)
         self._launcher.dismiss(agent_handle)
 
-    def _forget(self, agent_handle: AgentHandle) -> None:
-        for agent_handles in (self._spares, self._coming):
-            if agent_handle in agent_handles:
-                agent_handles.remove(agent_handle)
+    def _forget(self, agent_handle: AgentHandle) -> int | None:
+        """Note that an agent is gone; return the rank that it had, if any."""
+        self._spares.pop(agent_handle, None)
+        self._coming.pop(agent_handle, None)
+        return self._ranks.pop(agent_handle, None)
