@@ -187,12 +187,23 @@ class FakeCluster:
         messages = [self.lose(pool, agent_handle, FailureKind.NODE_LOST) for agent_handle in there]
         return [event for event in messages if event is not None]
 
-    def silence(self, pool: WorkerPool, name: str) -> list[AgentLost]:
+    def silence(
+        self, pool: WorkerPool, name: str, *, node_may_return: bool = False
+    ) -> list[AgentLost]:
         """A node is gone, and only its agents tell so: the cluster takes it for alive."""
         self.silent.add(name)
         there = [each for each in self.placed if each.place.node_id == name]
-        messages = [self.lose(pool, agent_handle, FailureKind.NODE_LOST) for agent_handle in there]
+        messages = [
+            self.lose(pool, each, FailureKind.NODE_LOST, node_may_return=node_may_return)
+            for each in there
+        ]
         return [event for event in messages if event is not None]
+
+    def answer(self, pool: WorkerPool, name: str) -> None:
+        """A node that was silent answers again, and agents arrive there."""
+        self.silent.remove(name)
+        pool.returned(name)
+        self.settle(pool)
 
     def sizes(self) -> list[int]:
         """How many ranks each pool had that was told to be complete."""

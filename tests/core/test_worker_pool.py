@@ -295,6 +295,23 @@ def test_a_request_leaves_a_silent_node_to_the_launcher_which_knows_when_it_is_b
     assert avoided == (frozenset() if may_return else {lost.place.node_id})
 
 
+@pytest.mark.parametrize("returns", ["b", "c"])
+def test_a_run_all_of_whose_nodes_were_silent_takes_the_first_that_answers(returns: str) -> None:
+    """As when the driver's own host was cut off, with the standby on it."""
+    cluster = FakeCluster(b=1, c=1, d=1)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    assert nodes(pool) == ["b", "c"]
+    cluster.silence(pool, "b", node_may_return=True)
+    cluster.silence(pool, "c", node_may_return=True)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert cluster.sizes() == [2]
+    cluster.answer(pool, returns)
+    assert cluster.sizes() == [2, 2]
+    assert sorted(nodes(pool)) == sorted([returns, "d"])
+
+
 def test_the_loss_of_a_standby_is_no_failure_and_is_made_good() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)

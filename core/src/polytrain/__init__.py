@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         TrainingFailedError,
     )
     from polytrain.events.preemption import PreemptionInfo
+    from polytrain.events.rollback import Rollback
     from polytrain.prediction.predict import PredictionOutput
     from polytrain.ray_names.callbacks import TrainRunContext, UserCallback
     from polytrain.ray_names.trainers import DataParallelTrainer
@@ -90,6 +91,7 @@ __all__ = [
     "ReportedCheckpointStatus",
     "Result",
     "ReturnValueError",
+    "Rollback",
     "RunConfig",
     "RunFormatError",
     "RunHandle",
@@ -154,6 +156,7 @@ _NAMES = LazyNames(
         "polytrain.api.run_handle": ("RunHandle", "RunStatus"),
         "polytrain.api.trainer": ("Trainer", "make_trainer"),
         "polytrain.events.preemption": ("PreemptionInfo",),
+        "polytrain.events.rollback": ("Rollback",),
         "polytrain.prediction.predict": ("PredictionOutput",),
         "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
         "polytrain.workers.session.checkpoint_handling": ("CheckpointUploadMode",),

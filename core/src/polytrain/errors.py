@@ -68,6 +68,10 @@ class FailureKind(StrEnum):
     STARTUP = "startup"
     """A rank failed before it trained."""
 
+    DIVERGED = "diverged"
+    """A report showed that training diverges, and by `FailureConfig.on_divergence` ended the
+    attempt."""
+
     VALIDATION = "validation"
     """A checkpoint's validation failed, which by `ValidationConfig.on_failure` ends the run."""
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polytrain_torch.randomness import enable_reproducibility, seed_everything
     from polytrain_torch.row_weights import weigh_rows
     from polytrain_torch.shard import TorchShard
+    from polytrain_torch.virtual_workers import micro_batches
 
 __all__ = [
     "PreparedDataLoader",
@@ -31,6 +32,7 @@ __all__ = [
     "enable_reproducibility",
     "get_device",
     "get_devices",
+    "micro_batches",
     "prepare_data_loader",
     "prepare_model",
     "seed_everything",
@@ -43,6 +45,7 @@ _HOMES = {
     "enable_reproducibility": "randomness",
     "get_device": "models.prepare",
     "get_devices": "models.prepare",
+    "micro_batches": "virtual_workers",
     "prepare_data_loader": "models.prepare",
     "prepare_model": "models.prepare",
     "seed_everything": "randomness",

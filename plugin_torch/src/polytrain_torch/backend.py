@@ -51,7 +51,7 @@ class Torch(Backend):
     name: ClassVar[str] = "torch"
     contract_version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(
-        predictive=True, devices=frozenset({Device.CPU, Device.GPU})
+        predictive=True, virtual_workers=True, devices=frozenset({Device.CPU, Device.GPU})
     )
     requires: ClassVar[dict[str, str]] = {"torch": "pip install 'polytrain[torch]'"}
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset(
@@ -81,6 +81,13 @@ class Torch(Backend):
         yield from timeout_problems(timeout_s=self.timeout_s)
         yield from script_problems(self, job)
         yield from _misspelt_group(self.process_group)
+        if job.virtual_workers is not None and has_script(self):
+            yield Problem(
+                field="ScalingConfig.virtual_workers",
+                what="a script of torchrun takes its own steps, once for each batch of a worker",
+                remedy="Leave it out, or write a training function with prepare_model and "
+                "micro_batches",
+            )
         if self.process_group == "nccl" and not job.use_gpu:
             yield Problem(
                 field="process_group",

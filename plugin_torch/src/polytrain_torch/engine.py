@@ -39,6 +39,7 @@ from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.private import clear_mesh_caches
 from polytrain_torch.randomness import share_seed
 from polytrain_torch.shard import TorchShard
+from polytrain_torch.virtual_workers import virtual_workers
 
 MODEL_FILE = "model.pt"
 DEEPSPEED = "deepspeed"
@@ -92,7 +93,10 @@ class TorchEngine(Engine[Any]):
             share_seed(store)
             try:
                 connected = partial(self._connected, world)
-                with agreeing(store, connected, timeout_s=self.timeout.total_seconds()):
+                with (
+                    agreeing(store, connected, timeout_s=self.timeout.total_seconds()),
+                    virtual_workers(world),
+                ):
                     yield
             finally:
                 # The training function may have destroyed the group.

@@ -44,6 +44,13 @@ def function_seed() -> int:
     return stands_for if own == seeded else own
 
 
+def seed_place(place: str) -> None:
+    """Seed torch, NumPy and Python by a place in training; `function_seed` stays the same."""
+    seed = function_seed()
+    _seed(place)
+    _stand_for(seed)
+
+
 def _stand_for(seed: int) -> None:
     """Have `function_seed` return this seed until torch is seeded again."""
     global _seeds

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from polytrain.extension import TensorShapes, check_named, check_range, to_format
-from polytrain_plugins import Batches, Shard, ShardView
+from polytrain_plugins import Batches, Shard, ShardView, VirtualBatch
 from polytrain_torch.devices import current_device
 from polytrain_torch.moving import moved
 from polytrain_torch.row_weights import WeightedLoop, weighted_loop
+from polytrain_torch.virtual_workers import current
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +42,12 @@ class TorchShard(ShardView):
 
         Once it is read, gradients of this shard aren't weighted automatically: scale the loss.
         """
+        if current() is not None:
+            raise RuntimeError(
+                "gradient_weight isn't one number with ScalingConfig(virtual_workers=…): "
+                "micro_batches(…) weights each micro-batch's gradients. Leave it out, or call "
+                "weigh_rows(False) for a loss that isn't a mean over rows."
+            )
         self._is_weighted_by_function = True
         if self._loop is not None:
             self._loop.weight.value = 1
@@ -54,6 +61,11 @@ class TorchShard(ShardView):
                 self._loop = loop
                 for batch in batches:
                     is_weighted = self._is_weighted_by_function
+                    if isinstance(batch, VirtualBatch):
+                        # Its micro-batches are weighted in the loop over them.
+                        virtual = current()
+                        yield batch if virtual is None else virtual.fetched(batch)
+                        continue
                     loop.given(1 if is_weighted else self._shard.gradient_weight, batch)
                     yield batch
 

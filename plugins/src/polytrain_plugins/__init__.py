@@ -53,6 +53,7 @@ from polytrain_plugins.shard import (
     Shard,
     ShardView,
 )
+from polytrain_plugins.virtual_workers import MicroBatch, VirtualBatch, virtual_workers_of
 from polytrain_plugins.world import Member, Offer, World
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "InvalidJobError",
     "Job",
     "Member",
+    "MicroBatch",
     "Offer",
     "Outcome",
     "PolytrainError",
@@ -91,6 +93,7 @@ __all__ = [
     "Stopped",
     "UnknownBackendError",
     "UnsupportedCapabilityError",
+    "VirtualBatch",
     "World",
     "backend_names",
     "changed_environment",
@@ -110,4 +113,5 @@ __all__ = [
     "reached_at",
     "timeout_problems",
     "unknown_name",
+    "virtual_workers_of",
 ]

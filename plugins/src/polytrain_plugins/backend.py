@@ -28,6 +28,9 @@ class Job:
     has_training_function: bool
     datasets: Mapping[str, DatasetInfo]
 
+    virtual_workers: int | None = None
+    """`ScalingConfig.virtual_workers`."""
+
     is_in_this_environment: bool = False
     """Whether workers are known to import what is installed here. Nodes of a cluster may have
     different packages, and `RunConfig.worker_runtime_env` may install some."""

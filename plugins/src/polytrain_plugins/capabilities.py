@@ -47,6 +47,9 @@ class Capabilities:
     """A run without a training function ends in the same files, byte for byte, at any number of
     workers."""
 
+    virtual_workers: bool = False
+    """Training functions can train with `ScalingConfig.virtual_workers`."""
+
     checkpoint: CheckpointKind = CheckpointKind.ONE_RANK
     """Who writes a checkpoint."""
 

@@ -78,6 +78,11 @@ class World:
     members: tuple[Member, ...]
     offers: tuple[Offer, ...]
 
+    virtual_workers: int | None = None
+    """`ScalingConfig.virtual_workers`: the number of parts of each global batch that are computed
+    apart and added in a fixed order, whatever the number of ranks. `virtual_workers_of` says which
+    are a rank's."""
+
     @property
     def size(self) -> int:
         """Number of ranks."""

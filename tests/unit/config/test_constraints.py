@@ -43,6 +43,8 @@ BY_FIELD: dict[str, tuple[list[Any], str]] = {
         [5, "", "eth1,ens5", "10.1.0.3", "10.1.0.3/16", "fd00::/8", "a name"],
         "Give the name",
     ),
+    "FailureConfig.divergence": ([5, "", [], [5], {"loss": 1}, {"loss": True}, int], "Give "),
+    "FailureConfig.on_rollback": ([5, "lower"], "Pass a function"),
     "CheckpointConfig.checkpoint_score_attribute": (["", 5], "Give the name"),
     "DataConfig.columns": (["x", 5], ""),
     "DataConfig.transform": (["x", 5], "Pass a function"),

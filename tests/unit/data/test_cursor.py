@@ -190,3 +190,13 @@ def test_a_stream_can_not_go_on_as_a_table() -> None:
     stream = StreamPosition(world_size=2, start=5).to_plain()
     with pytest.raises(DataChangedError, match="'train' was a stream"):
         DataPosition.resume("train", stream, PLAN, {})
+
+
+def test_a_cursor_knows_what_is_left_out_in_each_epoch() -> None:
+    left_out = [(1, 4, 6), (0, 8, 10), (0, 2, 4), (0, 3, 5)]
+    cursor = Cursor(DataPosition(plan=Plan(rows=10, shards=1)), skipped=left_out)
+    assert cursor.skipped_next == (range(2, 5), range(8, 10))
+    with cursor.epoch() as epoch:
+        assert epoch.skipped == (range(2, 5), range(8, 10))
+        assert cursor.skipped_next == (range(4, 6),)
+    assert cursor.skipped_in(2) == ()

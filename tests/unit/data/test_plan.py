@@ -353,3 +353,41 @@ def test_a_rank_gets_at_most_the_batch_size_it_asked_for(
         shares = [len(share) for share in rows_of_batch(plan, 0, batch, size)]
         assert max(shares) <= per_rank
         assert max(shares) - min(shares) <= 1
+
+
+@given(
+    rows=st.integers(1, 60),
+    size=st.integers(1, 9),
+    cut=st.sampled_from(["keep", "share", "pad", "drop"]),
+    bad=st.sets(st.integers(0, 59), max_size=4),
+)
+def test_batches_that_are_left_out_are_missing_and_the_others_are_the_same(
+    rows: int, size: int, cut: Cut, bad: set[int]
+) -> None:
+    plan = Plan(rows=rows, shards=1)
+    every = [*plan.global_batches(0, size, cut)]
+    holes = [batch for batch in every if not bad.isdisjoint(batch)]
+    kept = [*plan.global_batches(0, size, cut, skipped=holes)]
+    assert kept == [batch for batch in every if batch not in holes]
+    assert plan.num_batches(0, size, cut, skipped=holes) == len(kept)
+
+
+@given(
+    size=st.integers(1, 9),
+    start=st.integers(0, 30),
+    hole=st.integers(0, 50).flatmap(
+        lambda first: st.integers(first + 1, 60).map(lambda stop: range(first, stop))
+    ),
+    cut=st.sampled_from(["keep", "share", "pad", "drop"]),
+)
+def test_batches_of_another_size_leave_the_same_rows_out(
+    size: int, start: int, hole: range, cut: Cut
+) -> None:
+    plan = Plan(rows=60, shards=1)
+    batches = [*plan.global_batches(start, size, cut, skipped=[hole])]
+    given_rows = [row for batch in batches for row in batch]
+    assert given_rows == sorted({*given_rows} - {*hole})
+    if cut == "keep":
+        assert given_rows == [row for row in range(start, 60) if row not in hole]
+    if cut in ("pad", "drop"):
+        assert all(len(batch) == size for batch in batches)

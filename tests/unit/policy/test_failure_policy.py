@@ -30,6 +30,7 @@ def attempt_of(*failures: Failure, **changes: Any) -> FailedAttempt:
 
 LOST = attempt_of(failure(FailureKind.WORKER_LOST))
 BUG = attempt_of(failure(FailureKind.USER_ERROR, message="ValueError: no", step=3))
+PREEMPTED = attempt_of(failure(FailureKind.PREEMPTED))
 
 
 @given(max_failures=st.integers(0, 20), failures=st.integers(1, 25))
@@ -137,6 +138,129 @@ def test_whatever_comes_again_at_the_same_step_ends_the_run(
     assert FailurePolicy(max_failures=-1, retry_user_errors=True).decide(attempts).restart
 
 
+def in_function(name: str, *, line: int, step: int, message: str = "ValueError: no") -> Failure:
+    """An exception that a function of a script raised."""
+    frames = f'  File "/home/me/train.py", line {line}, in {name}\n    raise_it()'
+    traceback = f"Traceback (most recent call last):\n{frames}\n{message}"
+    kind = FailureKind.USER_ERROR
+    return Failure(kind=kind, rank=0, message=message, traceback=traceback, step=step)
+
+
+def test_an_error_of_the_same_line_without_progress_ends_the_run_whatever_it_says() -> None:
+    before = attempt_of(in_function("read", line=7, step=5, message="ValueError: row 81 is bad"))
+    again = in_function("read", line=7, step=3, message="ValueError: row 12 is bad")
+    policy = FailurePolicy(max_failures=-1)
+    decision = policy.decide([before, attempt_of(again)])
+    assert not decision.restart
+    assert "the same error at step 5, and this one came only to step 3" in decision.reason
+    # It got further, or there is a newer checkpoint.
+    assert policy.decide([before, attempt_of(dataclasses.replace(again, step=6))]).restart
+    assert policy.decide([before, attempt_of(again, committed=3)]).restart
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        in_function("read", line=8, step=3),
+        in_function("read", line=7, step=3, message="OSError: no"),
+    ],
+    ids=["another line", "another exception"],
+)
+def test_an_error_of_another_cause_is_retried(other: Failure) -> None:
+    before = attempt_of(in_function("read", line=7, step=5))
+    assert FailurePolicy(max_failures=2).decide([before, attempt_of(other)]).restart
+
+
+def test_a_hang_of_the_same_rank_at_the_same_step_ends_the_run() -> None:
+    hangs = [failure(FailureKind.HANG, message=f"no progress for {s} s", step=4) for s in (300, 12)]
+    policy = FailurePolicy(max_failures=-1)
+    assert not policy.decide([*map(attempt_of, hangs)]).restart
+    elsewhere = [dataclasses.replace(hangs[1], step=5), dataclasses.replace(hangs[1], rank=1)]
+    assert all(policy.decide([*map(attempt_of, [hangs[0], each])]).restart for each in elsewhere)
+
+
+def test_code_that_always_fails_at_the_start_takes_two_attempts() -> None:
+    message = "before it had joined the others: RuntimeError: no way from rank {}"
+    traceback = 'Traceback\n  File "/home/me/backend.py", line 3, in joined'
+    starts = [
+        attempt_of(
+            Failure(
+                kind=FailureKind.STARTUP,
+                rank=rank,
+                message=message.format(rank),
+                traceback=traceback,
+            ),
+            has_reported=False,
+            lasted_s=1.0,
+        )
+        for rank in (0, 1)
+    ]
+    policy = FailurePolicy(max_failures=-1)
+    assert policy.decide(starts[:1]).restart
+    assert not policy.decide(starts).restart
+
+
+@given(
+    attempts=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30),
+    most=st.integers(1, 4),
+)
+def test_only_failures_since_the_last_progress_count(
+    attempts: list[tuple[bool, bool]], most: int
+) -> None:
+    """Each attempt has made progress or not, and was lost or preempted."""
+    failed, step, counted = [], 0, 0
+    for is_loss, has_progressed in attempts:
+        step += has_progressed
+        counted = (0 if has_progressed else counted) + is_loss
+        failed.append(dataclasses.replace(LOST if is_loss else PREEMPTED, committed=step))
+    decision = FailurePolicy(max_failures=most).decide(failed)
+    assert decision.restart == (not failed[-1].is_charged or counted <= most)
+
+
+def test_the_reason_names_the_checkpoint_that_has_freed_the_failures() -> None:
+    lost = [dataclasses.replace(LOST, committed=step) for step in (0, 40, 40)]
+    reason = FailurePolicy(max_failures=2).decide(lost).reason
+    assert reason == "failure 2 of max_failures=2 since the checkpoint of step 40"
+
+
+FAULTS: dict[str, tuple[Failure, int]] = {
+    # How often one of them may come without progress, with any number of failures allowed.
+    "a misspelt column": (raised("KeyError: 'lable'", step=0), 1),
+    "a missing package": (
+        Failure(
+            kind=FailureKind.STARTUP,
+            rank=0,
+            message="before it had joined the others: ModuleNotFoundError: No module named 'x'",
+            traceback="Traceback",
+        ),
+        1,
+    ),
+    "a crash of native code": (ended("killed by SIGSEGV"), 1),
+    "an exit": (ended("exited with code 1"), 1),
+    "too large a batch": (failure(FailureKind.OUT_OF_MEMORY, message="MemoryError", step=3), 1),
+    "a full disk of a node": (NO_ROOM, 1),
+    "a deadlock": (failure(FailureKind.HANG, message="no progress", step=3), 1),
+    "SIGKILL": (ended("killed by SIGKILL"), 100),
+    "a lost host": (failure(FailureKind.NODE_LOST), 100),
+    "a lost agent": (failure(FailureKind.AGENT_LOST), 100),
+    "a storage that doesn't answer": (failure(FailureKind.STORAGE, message="503"), 100),
+    "a preemption": (failure(FailureKind.PREEMPTED), 100),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_the_code_does_ends_the_run_and_what_comes_from_outside_does_not(fault: str) -> None:
+    cause, retries = FAULTS[fault]
+    policy = FailurePolicy(max_failures=-1)
+    assert policy.decide([attempt_of(cause)] * retries).restart
+    assert policy.decide([attempt_of(cause)] * (retries + 1)).restart == (retries == 100)
+    # With progress in between, it may come any number of times, even if few are allowed.
+    further = [
+        attempt_of(dataclasses.replace(cause, step=10 * n), committed=10 * n) for n in range(1, 101)
+    ]
+    assert FailurePolicy(max_failures=1).decide(further).restart
+
+
 @pytest.mark.parametrize("how", ["killed by SIGKILL", "killed by SIGTERM"])
 def test_what_comes_from_outside_may_come_again(how: str) -> None:
     attempts = [attempt_of(ended(how), raised(GLOO.format(port), rank=1)) for port in (1, 2)]
@@ -192,7 +316,6 @@ def test_without_a_loss_the_first_failure_is_the_cause() -> None:
     assert root_cause([storage, BUG.root]) is storage
 
 
-PREEMPTED = attempt_of(failure(FailureKind.PREEMPTED))
 NO_START = attempt_of(failure(FailureKind.STARTUP), has_reported=False, lasted_s=1.0)
 EVERYWHERE = attempt_of(BUG.root, on_every_rank=True)
 
@@ -379,3 +502,37 @@ def node_loss(node: str, *, trained: bool) -> FailedAttempt:
         lasted_s=1.0,
         nodes=("a", node),
     )
+
+
+DIVERGED = attempt_of(failure(FailureKind.DIVERGED, message="training diverges", step=7))
+
+
+@given(max_failures=st.integers(0, 3), rollbacks=st.integers(0, 3), count=st.integers(1, 8))
+def test_rollbacks_have_a_limit_of_their_own(max_failures: int, rollbacks: int, count: int) -> None:
+    policy = FailurePolicy(
+        max_failures=max_failures,
+        on_divergence="rollback",
+        max_rollbacks=4,
+        rollbacks=("step 2: loss is nan",) * rollbacks,
+    )
+    decision = policy.decide([DIVERGED] * count)
+    assert decision.restart == (rollbacks + count <= 4)
+    assert f"rollback {rollbacks + count} of max_rollbacks=4" in decision.reason
+    # They use no failure up, and no failure uses one of them up.
+    assert policy.decide([*[DIVERGED] * 2, LOST]).restart == (max_failures > 0)
+
+
+def test_the_last_rollback_names_all_that_were_before() -> None:
+    policy = FailurePolicy(on_divergence="rollback", max_rollbacks=1, rollbacks=("step 2: inf",))
+    assert policy.decide([DIVERGED, DIVERGED]).reason == (
+        "rollback 3 of max_rollbacks=1: none is left, after step 2: inf; step 7: training diverges"
+    )
+
+
+def test_a_divergence_ends_the_run_where_there_is_no_way_back() -> None:
+    assert not FailurePolicy(max_failures=-1, on_divergence="fail").decide([DIVERGED]).restart
+    policy = FailurePolicy(on_divergence="rollback", max_rollbacks=4)
+    stuck = dataclasses.replace(DIVERGED, no_rollback="no batch can be left out")
+    assert policy.decide([stuck]).reason == "no batch can be left out"
+    gone_back = policy.decide([dataclasses.replace(DIVERGED, without="positions 1 to 2")])
+    assert gone_back.reason == "rollback 1 of max_rollbacks=4, without positions 1 to 2"

@@ -224,6 +224,22 @@ def unused_gpu_problems(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
+def virtual_worker_problems(spec: RunSpec) -> Iterator[Problem]:
+    """Yield a problem if the backend can't train with virtual workers; it names those that can."""
+    if spec.scaling_config.virtual_workers is None or spec.backend.capabilities.virtual_workers:
+        return
+    able = [each for each in backend_names() if load_backend(each).capabilities.virtual_workers]
+    if spec.backend.capabilities.exact_scaling:
+        remedy = "Leave it out: this backend saves the same model at any number of workers"
+    else:
+        remedy = f"Leave it out, or use a backend that has them: {', '.join(able) or 'torch'}"
+    yield Problem(
+        field="ScalingConfig.virtual_workers",
+        what=f"the {spec.backend.name} backend has no virtual workers",
+        remedy=remedy,
+    )
+
+
 def installation_problems(backend: Backend) -> Iterator[Problem]:
     """Yield the modules that a backend needs and that can't be found, without importing any."""
     for module, command in missing_modules(backend.requires).items():

@@ -15,6 +15,7 @@ from polytrain.api.backend_checks import (
     function_problems,
     ray_data_problems,
     unused_gpu_problems,
+    virtual_worker_problems,
 )
 from polytrain.api.cluster_checks import (
     cluster_problems,
@@ -87,6 +88,7 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
         job = job_of(spec, datasets)
         problems += backend_problems(backend, job)
         problems += unused_gpu_problems(spec)
+        problems += virtual_worker_problems(spec)
         if not problems:
             problems += _port_problems(spec, backend.demand(job))
         if not problems:
@@ -226,6 +228,7 @@ def job_of(spec: RunSpec, datasets: tuple[RunDataset, ...]) -> Job:
         num_workers=spec.world_size,
         use_gpu=spec.scaling_config.use_gpu,
         cpus_per_worker=spec.scaling_config.cpus_per_worker,
+        virtual_workers=spec.scaling_config.virtual_workers,
         has_training_function=spec.train_loop_per_worker is not None,
         datasets={name: known.get(name, DatasetInfo(name=name)) for name in names},
         is_in_this_environment=_is_in_this_environment(spec),

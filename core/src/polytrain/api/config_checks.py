@@ -8,7 +8,7 @@ from typing import Any
 
 from polytrain import satellites
 from polytrain.api.backend_checks import frequency_problems
-from polytrain.config.configs import CheckpointConfig, RunConfig, ScalingConfig
+from polytrain.config.configs import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain.config.constraints import typed_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import runtime_env_problems
@@ -58,6 +58,37 @@ def run_config_problems(spec: RunSpec) -> Iterable[Problem]:
     if run.callbacks != ():
         yield from satellites.callbacks.callback_problems(run.callbacks)
     yield from stop_problems(run)
+    if isinstance(run.failure_config, FailureConfig):
+        yield from _divergence_problems(spec, run.failure_config)
+
+
+def _divergence_problems(spec: RunSpec, config: FailureConfig) -> Iterator[Problem]:
+    """Yield options of divergence that do nothing, or can't."""
+    unused = ("divergence", "on_rollback") if config.on_divergence is None else ("on_rollback",)
+    for name in unused if config.on_divergence != "rollback" else ():
+        if getattr(config, name) is not None:
+            yield Problem(
+                field=f"FailureConfig.{name}",
+                what=f"nothing uses it with on_divergence={config.on_divergence!r}",
+                remedy="Set on_divergence='rollback', or leave it out",
+            )
+    if config.on_divergence != "rollback":
+        return
+    function = config.on_rollback
+    if function is not None:
+        if not accepts(function, None, None):
+            yield Problem(
+                field="FailureConfig.on_rollback",
+                what=f"{written(function)} can't be called with a configuration and a rollback",
+                remedy="Pass a function of these two",
+            )
+        is_declarative = spec.train_loop_per_worker is None
+        if is_declarative and not hasattr(spec.backend, "params"):
+            yield Problem(
+                field="FailureConfig.on_rollback",
+                what=f"the backend {spec.backend.name!r} has no params that it could change",
+                remedy="Leave it out: batches are left out then",
+            )
 
 
 def _clashes(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:
@@ -84,6 +115,8 @@ def _clashes(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:
                 what=f"{strategy} needs a fixed number of workers, not {count}",
                 remedy=f"Use {strategy.removeprefix('STRICT_')!r}",
             )
+    if not wrong & {"virtual_workers", "num_workers"} and scaling.virtual_workers is not None:
+        yield from _virtual_problems(scaling, scaling.virtual_workers)
     if not wrong & {"resources_per_worker", "accelerator_type", "use_gpu"}:
         yield from _resource_problems(scaling)
     if not wrong & {"label_selector", "num_workers"} and count != 0:
@@ -109,6 +142,16 @@ def _inline_problems(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Proble
             field="ScalingConfig.label_selector",
             what="num_workers=0 trains in this process, wherever it is",
             remedy="Use num_workers=1, or leave it out",
+        )
+
+
+def _virtual_problems(scaling: ScalingConfig, count: int) -> Iterator[Problem]:
+    most = scaling.max_workers
+    if most > count:
+        yield Problem(
+            field="ScalingConfig.virtual_workers",
+            what=f"{count} virtual workers can't be shared by {most} workers",
+            remedy=f"Use virtual_workers={most} or more, or at most {count} workers",
         )
 
 

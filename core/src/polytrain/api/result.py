@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
@@ -12,11 +12,12 @@ from polytrain.api.returns import Returns
 from polytrain.api.shown import Row, as_html, as_text, line, metrics_text, place
 from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.checkpoint.manager import with_validations
+from polytrain.checkpoint.manager import is_good, with_validations
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
+from polytrain.events.rollback import Rollback
 from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.policy.retention import best_first_key, ranked
 from polytrain.record.history import JOURNAL, RunHistory, read_history
@@ -67,6 +68,10 @@ class Result(metaclass=RayTrainClass):
     restarts: int = 0
     """Attempts after the first, of all drivers that have worked on the run."""
 
+    rollbacks: tuple[Rollback, ...] = ()
+    """The attempts that `FailureConfig(on_divergence=…)` has ended, of all drivers, each with the
+    step, the metric, and the batches that the run leaves out since."""
+
     ledger: Ledger = field(default_factory=Ledger)
     """Where the time went."""
 
@@ -112,6 +117,7 @@ class Result(metaclass=RayTrainClass):
             ("metrics", metrics_text(self.metrics)),
             ("checkpoint", place(checkpoint)),
             ("restarts", str(self.restarts or "")),
+            ("rollbacks", line("; ".join(map(str, self.rollbacks)))),
             ("stopped", line(str(self.stopped or ""))),
             ("error", line(str(self.error or self.validation_failure))),
             ("path", place(path)),
@@ -395,6 +401,7 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
         best_checkpoints=tuple((checkpoint(info), info.metrics) for info in outcome.best),
         path=run.location.address,
         restarts=outcome.restarts,
+        rollbacks=outcome.rollbacks,
         ledger=outcome.ledger,
         finished=outcome.stopped is None or outcome.stopped.is_final,
         stopped=outcome.stopped,
@@ -432,6 +439,12 @@ def recorded(
     store = CheckpointStore(location=location)
     config = run_history.ranking if config is None else config
     found = store.find(since_token=run_history.since_token)
+    good = tuple(
+        each
+        for each in found.manifests
+        if is_good(each, store.location_of(each.directory).address, run_history.divergences)
+    )
+    found = replace(found, manifests=good)
     newest = newest_intact(store, found)
     kept = ranked(with_validations(found.manifests, run_history.validations), config)
     error = None
@@ -449,6 +462,7 @@ def recorded(
         best_checkpoints=tuple((checkpoint(each), each.metrics) for each in kept),
         path=location.address,
         restarts=max(0, run_history.launches - 1),
+        rollbacks=run_history.divergences.rollbacks,
         ledger=run_history.ledger,
         finished=run_history.is_finished,
         stopped=run_history.stopped,

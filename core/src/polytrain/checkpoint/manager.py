@@ -15,6 +15,7 @@ from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
 from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
 from polytrain.linux.clock import Clock
+from polytrain.policy.divergence import Divergences
 from polytrain.policy.retention import expendable, ranked
 from polytrain.policy.validation import Validations
 from polytrain.storage.protocol import storage_errors
@@ -54,6 +55,13 @@ class CheckpointManager:
     validations: Validations = field(default_factory=Validations)
     """Their metrics count in the ranking; a checkpoint with a pending validation is kept."""
 
+    divergences: Divergences = field(default_factory=Divergences)
+    """Checkpoints of what has diverged don't count, and what they led to is left out."""
+
+    spares_previous: bool = False
+    """Whether retention keeps the checkpoint before the newest, too: another rank may still find
+    that training had diverged when the newest was made."""
+
     checkpoints: list[Manifest] = field(default_factory=list)
     """The committed checkpoints, oldest first."""
 
@@ -87,9 +95,21 @@ class CheckpointManager:
     def take_over(self, found: FoundCheckpoints) -> None:
         """Resume with the checkpoints of earlier drivers."""
         self.checkpoints = list(found.manifests)
+        self.leave_bad_out()
         self._next_number = max((m.number + 1 for m in found.manifests), default=0)
         for directory, wrong in found.damaged.items():
             self._put_aside(directory, wrong)
+
+    def is_good(self, manifest: Manifest) -> bool:
+        """Return whether training hadn't diverged when a checkpoint was made."""
+        address = self.store.location_of(manifest.directory).address
+        return is_good(manifest, address, self.divergences)
+
+    def leave_bad_out(self) -> None:
+        """Drop the checkpoints of what has diverged; they are deleted after the next commit."""
+        bad = {each.directory for each in self.checkpoints if not self.is_good(each)}
+        self._damaged.extend(sorted(bad))
+        self.checkpoints = [each for each in self.checkpoints if each.directory not in bad]
 
     @property
     def next_number(self) -> int:
@@ -269,6 +289,8 @@ class CheckpointManager:
             # A run may have made many thousands of checkpoints.
             return []
         waiting = {validation.checkpoint for validation in self.validations.pending}
+        if self.spares_previous:
+            waiting |= {each.directory for each in self.checkpoints[-2:]}
         old = {each.directory for each in expendable(self._scored(), self.config)} - waiting
         self.checkpoints = [each for each in self.checkpoints if each.directory not in old]
         for directory in old:
@@ -300,8 +322,11 @@ class CheckpointManager:
         with storage_errors():
             manifest = self._newest_intact()
         if manifest is None:
-            return self.origin
-        return from_manifest(manifest, self.store.location_of(manifest.directory), own=True)
+            start = self.origin
+        else:
+            location = self.store.location_of(manifest.directory)
+            start = from_manifest(manifest, location, own=True)
+        return replace(start, skipped=self.divergences.skipped)
 
     def newest_intact(self) -> CheckpointInfo | None:
         """Return the newest committed checkpoint that verifies."""
@@ -411,6 +436,12 @@ class CheckpointManager:
         path = self.store.location_of(manifest.directory).address
         metrics = self.validations.metrics_of(manifest.directory, manifest.metrics)
         return CheckpointInfo(path=path, step=manifest.step, metrics=metrics)
+
+
+def is_good(manifest: Manifest, address: str, divergences: Divergences) -> bool:
+    """Return whether training hadn't diverged when the checkpoint at an address was made."""
+    made_by = manifest.attempt_id.token, manifest.attempt_id.attempt
+    return not divergences.is_bad(made_by, manifest.step, address)
 
 
 def with_validations(manifests: Sequence[Manifest], validations: Validations) -> list[Manifest]:

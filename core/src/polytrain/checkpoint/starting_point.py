@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ class StartingPoint:
 
     positions: Mapping[str, Any] = field(default_factory=dict)
     """Data set → the position to resume at, as in a manifest."""
+
+    skipped: Mapping[str, Sequence[tuple[int, int, int]]] = field(default_factory=dict)
+    """Data set → what the run leaves out of it; see `Rollback.skipped`."""
 
     files: tuple[StoredFile, ...] | None = None
     """The files; None without a manifest."""

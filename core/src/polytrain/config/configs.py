@@ -17,6 +17,7 @@ from polytrain.config.constraints import (
     Whole,
     column_names,
     directory_name,
+    divergence_rules,
     metric_name,
     node_labels,
     path_or_address,
@@ -47,6 +48,14 @@ class ScalingConfig(Config):
     """Worker processes. 0 trains inline, in the process that calls `fit()`. Two numbers are the
     least and the most: the run starts with as many as there are resources for, shrinks after a
     loss and grows when there are more resources."""
+
+    virtual_workers: Annotated[
+        int | None,
+        Whole(of="virtual workers", least=1, remedy="Give the most workers, or more, or None"),
+    ] = None
+    """Parts of each global batch that are computed apart and added in a fixed order, so that a
+    network has the same weights, to the bit, at any number of workers up to this one; see
+    docs/reproducible-networks.md. A power of two costs least. It can't change during a run."""
 
     standby: Annotated[int, Whole(of="standbys", least=0, remedy="Give 0 or more")] = 0
     """Agents that are kept ready to replace a lost one, on other nodes if there are any. Each
@@ -205,12 +214,43 @@ class FailureConfig(Config):
     max_failures: Annotated[
         int, Whole(of="failures", least=-1, remedy="Give 0 or more, or -1 for any number")
     ] = 0
-    """Failed attempts that the run survives; -1 for any number. Preemptions don't count."""
+    """Failed attempts in a row that the run survives; -1 for any number. The count begins again
+    with each checkpoint that was committed since the failure before. Preemptions don't count."""
 
     retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
     """Whether exceptions of the training function are retried. By default they are, unless the same
-    error comes again at the same step, or every rank raises the same exception at once and its
+    error comes again without progress, or every rank raises the same exception at once and its
     type says that it is a bug. False never retries them; True always, within `max_failures`."""
+
+    on_divergence: Literal["rollback", "fail"] | None = None
+    """What happens if a report shows that training diverges. "fail" ends the run. "rollback" goes
+    back to the newest checkpoint before the last good report, and leaves out the global batches
+    that were read between that report and the bad one: in the same epoch they never come again.
+    None does nothing. Checkpoints made after the last good report don't count in either case."""
+
+    divergence: Annotated[
+        str | Sequence[str] | Mapping[str, float] | Callable[..., bool] | None,
+        Checked(divergence_rules),
+    ] = None
+    """What counts as divergence: a value that is NaN or infinite, in a report of any rank. By
+    default of any metric; or of those named here, `a/b` for a nested one. `{"loss": 4}` adds: a
+    loss of rank 0 above 4 times the median of its last 100 reports, from the eleventh on. Or a
+    function, which alone decides: it takes the list of rank 0's last 101 reports, the newest last,
+    and returns whether that one is bad."""
+
+    max_rollbacks: Annotated[int, Whole(of="rollbacks", least=0, remedy="Give 0 or more")] = 5
+    """Rollbacks of the run, over all calls of `fit()`. One more divergence ends it. They don't
+    count towards `max_failures`."""
+
+    on_rollback: Annotated[
+        Callable[..., Any] | None,
+        Function("Pass a function of the configuration and the rollback"),
+    ] = None
+    """Called in the driver at each rollback, with the current `train_loop_config` and a
+    `Rollback`; it returns the one for the next attempts, for example with a lower rate. No batch is
+    left out then. Without a training function, it takes and returns the backend's `params`. A run
+    that is resumed calls it again for each earlier rollback, in order, from the original values: it
+    has to return the same."""
 
     hang_timeout_s: Annotated[
         float | None, Seconds(above=True, or_none="to turn hang detection off")
@@ -240,6 +280,11 @@ class FailureConfig(Config):
 
     node_cooldown_s: Annotated[float, Seconds()] = 600.0
     """Seconds for which a node gets no workers after it has lost two, if other nodes have room."""
+
+    @property
+    def skips_bad_batches(self) -> bool:
+        """Whether a rollback leaves batches out."""
+        return self.on_divergence == "rollback" and self.on_rollback is None
 
 
 @takes_ray_arguments(**CHECKPOINT)

@@ -341,6 +341,33 @@ def metric_name(name: Any) -> Iterator[Wrong]:
         )
 
 
+def divergence_rules(given: Any) -> Iterator[Wrong]:
+    """Yield why these aren't metrics to watch, spikes, or a function."""
+    if isinstance(given, Mapping):
+        names: list[Any] = list(given)
+        for name, times in given.items():
+            is_number = isinstance(times, int | float) and not isinstance(times, bool)
+            if not is_number or not 1 < times < math.inf:
+                yield (
+                    f"{name!r}: {quoted(times)} is not a multiple of a metric's usual value",
+                    'Give a number above 1, for example {"loss": 4}',
+                )
+    elif isinstance(given, str | list | tuple):
+        names = [given] if isinstance(given, str) else list(given)
+    elif callable(given) and not isinstance(given, type):
+        return
+    else:
+        yield (
+            f"{quoted(given)} is neither a metric nor a function",
+            'Give names, for example "loss", or {"loss": 4}, or a function of the last reports',
+        )
+        return
+    if not names:
+        yield "it names no metric", 'Give a name, for example "loss", or None for all metrics'
+    for name in names:
+        yield from metric_name(name)
+
+
 def column_names(names: Any) -> Iterator[Wrong]:
     """Yield why this isn't a list of columns."""
     if isinstance(names, str):

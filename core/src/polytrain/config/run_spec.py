@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
+from polytrain.config.configs import DataConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain.config.validation_config import ValidationConfig
 from polytrain.text.signatures import accepts
 from polytrain_plugins import Backend, CheckpointKind
@@ -70,13 +70,17 @@ class RunSpec:
 
     def for_workers(self) -> RunSpec:
         """The request with only what worker processes read of it."""
-        config = self.run_config
+        config, failures = self.run_config, self.run_config.failure_config
         return RunSpec(
             backend=self.backend,
             train_loop_per_worker=self.train_loop_per_worker,
             train_loop_config=self.train_loop_config,
+            scaling_config=ScalingConfig(virtual_workers=self.scaling_config.virtual_workers),
             run_config=RunConfig(
                 checkpoint_config=config.checkpoint_config,
+                failure_config=FailureConfig(
+                    on_divergence=failures.on_divergence, divergence=failures.divergence
+                ),
                 stop=config.stop,
                 time_budget_s=config.time_budget_s,
             ),

@@ -167,6 +167,28 @@ def ready(
     return tuple(found), tuple(problems)
 
 
+def skip_problems(specs: Iterable[DatasetSpec], *, reads_whole: bool) -> Iterator[Problem]:
+    """Yield why a rollback has no batches that it could leave out of the data.
+
+    Args:
+        specs: of all data sets.
+        reads_whole: whether the backend reads the data whole, and not in batches.
+    """
+    remedy = "Pass on_rollback=…, which returns another rate or seed, or use 'fail'"
+    for spec in specs:
+        what = ""
+        if isinstance(spec, StreamSpec) and spec.name == "train":
+            what = "its rows have no numbers, as it is computed while it is read"
+        elif reads_whole and spec.name == "train":
+            what = "each round is trained on all of its rows"
+        if what:
+            yield Problem(
+                field="FailureConfig.on_divergence",
+                what=f"'rollback' can't leave batches of the data set {spec.name!r} out: {what}",
+                remedy=remedy,
+            )
+
+
 def position_problems(
     specs: Iterable[DatasetSpec], positions: Mapping[str, Any], *, field: str
 ) -> Iterator[Problem]:
@@ -214,6 +236,8 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
     whole = not dataset.is_split or dataset.name in demand.whole_datasets
     if scaling.num_workers == 0 or demand.reads_tables or whole:
         return ""
+    if scaling.virtual_workers is not None:
+        return "virtual workers share its rows, whose number must be known"
     from polytrain.data.read.ray_pipeline import cpu_shortage
     from polytrain.ray_api.state import living_nodes
 

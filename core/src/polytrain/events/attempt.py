@@ -9,6 +9,7 @@ from typing import Any
 
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.preemption import LeavingNode, earliest
+from polytrain.events.rollback import Rollback
 from polytrain.functions.return_values import Returned
 from polytrain.linux.nvidia_gpus import GpuUse
 from polytrain.linux.progress_page import WorkerStage
@@ -171,6 +172,22 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    """A rank's report shows that training diverges; the rank waits to be killed."""
+
+    attempt: int
+    found: Rollback
+    problem: str = ""
+    """Why nothing can be left out after it; empty if something can, or needn't."""
+
+    @property
+    def failure(self) -> Failure:
+        """The failure that ends the attempt."""
+        message = f"training diverges: {self.found.reason}"
+        return Failure(kind=FailureKind.DIVERGED, rank=self.found.rank, message=message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
     """A worker process is gone, and everything that it staged is stored."""
 
@@ -212,6 +229,7 @@ Event = (
     | ConditionMet
     | Done
     | Failed
+    | Diverged
     | Exited
     | AgentLost
 )

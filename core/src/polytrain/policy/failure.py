@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from dataclasses import dataclass, field
+from itertools import chain, pairwise, product
 from typing import Literal
 
 from polytrain.errors import Failure, FailureKind
@@ -51,6 +51,12 @@ _PASSING = re.compile(
 )
 """Parts in which messages of equal errors differ: object addresses, times, hosts with ports."""
 
+NOT_JOINED = "before it had joined the others: "
+"""Begins the message of an exception that a rank raised before it trained."""
+
+_FRAME = re.compile(r'^ *File "(.*)", line (\d+), in ', re.MULTILINE)
+"""A line of a traceback that names a place in the code."""
+
 _CRASH = re.compile(r"killed by SIG(?:SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS)|exited with code")
 """Exits that a process causes itself, unlike SIGKILL and SIGTERM."""
 
@@ -62,6 +68,26 @@ class RankError:
     kind: FailureKind
     message: str
     step: int
+    place: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """File and line of each call that led to it; empty if it isn't an exception."""
+
+    def comes_again_in(self, later: RankError) -> bool:
+        """Whether a later error has the same cause, and its rank got no further.
+
+        An exception of the code comes again if its type and the calls that led to it are the same,
+        whatever its message says and wherever it came earlier. What may come from outside, such as
+        a broken connection, has to come at the same step.
+        """
+        if self.kind is not later.kind:
+            return False
+        if self.message == later.message and self.step == later.step:
+            return True
+        is_same = bool(self.place) and (_type_of(self.message), self.place) == (
+            _type_of(later.message),
+            later.place,
+        )
+        is_of_the_code = self.kind in _RAISED or self.kind is FailureKind.STARTUP
+        return is_of_the_code and is_same and later.step <= self.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +115,12 @@ class FailedAttempt:
     nodes: frozenset[str] = frozenset()
     """Nodes on which processes were lost."""
 
+    no_rollback: str = ""
+    """Why the run can't go back, if training has diverged; empty if it can."""
+
+    without: str = ""
+    """What is left out after that, for people."""
+
     @property
     def has_trained(self) -> bool:
         """Whether it got beyond its start: it reported a step, or lasted long enough."""
@@ -97,7 +129,7 @@ class FailedAttempt:
     @property
     def is_charged(self) -> bool:
         """Whether it counts towards `max_failures`."""
-        return self.root.kind is not FailureKind.PREEMPTED
+        return self.root.kind not in (FailureKind.PREEMPTED, FailureKind.DIVERGED)
 
     def is_late_news_of(self, before: FailedAttempt) -> bool:
         """Whether it ended by what had already ended the attempt before.
@@ -132,6 +164,10 @@ class FailurePolicy:
 
     max_failures: int = 0
     retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
+    on_divergence: Literal["rollback", "fail"] | None = None
+    max_rollbacks: int = 0
+    rollbacks: tuple[str, ...] = ()
+    """Those of earlier drivers, as text for people."""
 
     def decide(self, attempts: Attempts) -> Decision:
         """Decide about the latest failure.
@@ -142,6 +178,7 @@ class FailurePolicy:
         rules: tuple[Rule, ...] = (
             lost_leases_end_the_run,
             failed_validations_end_the_run,
+            self._divergence_is_rolled_back,
             preemptions_are_free,
             user_errors_are_retried(self.retry_user_errors),
             repeated_errors_end_the_run(self.retry_user_errors),
@@ -151,6 +188,26 @@ class FailurePolicy:
         )
         decisions = (rule(attempts) for rule in rules)
         return next(decision for decision in decisions if decision is not None)
+
+    def _divergence_is_rolled_back(self, attempts: Attempts) -> Decision | None:
+        """Go back, at most `max_rollbacks` times, unless the run is to end."""
+        latest = attempts[-1]
+        if latest.root.kind is not FailureKind.DIVERGED:
+            return None
+        if self.on_divergence != "rollback":
+            return Decision(restart=False, reason=f"on_divergence={self.on_divergence!r}")
+        if latest.no_rollback:
+            return Decision(restart=False, reason=latest.no_rollback)
+        own = [each.root for each in attempts if each.root.kind is FailureKind.DIVERGED]
+        known = [*self.rollbacks, *(f"step {each.step}: {each.message}" for each in own)]
+        count = f"rollback {len(known)} of max_rollbacks={self.max_rollbacks}"
+        if len(known) <= self.max_rollbacks:
+            without = f", without {latest.without}" if latest.without else ""
+            return Decision(restart=True, reason=f"{count}{without}")
+        before = "; ".join(known[:-1])
+        return Decision(
+            restart=False, reason=f"{count}: none is left" + (f", after {before}" if before else "")
+        )
 
 
 def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
@@ -169,7 +226,7 @@ def failed_validations_end_the_run(attempts: Attempts) -> Decision | None:
 
 def preemptions_are_free(attempts: Attempts) -> Decision | None:
     """Restart without a charge: the removal of a node with notice isn't a failure."""
-    if attempts[-1].is_charged:
+    if attempts[-1].root.kind is not FailureKind.PREEMPTED:
         return None
     return Decision(restart=True, reason="a preemption isn't counted as a failure")
 
@@ -198,24 +255,27 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
 
 
 def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
-    """Return the rule that ends the run if an error of any kind recurs at the same step: a bug.
+    """Return the rule that ends the run if an error recurs without progress: a bug.
 
     It may occur on any rank, and needn't be the root cause of both attempts. If a checkpoint was
-    committed in between, the run has made progress, and the rule doesn't apply.
+    committed in between, or the rank got further, the run has made progress, and the rule doesn't
+    apply.
     """
 
     def rule(attempts: Attempts) -> Decision | None:
         if how is True or len(attempts) < 2:
             return None
         before, latest = attempts[-2:]
-        repeated = before.errors & latest.errors
-        if not repeated or latest.committed > before.committed:
+        pairs = product(before.errors, latest.errors)
+        repeated = next((pair for pair in pairs if pair[0].comes_again_in(pair[1])), None)
+        if repeated is None or latest.committed > before.committed:
             return None
-        step = next(iter(repeated)).step
+        then, now = (error.step for error in repeated)
+        further = "" if now == then else f", and this one came only to step {now}"
         return Decision(
             restart=False,
-            reason=f"not retried, because the attempt before had the same error at step {step}: "
-            "it would come again",
+            reason=f"not retried, because the attempt before had the same error at step {then}"
+            f"{further}: it would come again",
         )
 
     return rule
@@ -244,21 +304,38 @@ def losses_are_counted_once(attempts: Attempts) -> Decision | None:
 
 
 def failures_are_counted(most: int) -> Rule:
-    """Return the rule that restarts at most `most` failures; -1 means any number."""
+    """Return the rule that restarts at most `most` failures in a row; -1 means any number.
+
+    A checkpoint that was committed since the failure before is progress, which a failure can't
+    undo: the count begins again.
+    """
 
     def rule(attempts: Attempts) -> Decision | None:
-        late = sum(latest.is_late_news_of(before) for before, latest in pairwise(attempts))
-        failures = sum(attempt.is_charged for attempt in attempts) - late
+        failures, since = _counted(attempts)
         if most < 0:
             return Decision(restart=True, reason=f"failure {failures}, max_failures is unlimited")
         if most == 0:
             return Decision(restart=False, reason="max_failures=0 allows no restart")
-        count = f"failure {failures} of max_failures={most}"
+        progress = f" since the checkpoint of step {since}" if since else ""
+        count = f"failure {failures} of max_failures={most}{progress}"
         if failures <= most:
             return Decision(restart=True, reason=count)
         return Decision(restart=False, reason=f"{count}: no restart is left")
 
     return rule
+
+
+def _counted(attempts: Attempts) -> tuple[int, int]:
+    """Return the number of charged failures since the last progress, and its checkpoint's step.
+
+    The step is 0 if no failure before has been freed.
+    """
+    failures, since = int(attempts[0].is_charged), 0
+    for before, latest in pairwise(attempts):
+        if latest.committed > before.committed and failures:
+            failures, since = 0, latest.committed
+        failures += latest.is_charged and not latest.is_late_news_of(before)
+    return failures, since
 
 
 _RAISED = (
@@ -277,6 +354,8 @@ def failed_attempt(
     lasted_s: float,
     committed: int = 0,
     nodes: Sequence[str] = (),
+    no_rollback: str = "",
+    without: str = "",
 ) -> FailedAttempt:
     """Sum up the failures of one attempt.
 
@@ -287,6 +366,8 @@ def failed_attempt(
         lasted_s: seconds from the launch to the first failure.
         committed: step of the newest checkpoint.
         nodes: the node of each rank; empty if they aren't known.
+        no_rollback: see `FailedAttempt`.
+        without: see `FailedAttempt`.
     """
     root = root_cause(failures)
     error = _error_of(root)
@@ -309,6 +390,8 @@ def failed_attempt(
             for failure in failures
             if failure.kind.is_loss and failure.rank is not None and failure.rank < len(nodes)
         ),
+        no_rollback=no_rollback,
+        without=without,
     )
 
 
@@ -327,16 +410,27 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 
 def _exception_of(failure: Failure) -> str:
     """Return the type of a failure's exception, without its module."""
-    return failure.message.partition(":")[0].rpartition(".")[2]
+    return _type_of(failure.message)
+
+
+def _type_of(message: str) -> str:
+    return message.removeprefix(NOT_JOINED).partition(":")[0].rpartition(".")[2]
 
 
 def _error_of(failure: Failure) -> RankError | None:
     """Return the error to compare between attempts; None if its cause is external."""
     is_crash = failure.kind is FailureKind.WORKER_LOST and _CRASH.match(failure.message)
     # A rank raises it if its disk is full or read-only. Agents' uploads fail for what may pass.
-    is_raised = failure.kind is FailureKind.STORAGE and failure.traceback
+    # A rank raises an error of its start if its code does; others' resources may come.
+    may_pass = failure.kind in (FailureKind.STORAGE, FailureKind.STARTUP)
+    is_raised = may_pass and failure.traceback
+    if failure.kind is FailureKind.HANG:
+        # Its message says how long nothing has happened, and on which ranks.
+        who = "all" if failure.rank is None else f"rank {failure.rank}"
+        return RankError(kind=failure.kind, message=who, step=failure.step)
     known = (*_RAISED, FailureKind.CONNECTION_LOST)
     if failure.kind not in known and not is_crash and not is_raised:
         return None
     message = _PASSING.sub("", failure.message)
-    return RankError(kind=failure.kind, message=message, step=failure.step)
+    place = tuple(_FRAME.findall(failure.traceback))
+    return RankError(kind=failure.kind, message=message, step=failure.step, place=place)

@@ -11,6 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from polytrain.errors import DamagedFileError, Failure, FailureKind, RunFormatError
+from polytrain.events.rollback import Skipped, as_skipped
 from polytrain.policy.validation import ValidationStatus
 from polytrain.record.configuration import Configuration, configuration_in
 from polytrain.storage.typed_json import (
@@ -344,6 +345,21 @@ class StopConditionMet(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceFound(Entry):
+    """A rank's report shows that training diverges; see `Rollback` for the fields."""
+
+    attempt: Count
+    rank: Ranks
+    step: Count
+    good_step: Count
+    reason: str
+    skipped: Annotated[
+        Mapping[str, tuple[Skipped, ...]],
+        Stored(dict[str, list[tuple[Count, Count, Count]]], as_skipped),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Entry):
     """An attempt has ended early."""
 
@@ -456,6 +472,7 @@ KINDS: Mapping[str, type[Entry]] = {
     "ValidationRequested": ValidationRequested,
     "ValidationEnded": ValidationEnded,
     "ConditionMet": StopConditionMet,
+    "Diverged": DivergenceFound,
     "AttemptEnded": AttemptEnded,
     "StacksDumped": StacksDumped,
     "Straggler": StragglerFound,

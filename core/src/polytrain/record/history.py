@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polytrain.config.configs import CheckpointConfig
+from polytrain.events.rollback import Rollback
+from polytrain.policy.divergence import Divergences
 from polytrain.policy.validation import Validation, Validations
 from polytrain.record.configuration import Configuration
 from polytrain.record.entries import (
+    DivergenceFound,
     Entry,
     Launched,
     MetricsReported,
@@ -86,6 +89,8 @@ class RunHistory:
     """File with what the training functions have returned; None if they returned nothing."""
 
     ledger: Ledger = field(default_factory=Ledger)
+    divergences: Divergences = field(default_factory=Divergences)
+    """Which attempts have diverged, and what is left out since."""
 
     _token: int = field(default=-1, repr=False)
     """The lease of the last driver."""
@@ -137,7 +142,8 @@ class RunHistory:
                 self._opened(entry)
             case ValuesReturned(file=file):
                 self.returned = file
-            case Launched(step=step):
+            case Launched(step=step, start=start):
+                self.divergences.launched(step, start)
                 self.returned = self.condition = None
                 # What came after the checkpoint is done, and reported, once more.
                 for kept in (self.history, *self.of_other_ranks.values()):
@@ -150,6 +156,18 @@ class RunHistory:
                     self.condition = self.stopped
             case StopConditionMet(stopped=stopped):
                 self.condition = stopped
+            case DivergenceFound():
+                self.divergences.take(
+                    entry.token,
+                    Rollback(
+                        attempt=entry.attempt,
+                        rank=entry.rank,
+                        step=entry.step,
+                        good_step=entry.good_step,
+                        reason=entry.reason,
+                        skipped=entry.skipped,
+                    ),
+                )
             case ValidationRequested():
                 self.validations.request(
                     Validation(checkpoint=entry.checkpoint, step=entry.step, task=entry.task)

@@ -222,6 +222,11 @@ class CheckpointCoordinator:
     def _committed(self, committed: Committed) -> None:
         manifest = committed.manifest
         attempt = manifest.attempt_id.attempt
+        if not self.manager.is_good(manifest):
+            # A rank has found meanwhile that training had diverged.
+            self._acknowledge(attempt, manifest.number, committed.ranks)
+            self.background_tasks.submit(partial(self._delete, manifest.directory))
+            return
         is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
         info, doomed = self.manager.committed(committed)
         self.journal.write(CheckpointCommitted(checkpoint=manifest.directory, step=manifest.step))
@@ -245,6 +250,12 @@ class CheckpointCoordinator:
         There, late files of a frozen process are deleted when the next attempt or driver starts.
         """
         return self.manager.store.location.is_local
+
+    def all_are_good(self) -> None:
+        """Note that all processes are gone: none can find any more that training has diverged."""
+        if self.manager.spares_previous:
+            self.manager.spares_previous = False
+            self._retire()
 
     def _retire(self) -> None:
         """Delete the checkpoints that retention doesn't keep."""

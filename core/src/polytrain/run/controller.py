@@ -14,6 +14,7 @@ from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
+    Diverged,
     Done,
     Event,
     Exited,
@@ -27,6 +28,7 @@ from polytrain.events.attempt import (
 from polytrain.events.output import BarMoved, Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
+from polytrain.policy.divergence import WINDOW
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import AttemptEnded, Launched, RunConcluded
 from polytrain.record.journal import Journal
@@ -36,6 +38,7 @@ from polytrain.run.checkpoint_coordinator import (
     CheckpointCoordinator,
     lease_lost,
 )
+from polytrain.run.config_changes import ConfigChanges, OnRollbackError
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
@@ -47,6 +50,7 @@ from polytrain.run.states import (
     AcquireWorkers,
     Action,
     Conclude,
+    Concluded,
     EndAttempt,
     Ending,
     Gathering,
@@ -94,6 +98,10 @@ class Controller:
     attached: AttachedWork = field(default_factory=AttachedWork)
     commit_search: CommitSearch = field(default_factory=CommitSearch)
     stop_rule: StopRule = field(default_factory=StopRule)
+    config_changes: ConfigChanges = field(default_factory=ConfigChanges)
+    compares_reports: bool = False
+    """Whether rank 0 finds divergence by its last reports."""
+
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
 
@@ -127,6 +135,7 @@ class Controller:
             self._fail_if(self.checkpoints.overdue())
             self._look_who_hangs()
             self._answer_who_wants_stacks()
+        self.checkpoints.all_are_good()
         conclusion = self._validated(self._conclusion)
         self._finish_tasks()
         if conclusion.succeeded and conclusion.stopped is None:
@@ -329,6 +338,10 @@ class Controller:
 
     def _happen(self, event: Event) -> None:
         self._follow(event, step(self.state, event, now=time.monotonic()))
+        if isinstance(event, Diverged):
+            self.checkpoints.manager.leave_bad_out()
+            # A driver that resumes the run mustn't start with what has diverged.
+            self.background_tasks.submit(self.journal.sync)
 
     def _follow(self, event: Event | None, transition: Transition) -> None:
         for entry in entries_of(event, transition):
@@ -394,6 +407,13 @@ class Controller:
         )
 
     def _launch(self, attempt: int) -> None:
+        try:
+            changes = self.config_changes.after(self.journal.history.divergences.rollbacks)
+        except OnRollbackError as error:
+            self.state = replace(self.state, phase=Concluded(succeeded=False))
+            failures = (error.failure,)
+            self._conclusion = Conclude(succeeded=False, reason=str(error), failures=failures)
+            return
         world_size = self.state.world_size
         self._returned.clear()
         self._unanswered.clear()
@@ -401,6 +421,8 @@ class Controller:
         self._finish_tasks()
         self._take_results()
         start = self.checkpoints.next_start(attempt)
+        # After a divergence, that is an older one than the newest.
+        self.state = replace(self.state, committed=start.step)
         members = self.group.members
         self.journal.write(
             Launched(
@@ -429,6 +451,10 @@ class Controller:
                 members=self.group.members,
                 start=start,
                 first_checkpoint=self.checkpoints.manager.next_number,
+                last_reports=self.journal.history.history[-WINDOW:]
+                if self.compares_reports
+                else (),
+                changes=changes,
             )
         )
 

@@ -15,12 +15,14 @@ from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.events.output import OutputRoute
+from polytrain.events.rollback import Rollback
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.live_bars import LiveBars
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
 from polytrain.output.worker_output import WorkerOutput, is_one_place, opened_output
+from polytrain.policy.divergence import divergence_rule
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.configuration import (
     Configuration,
@@ -36,6 +38,7 @@ from polytrain.record.reports import Reports
 from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
+from polytrain.run.config_changes import ConfigChanges
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
@@ -98,6 +101,9 @@ def controller_of(
     workers = stack.enter_context(contextlib.ExitStack())
     workers.callback(group.close)
     failure = run.spec.run_config.failure_config
+    rule = divergence_rule(failure)
+    run.manager.divergences = journal.history.divergences
+    run.manager.spares_previous = rule is not None and run.spec.world_size > 1
     checkpoints = CheckpointCoordinator(
         run=run.info,
         group=group,
@@ -112,7 +118,11 @@ def controller_of(
         state=State(
             world_size=run.spec.world_size,
             policy=FailurePolicy(
-                max_failures=failure.max_failures, retry_user_errors=failure.retry_user_errors
+                max_failures=failure.max_failures,
+                retry_user_errors=failure.retry_user_errors,
+                on_divergence=failure.on_divergence,
+                max_rollbacks=failure.max_rollbacks,
+                rollbacks=tuple(map(str, journal.history.divergences.rollbacks)),
             ),
             node_cooldown_s=failure.node_cooldown_s,
             committed=run.start.step,
@@ -140,6 +150,8 @@ def controller_of(
         stop_requests=run.stop_requests,
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,
+        config_changes=ConfigChanges.of(run.spec),
+        compares_reports=rule is not None and rule.reads_history,
         release_workers=workers.close,
         interrupts=interrupts,
     )
@@ -219,6 +231,9 @@ class RunOutcome:
     """Return value of each rank's training function; empty if none returned anything."""
 
     restarts: int
+    rollbacks: tuple[Rollback, ...]
+    """The divergences that have ended attempts."""
+
     ledger: Ledger
     stopped: Stopped | None
     """The user, signal or condition that ended the run; None if its training has ended."""
@@ -450,6 +465,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         best=tuple(manager.best()),
         returned=controller.returned if conclusion.succeeded and not conclusion.stopped else (),
         restarts=controller.journal.history.ledger.restarts,
+        rollbacks=controller.journal.history.divergences.rollbacks,
         ledger=controller.journal.history.ledger,
         stopped=conclusion.stopped,
         error=error,

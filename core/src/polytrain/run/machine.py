@@ -26,6 +26,7 @@ from polytrain.events.attempt import (
     AgentLost,
     AgentsPlaced,
     ConditionMet,
+    Diverged,
     Done,
     Drained,
     DrainWanted,
@@ -41,7 +42,7 @@ from polytrain.events.attempt import (
     stop_wanted,
 )
 from polytrain.events.preemption import PreemptionInfo, earliest
-from polytrain.policy.failure import failed_attempt
+from polytrain.policy.failure import NOT_JOINED, failed_attempt
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.states import (
     AcquireWorkers,
@@ -125,6 +126,8 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             return _drain_wanted(state, event, now=now)
         case Drained(rank=rank):
             return _drained(state, rank, now=now)
+        case Diverged():
+            return _diverged(state, event, now=now)
         case Failed(failure=failure):
             return _failed(state, failure, now=now)
         case Exited():
@@ -289,6 +292,20 @@ def _failed(state: State, failure: Failure, *, now: float, loses_agent: bool = F
             return Transition(state=state, reason=f"ignored, training is over: {failure}")
 
 
+def _diverged(state: State, event: Diverged, *, now: float) -> Transition:
+    """End the attempt, or add the divergence to it: several ranks may have found one."""
+    # Checkpoints of this attempt that were made after the last good report don't count.
+    state = replace(state, committed=min(state.committed, event.found.good_step))
+    transition = _failed(state, event.failure, now=now)
+    ending = transition.state.phase
+    if not isinstance(ending, Ending):
+        return transition
+    known = ending.diverged
+    if known is None or event.found.good_step < known.found.good_step:
+        ending = replace(ending, diverged=event)
+    return replace(transition, state=replace(transition.state, phase=ending))
+
+
 def _ended_as_planned(state: State, *, reason: str, now: float) -> Transition:
     """End the attempt as planned."""
     return _end(state, Ending(), reason=reason, now=now)
@@ -356,11 +373,13 @@ def _end(state: State, ending: Ending, *, reason: str, now: float) -> Transition
 
 def _placed_in_time(state: State, failure: Failure) -> Failure:
     """Mark a failure of a rank that hasn't joined as a failure to start."""
+    if failure.kind is FailureKind.HANG and failure.rank is None:
+        return replace(failure, step=max(state.steps.values(), default=0))
     if failure.rank is None:
         return failure
     has_joined = failure.rank in state.steps
     if failure.kind is FailureKind.USER_ERROR and not has_joined:
-        message = f"before it had joined the others: {failure.message}"
+        message = f"{NOT_JOINED}{failure.message}"
         return replace(failure, kind=FailureKind.STARTUP, message=message)
     return replace(failure, step=state.steps.get(failure.rank, 0))
 
@@ -417,6 +436,8 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         lasted_s=ending.lasted_s,
         committed=state.committed,
         nodes=state.nodes,
+        no_rollback="" if ending.diverged is None else ending.diverged.problem,
+        without="" if ending.diverged is None else ending.diverged.found.without,
     )
     root = failure_of_attempt.root
     attempts = (*state.attempts, failure_of_attempt)

@@ -62,6 +62,7 @@ def checkpoint_manager(
     )
     if past is not None:
         manager.validations = past.validations
+        manager.divergences = past.divergences
         manager.take_over(store.find(since_token=past.since_token))
     return manager
 

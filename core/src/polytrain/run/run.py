@@ -90,6 +90,7 @@ class Run:
             shards=position["plan"]["shards"] if position and "plan" in position else None,
             whole=not dataset.is_split or dataset.name in self.demand.whole_datasets,
             as_tables=tables,
+            virtual_workers=self.spec.scaling_config.virtual_workers,
             only_tables=tables and self.spec.train_loop_per_worker is None,
         )
 

@@ -15,6 +15,7 @@ from rpds import HashTrieMap, HashTrieSet, Queue
 from polytrain.errors import Failure
 from polytrain.events.attempt import (
     ConditionMet,
+    Diverged,
     Done,
     Drained,
     DrainWanted,
@@ -27,6 +28,7 @@ from polytrain.policy.failure import FailedAttempt, FailurePolicy
 from polytrain.policy.hangs import AttemptStatus
 from polytrain.policy.placement import Loss
 from polytrain.record.entries import (
+    DivergenceFound,
     DrainRequested,
     Entry,
     RankJoined,
@@ -81,6 +83,9 @@ class Ending:
     """Whether every rank was already done: then the exit of a worker process isn't a failure."""
 
     lost_agents: HashTrieSet[int] = field(default_factory=HashTrieSet)
+
+    diverged: Diverged | None = None
+    """The divergence that counts: that with the earliest last good step."""
 
     @property
     def is_planned(self) -> bool:
@@ -237,6 +242,16 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
     """
     if isinstance(event, ConditionMet):
         yield StopConditionMet(attempt=event.attempt, stopped=event.stopped)
+    if isinstance(event, Diverged):
+        found = event.found
+        yield DivergenceFound(
+            attempt=found.attempt,
+            rank=found.rank,
+            step=found.step,
+            good_step=found.good_step,
+            reason=found.reason,
+            skipped=found.skipped,
+        )
     if not transition.reason:
         return
     its: dict[str, Any] = {
@@ -250,7 +265,9 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
             yield RankJoined(
                 **its, rank=event.rank, rows=event.rows, device=event.device, node=event.node
             )
-        # `ConditionMet` has an entry of its own besides.
+        # These have an entry of their own besides.
+        case Diverged():
+            yield Transitioned(**{**its, "cause": "Failed"})
         case DrainWanted() | ConditionMet():
             yield DrainRequested(**{**its, "cause": "DrainWanted"})
         case Done(rank=0, stalled_s=s) | Drained(rank=0, stalled_s=s):

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.config.configs import CheckpointConfig, RunConfig
+from polytrain.config.configs import CheckpointConfig, RunConfig, ScalingConfig
 from polytrain.config.run_spec import RunSpec
 from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset
@@ -90,6 +90,7 @@ def run_world(
     training_function: Callable[..., Any] | None = None,
     training_config: Mapping[str, Any] | None = None,
     checkpoint: Path | None = None,
+    virtual_workers: int | None = None,
     seconds: float = 120,
 ) -> WorldRecord:
     """Run one attempt to its end, or to its first failure, in processes on this machine.
@@ -102,6 +103,7 @@ def run_world(
         training_function: run instead of `Engine.train`.
         training_config: what it is called with.
         checkpoint: directory to resume from.
+        virtual_workers: as in `ScalingConfig`.
         seconds: if nothing happens for this time, everything is killed and an error is raised.
 
     Raises:
@@ -114,6 +116,7 @@ def run_world(
         backend=backend,
         train_loop_per_worker=training_function,
         train_loop_config=training_config,
+        scaling_config=ScalingConfig(virtual_workers=virtual_workers),
         run_config=RunConfig(checkpoint_config=checkpoints),
     )
     job = WorkerJob(spec=spec, checkpoints=Location.of(path), near_staging=None)
@@ -157,7 +160,13 @@ class _World:
     def _start_ranks(self) -> None:
         world_size = len(self._order.members)
         dataset = RunDataset(source=describe("train", self._data))
-        spec = dataset.spec(world_size=world_size, whole=False, as_tables=False, only_tables=False)
+        spec = dataset.spec(
+            world_size=world_size,
+            whole=False,
+            as_tables=False,
+            only_tables=False,
+            virtual_workers=self._job.spec.scaling_config.virtual_workers,
+        )
         for member in self._order.members:
             start = (self._job, self._order, member.rank, spec, self._data, self._path)
             written = code_of_job(self._job.spec.train_loop_per_worker, self._job.spec.backend)

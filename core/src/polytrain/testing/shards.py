@@ -21,6 +21,7 @@ def shard_of(
     rank: int = 0,
     shards: int | None = None,
     as_tables: bool = False,
+    virtual_workers: int | None = None,
     position: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> RowsShard:
@@ -32,6 +33,7 @@ def shard_of(
         rank: this rank.
         shards: number of canonical shards, if the run has them already, or by the user's choice.
         as_tables: as for a backend whose demand is `reads_tables`.
+        virtual_workers: number of virtual workers that the ranks stand for, if there are any.
         position: where to resume, as in a manifest; by default at the start.
         config: fields of `DataConfig`, except `group`.
     """
@@ -44,6 +46,7 @@ def shard_of(
         whole=False,
         as_tables=as_tables,
         only_tables=False,
+        virtual_workers=virtual_workers,
     )
     holds = spec.held is not Held.NOTHING
     tables = [dataset.held_rows(spec, world_size, rank).read()] if holds else []

@@ -82,11 +82,12 @@ def given_fields(value: Any) -> dict[str, Any]:
     return {
         each.name: getattr(value, each.name)
         for each in fields(value)
-        if each.init and not _is_default(getattr(value, each.name), each)
+        if each.init and not is_default(getattr(value, each.name), each)
     }
 
 
-def _is_default(value: Any, field: Field[Any]) -> bool:
+def is_default(value: Any, field: Field[Any]) -> bool:
+    """Whether a field of a dataclass has its default; no for one that would have to be read."""
     made = field.default_factory
     default = field.default if made is MISSING else made()
     if value is default:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from typing import Any
 
 from polytrain.text.addresses import without_credentials
+from polytrain.text.described import is_default
 from polytrain.text.secret_names import HIDDEN, is_secret
 
 _LONGEST = 400
@@ -52,13 +53,7 @@ class ShortRepr:
         parts = (
             f"{each.name}={_SHORT.repr(getattr(self, each.name))}"
             for each in given
-            if each.repr and not _is_default(getattr(self, each.name), each)
+            if each.repr and not is_default(getattr(self, each.name), each)
         )
         text = ", ".join(parts)
         return f"{type(self).__name__}({text if len(text) <= _LONGEST else text[:_LONGEST] + '…'})"
-
-
-def _is_default(value: Any, field: Field[Any]) -> bool:
-    if field.default_factory is not MISSING:
-        return bool(type(value) is type(made := field.default_factory()) and value == made)
-    return value is field.default or (type(value) in (int, float, str) and value == field.default)

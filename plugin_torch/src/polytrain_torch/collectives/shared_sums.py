@@ -1,9 +1,10 @@
 """All-reduce of CPU tensors over the ranks of one node, in shared memory.
 
-Each rank writes into its own slot, sums its part of all slots in rank order, and reads the parts of
-all ranks: a reduce-scatter and an all-gather, as in Rabenseifner's all-reduce (Thakur, Rabenseifner
-and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005). So every rank gets
-the same bits, also when the run is repeated.
+Each rank writes into its own slots, sums its part of all slots, and reads the parts of all ranks: a
+reduce-scatter and an all-gather, as in Rabenseifner's all-reduce (Thakur, Rabenseifner
+and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005). The sum is in the
+order of ranks, or with virtual workers in that of `tree_sums`. So every rank gets the same bits,
+also when the run is repeated.
 
 The operations are generators that yield the seconds that they have waited: the caller may hand a
 long wait to another thread. A rank that waits for a dead rank waits until its agent kills it, or
@@ -17,10 +18,12 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
 import torch
+
+from polytrain_torch.collectives.tree_sums import add_subtrees, all_subtrees, subtrees
 
 _SLOT: Final = 1 << 20
 """Bytes of a slot. Larger tensors are split into pieces that fit into a core's cache."""
@@ -48,49 +51,77 @@ def can_share_memory() -> bool:
 class SharedSums:
     """One rank's side of the operations. All ranks make the same calls in the same order."""
 
-    def __init__(self, memory: mmap.mmap, *, rank: int, world_size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        *,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        virtual_workers: int | None = None,
+    ) -> None:
         """
         Args:
-            memory: memory shared by all ranks: `size_for(world_size)` bytes, initially zero.
+            memory: memory shared by all ranks, initially zero, with the bytes that `size_for` says.
             rank: this rank.
             world_size: number of ranks.
             timeout_s: maximum seconds to wait for another rank.
+            virtual_workers: number of virtual workers, if sums are over these.
         """
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
+        self._virtual_workers = virtual_workers
         words = memoryview(memory)[: world_size * _LINE].cast("Q")
         self._counters, *self._meant = (words[n :: _LINE // 8] for n in range(1 + _HALVES))
         self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=world_size * _LINE).view(
-            _HALVES, world_size, _SLOT
+            _HALVES, _slots(world_size, virtual_workers), _SLOT
         )
         self._half = 0
         self._barriers = 0
 
-    def add_up(self, tensor: torch.Tensor) -> Iterator[float]:
-        """Replace each rank's tensor by the sum over ranks.
+    def add_up(self, *parts: torch.Tensor) -> Iterator[float]:
+        """Replace the first tensor of each rank by the sum over all ranks' tensors.
 
         Args:
-            tensor: a contiguous floating-point CPU tensor of any shape.
+            parts: contiguous floating-point CPU tensors of one shape: one, or with virtual workers
+                the sums of this rank's `tree_sums.subtrees`, from the first to the last.
 
         Raises:
             RuntimeError: another rank's tensor has a different size.
             TimeoutError: another rank doesn't call this in time.
         """
-        meant = tensor.nbytes
-        for piece in tensor.detach().view(-1).split(_SLOT // tensor.element_size()):
+        meant = parts[0].nbytes
+        step = _SLOT // parts[0].element_size()
+        first = self._first_slot()
+        for pieces in zip(*(part.detach().view(-1).split(step) for part in parts), strict=True):
+            piece = pieces[0]
             length = piece.numel()
             slots = [
                 slot[: length * piece.element_size()].view(piece.dtype) for slot in self._next()
             ]
-            slots[self._rank].copy_(piece)
+            for slot, mine in zip(slots[first:], pieces, strict=False):
+                slot.copy_(mine)
             yield from self._barrier(meant)
             begin, end = (length * n // self._world_size for n in (self._rank, self._rank + 1))
-            total = slots[0][begin:end]
-            for slot in slots[1:]:
-                total += slot[begin:end]
+            self._add([slot[begin:end] for slot in slots])
             yield from self._barrier(meant)
             piece.copy_(slots[0])
+
+    def _add(self, slots: Sequence[torch.Tensor]) -> None:
+        """Add all slots, in place of the first."""
+        if self._virtual_workers is not None:
+            add_subtrees(self._virtual_workers, self._world_size, slots)
+            return
+        for slot in slots[1:]:
+            slots[0].add_(slot)
+
+    def _first_slot(self) -> int:
+        """Return the first of this rank's slots."""
+        if self._virtual_workers is None:
+            return self._rank
+        before = range(self._rank)
+        return sum(len(subtrees(self._virtual_workers, self._world_size, each)) for each in before)
 
     def send(self, tensor: torch.Tensor, *, source: int) -> Iterator[float]:
         """Broadcast one rank's tensor to all ranks, in place.
@@ -181,6 +212,11 @@ def _named(word: int) -> str:
     return "a vote on whether to stop" if word >= _VOTE else f"a tensor of {word} bytes"
 
 
-def size_for(world_size: int) -> int:
-    """Return the bytes of shared memory for this number of ranks."""
-    return world_size * (_LINE + _HALVES * _SLOT)
+def size_for(world_size: int, virtual_workers: int | None = None) -> int:
+    """Return the bytes of shared memory for this number of ranks, and of virtual workers."""
+    return world_size * _LINE + _HALVES * _slots(world_size, virtual_workers) * _SLOT
+
+
+def _slots(world_size: int, virtual_workers: int | None) -> int:
+    """Return the number of slots: each rank needs one for every tensor that it gives."""
+    return world_size if virtual_workers is None else len(all_subtrees(virtual_workers, world_size))

@@ -7,9 +7,11 @@ assigns items to ranks.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,7 +25,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from polytrain.extension import Cursor, DataPosition, Plan, open_cursor
+from polytrain.extension import Cursor, DataPosition, Epoch, Plan, open_cursor
+from polytrain_plugins import MicroBatch, VirtualBatch
 from polytrain_torch.loaders.places import open_place
 from polytrain_torch.loaders.samplers import (
     Cut,
@@ -31,8 +34,11 @@ from polytrain_torch.loaders.samplers import (
     PlannedBatches,
     PlannedItems,
     RankSampler,
+    SeededItems,
     SplitSampler,
+    Stop,
     UndividedSampler,
+    VirtualBatches,
     knows_rank,
     let_set_epoch,
     samplers_in,
@@ -47,6 +53,7 @@ from polytrain_torch.loaders.streams import (
 from polytrain_torch.moving import moved
 from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
 from polytrain_torch.row_weights import weighted_loop
+from polytrain_torch.virtual_workers import VirtualWorkers, current, refuse_virtual_workers
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +69,8 @@ class PreparedDataLoader:
         split: DataLoader[Any] | None = None,
         sampler: EpochSampler | None = None,
         stream: StreamPlace | None = None,
+        virtual: VirtualWorkers | None = None,
+        name: str | None = None,
     ) -> None:
         """
         Args:
@@ -70,12 +79,16 @@ class PreparedDataLoader:
             split: the same loader with this rank's sampler or data set.
             sampler: yields this rank's items.
             stream: the loader's place, if its data set is iterable and it has one.
+            virtual: the virtual workers, if the sampler yields their micro-batches.
+            name: the loader's name in checkpoints.
         """
         self._loader = loader
         self._device = device
         self._split = loader if split is None else split
         self._sampler = sampler
         self._stream = stream
+        self._virtual = virtual
+        self._name = name
         self.non_blocking = True
         """Whether copies from pinned memory run while the device computes."""
 
@@ -102,7 +115,8 @@ class PreparedDataLoader:
         """Return the number of batches of the next iteration."""
         if self._sampler is None:
             return len(self)
-        left = self._sampler.length_from(self._sampler.cursor.next_start)
+        cursor = self._sampler.cursor
+        left = self._sampler.length_from(cursor.next_start, skipped=cursor.skipped_next)
         if self._split.batch_sampler is self._sampler or self._split.batch_size is None:
             return left
         full, rest = divmod(left, self._split.batch_size)
@@ -125,6 +139,9 @@ class PreparedDataLoader:
             stops = self._sampler.stops
             seed = self._sampler.cursor.position.plan.seed
             self._seed_workers(f"{seed} {epoch.number} {dist.get_rank()}")
+            if self._virtual is not None:
+                yield from self._virtual_batches(self._virtual, epoch, stops)
+                return
             for batch in self._split:
                 epoch.check_alone()
                 # Count a batch before its step, so that a report in the step includes it.
@@ -133,6 +150,28 @@ class PreparedDataLoader:
                 batch = self._on_device(batch)
                 loop.given(stop.weight, batch)
                 yield batch
+
+    def _virtual_batches(
+        self, virtual: VirtualWorkers, epoch: Epoch, stops: deque[Stop]
+    ) -> Iterator[VirtualBatch]:
+        batches = iter(self._split)
+        while some := [*islice(batches, len(virtual.own))]:
+            epoch.check_alone()
+            its_stops = [stops.popleft() for _ in some]
+            epoch.given(its_stops[0].position)
+            yield virtual.fetched(
+                VirtualBatch(
+                    micro_batches=tuple(
+                        MicroBatch(
+                            virtual_worker=stop.virtual_worker,
+                            content=self._on_device(content),
+                            weight=stop.weight,
+                        )
+                        for stop, content in zip(its_stops, some, strict=True)
+                    ),
+                    place=f"{self._name} {epoch.number} {its_stops[0].start}",
+                )
+            )
 
     def _streamed(self, place: StreamPlace) -> Iterator[Any]:
         with place.cursor.epoch() as epoch:
@@ -181,7 +220,10 @@ def sharded(
     let_set_epoch(loader.sampler)
     # Without a name, one rank alone may prepare a loader that isn't split.
     is_shared = not is_split or name is not None
+    virtual = None if is_split or not keeps_place else current()
     if isinstance(loader.dataset, IterableDataset):
+        if virtual is not None:
+            refuse_virtual_workers("A data loader of an IterableDataset")
         return _stream(
             loader,
             device,
@@ -192,6 +234,8 @@ def sharded(
             taken=taken,
         )
     chosen = _chosen(loader, is_split=is_split)
+    if virtual is not None:
+        _check_virtual(loader, chosen)
     let_set_epoch(chosen.sampler)
     plan = _plan(loader, chosen, seed=_seed(loader, chosen.sampler, is_shared=is_shared))
     if not keeps_place:
@@ -203,6 +247,7 @@ def sharded(
     else:
         cursor = open_cursor(plan, name=name)
     sampler: EpochSampler
+    items_per_stop = 1 if chosen.is_batches else chosen.batch_size or 1
     if chosen.is_planned and chosen.batch_size is None:
         sampler = PlannedItems(cursor)
     elif chosen.is_planned and chosen.batch_size is not None:
@@ -210,12 +255,22 @@ def sharded(
         whole: Cut = "keep" if keeps_place else "share"
         cut: Cut = "drop" if chosen.drop_last else whole
         sampler = PlannedBatches(cursor, batch_size=chosen.batch_size, cut=cut)
+    elif virtual is not None:
+        sampler = VirtualBatches(
+            chosen.sampler,
+            cursor,
+            items_per_stop=items_per_stop,
+            is_batches=chosen.is_batches,
+            drop_last=chosen.drop_last,
+        )
     else:
         # One position for each batch.
-        per_stop = 1 if chosen.is_batches else chosen.batch_size or 1
         kind = RankSampler if chosen.is_split else SplitSampler
-        sampler = kind(chosen.sampler, cursor, items_per_stop=per_stop)
-    if chosen.is_batches or isinstance(sampler, PlannedBatches):
+        sampler = kind(chosen.sampler, cursor, items_per_stop=items_per_stop)
+    if virtual is not None:
+        seeded = {**_kept(loader), "dataset": SeededItems(loader.dataset)}
+        split = DataLoader(**seeded, batch_sampler=sampler)
+    elif chosen.is_batches or isinstance(sampler, PlannedBatches):
         split = DataLoader(**_kept(loader), batch_sampler=sampler)
     else:
         split = DataLoader(
@@ -229,7 +284,30 @@ def sharded(
             "A data loader with in_order=False gives batches in any order: after a restart, the "
             "batches that its worker processes were loading may come twice, or not at all."
         )
-    return PreparedDataLoader(loader, device=device, split=split, sampler=sampler)
+    return PreparedDataLoader(
+        loader, device=device, split=split, sampler=sampler, virtual=virtual, name=name
+    )
+
+
+def _check_virtual(loader: DataLoader[Any], chosen: _Chosen) -> None:
+    """Check that virtual workers can have the same micro-batches at any number of workers.
+
+    Raises:
+        ValueError: they can't.
+    """
+    if loader.batch_sampler is None:
+        what, remedy = "it has no batches", "Give it a batch_size"
+    elif chosen.is_split:
+        what = f"{type(chosen.sampler).__qualname__} yields a rank's items"
+        remedy = "Use a sampler that yields all items, which is then divided"
+    elif not loader.in_order:
+        what, remedy = "in_order=False gives batches in any order", "Leave it out"
+    else:
+        return
+    raise ValueError(
+        f"With ScalingConfig(virtual_workers=…) a data loader is divided into micro-batches: {what}"
+        f". {remedy}, or pass add_dist_sampler=False for a loader that isn't trained on."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import chain, cycle, islice
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,14 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from polytrain.extension import Cursor, DataPosition, Epoch
 from polytrain_torch.collectives.call_agreement import agree_on_call
-from polytrain_torch.randomness import RandomStream, generators_of, seed_generator, seed_of
+from polytrain_torch.randomness import (
+    RandomStream,
+    generators_of,
+    seed_generator,
+    seed_of,
+    seed_place,
+)
+from polytrain_torch.virtual_workers import current
 
 Cut = Literal["keep", "share", "drop"]
 """A partial last global batch is kept, gets rows from the one before ("share"), or is dropped."""
@@ -34,6 +41,12 @@ class Stop(NamedTuple):
 
     weight: float = 1.0
     """See `Shard.gradient_weight`."""
+
+    start: int = 0
+    """Position of the global batch."""
+
+    virtual_worker: int = 0
+    """The virtual worker that computes the batch, if there are any."""
 
 
 class EpochSampler(Sampler[Any]):
@@ -55,8 +68,13 @@ class EpochSampler(Sampler[Any]):
         self.stops = deque()
 
     @abstractmethod
-    def length_from(self, start: int) -> int:
-        """Return the number of this rank's items in an epoch that begins at `start`."""
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
+        """Return the number of this rank's items from `start` to an epoch's end.
+
+        Args:
+            start: the position.
+            skipped: positions that are left out; see `Plan.global_batches`.
+        """
 
     def __len__(self) -> int:
         return self.length_from(0)
@@ -73,32 +91,83 @@ class PlannedBatches(EpochSampler):
         cut: Cut,
     ) -> None:
         super().__init__(cursor)
-        self._batch_rows = batch_size * dist.get_world_size()
+        self._size, self._parts = division()
+        self._batch_rows = batch_size * self._size
         self._cut = cut
+        cursor.skips = True
 
     def __iter__(self) -> Iterator[list[int]]:
         assert self.epoch is not None
         epoch, stops = self.epoch, self.stops
         plan = self.cursor.position.plan
         order = plan.epoch(epoch.number)
-        rank, size = dist.get_rank(), dist.get_world_size()
+        size = self._size
         # A loop without gradients doesn't weight rows, and needs each row exactly once.
         is_whole = self._cut == "keep" and not torch.is_grad_enabled()
         cut: Cut = "share" if is_whole else self._cut
-        for positions in plan.global_batches(epoch.start, self._batch_rows, cut, least=size):
-            mine = [
-                int(row)
-                for shard, indices in plan.batch_share(positions.start, positions.stop, size, rank)
-                for selection in order.of_shard(shard).select(indices)
-                for row in selection.rows
-            ]
-            stops.append(Stop(positions.stop, len(mine) * size / len(positions)))
-            # A global batch may have fewer rows than ranks, but loaders can't have empty batches.
-            yield mine or [order[positions.start]]
+        for positions in plan.global_batches(
+            epoch.start, self._batch_rows, cut, least=size, skipped=epoch.skipped
+        ):
+            start, stop = positions.start, positions.stop
+            for part in reversed(self._parts):
+                mine = [
+                    int(row)
+                    for shard, indices in plan.batch_share(start, stop, size, part)
+                    for selection in order.of_shard(shard).select(indices)
+                    for row in selection.rows
+                ]
+                stops.append(Stop(stop, len(mine) * size / len(positions), start, part))
+                # A global batch may have fewer rows than ranks, but loaders have no empty batches.
+                yield SeededRows(
+                    mine or [order[start]], f"{plan.seed} {epoch.number} {start} {part}"
+                )
 
-    def length_from(self, start: int) -> int:
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
         plan = self.cursor.position.plan
-        return plan.num_batches(start, self._batch_rows, self._cut)
+        return plan.num_batches(start, self._batch_rows, self._cut, skipped=skipped)
+
+
+class SeededRows(list[Any]):
+    """A batch's items, and the seed of random numbers that are drawn while they are read."""
+
+    def __init__(self, items: Iterable[Any] = (), seed: str = "") -> None:
+        super().__init__(items)
+        self.seed = seed
+
+
+class SeededItems:
+    """A data set that seeds this process's generators for each batch that it reads.
+
+    So augmentation doesn't depend on the batches that a loader's process has read before. Other
+    attributes are the data set's.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # a copy doesn't have it yet
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.dataset[item]
+
+    def __getitems__(self, rows: SeededRows) -> Any:
+        seed_place(rows.seed)
+        at_once = getattr(self.dataset, "__getitems__", None)
+        return [self.dataset[row] for row in rows] if at_once is None else at_once([*rows])
+
+
+def division() -> tuple[int, range]:
+    """Return into how many parts a global batch is divided, and which are this rank's."""
+    virtual = current()
+    if virtual is not None:
+        return virtual.count, virtual.own
+    return dist.get_world_size(), range(dist.get_rank(), dist.get_rank() + 1)
 
 
 class PlannedItems(EpochSampler):
@@ -117,8 +186,8 @@ class PlannedItems(EpochSampler):
         for batch in self._batches:
             yield from batch
 
-    def length_from(self, start: int) -> int:
-        return self._batches.length_from(start)
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
+        return self._batches.length_from(start, skipped=skipped)
 
 
 class DrawnItems(EpochSampler):
@@ -150,7 +219,7 @@ class DrawnItems(EpochSampler):
         stream, skipped = RandomStream(seed), epoch.start
         with stream.used():
             items = iter(self.sampler)
-            first = list(islice(items, dist.get_world_size()))
+            first = list(islice(items, division()[0]))
         items = chain(first, items)
         is_last = False
         while not is_last:
@@ -221,9 +290,56 @@ class SplitSampler(DrawnItems):
         piece: _Drawn = sent[0]
         return piece
 
-    def length_from(self, start: int) -> int:
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
         left = max(0, _length(self.sampler) - start)
         return -(-left // dist.get_world_size())
+
+
+class VirtualBatches(SplitSampler):
+    """Divides a custom sampler among virtual workers, as `SplitSampler` does among ranks.
+
+    It yields the micro-batches of this rank's virtual workers, from the last to the first, for each
+    global batch.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        cursor: Cursor[DataPosition],
+        *,
+        items_per_stop: int,
+        is_batches: bool,
+        drop_last: bool,
+    ) -> None:
+        super().__init__(sampler, cursor, items_per_stop=items_per_stop)
+        self._is_batches = is_batches
+        self._drop_last = drop_last
+
+    def __iter__(self) -> Iterator[SeededRows]:
+        assert self.epoch is not None
+        epoch, start, stops = self.epoch, self.epoch.start, self.stops
+        count, own = division()
+        size = self._items_per_stop
+        drawn = self._drawn(epoch, per_round=count * size)
+        is_last = False
+        while not is_last:
+            items, first, is_last = self._shared(drawn)
+            for begin in range(0, len(items), count * size):
+                some = items[begin : begin + count * size]
+                if self._drop_last and len(some) < count * size:
+                    return
+                padded = [*some, *islice(cycle(first), -len(some) % count)]
+                for part in reversed(own):
+                    mine = padded[part::count]
+                    stops.append(Stop(start + len(some), 1.0, start, part))
+                    seed = f"{self.cursor.position.plan.seed} {epoch.number} {start} {part}"
+                    yield SeededRows(mine[0] if self._is_batches else mine, seed)
+                start += len(some)
+
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
+        left = max(0, _length(self.sampler) - start)
+        per_batch = division()[0] * self._items_per_stop
+        return left // per_batch if self._drop_last else -(-left // per_batch)
 
 
 class RankSampler(DrawnItems):
@@ -236,7 +352,7 @@ class RankSampler(DrawnItems):
             yield from self._stopping(drawn.items, start, stops)
             start += len(drawn.items)
 
-    def length_from(self, start: int) -> int:
+    def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
         return max(0, _length(self.sampler) - start)
 
 
@@ -258,7 +374,7 @@ class UndividedSampler(Sampler[int]):
 
     def __len__(self) -> int:
         rows = len(self.sampler.dataset)
-        return rows - rows % dist.get_world_size() if self.sampler.drop_last else rows
+        return rows - rows % division()[0] if self.sampler.drop_last else rows
 
 
 class SetEpoch:

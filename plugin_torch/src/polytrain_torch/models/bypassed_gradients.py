@@ -13,6 +13,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from polytrain_torch.private import replace_backward_engine
+from polytrain_torch.virtual_workers import current
 
 _models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
@@ -57,7 +58,7 @@ def _checking(run: Any) -> Any:
 
 def _refuse(inputs: set[int]) -> None:
     for model in _models:
-        if not model.require_backward_grad_sync:
+        if not model.require_backward_grad_sync and current() is None:
             continue
         for name, parameter in model.module.named_parameters():
             if id(parameter) in inputs and parameter.requires_grad:

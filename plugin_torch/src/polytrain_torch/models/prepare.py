@@ -21,7 +21,9 @@ from polytrain_torch.loaders.prepared import PreparedDataLoader, sharded
 from polytrain_torch.models.bypassed_gradients import refuse_autograd_grad
 from polytrain_torch.models.frozen import PREPARE_AGAIN, keep_frozen
 from polytrain_torch.models.parallel import DataParallel
+from polytrain_torch.models.virtual import in_virtual_workers
 from polytrain_torch.row_weights import weigh_model
+from polytrain_torch.virtual_workers import current, refuse_virtual_workers
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +58,9 @@ def prepare_model(
             methods. `torch.autograd.grad` for its parameters raises an error outside of `no_sync`:
             DDP doesn't average its result. A model without trainable parameters isn't wrapped. On
             several workers, training parameters that were frozen raises an error: prepare the model
-            again after unfreezing. "fsdp" shards parameters, gradients and optimizer states over
-            the workers with FSDP2. None leaves the model as it is.
+            again after unfreezing. With `ScalingConfig.virtual_workers`, gradients are averaged at
+            the end of a loop over `micro_batches`. "fsdp" shards parameters, gradients and
+            optimizer states over the workers with FSDP2. None leaves the model as it is.
         parallel_strategy_kwargs: arguments for `DistributedDataParallel`, or for `fully_shard`.
         sharded_layers: with "fsdp", parts of the model that are gathered one by one, such as
             `model.layers`. Layers on which `fully_shard` was called before keep each rank's shard
@@ -74,6 +77,8 @@ def prepare_model(
             f"sharded_layers: parallel_strategy={parallel_strategy!r} shards none. Pass "
             "parallel_strategy='fsdp', or leave them out"
         )
+    if parallel_strategy == "fsdp":
+        refuse_virtual_workers("parallel_strategy='fsdp'")
     agree_on_call("prepare_model")
     device = current_device() if isinstance(move_to_device, bool) else move_to_device
     if move_to_device is not False:
@@ -95,10 +100,13 @@ def prepare_model(
         _send_weights(model)
         return model
     arguments = dict(parallel_strategy_kwargs or {})
+    virtual = current()
     if device.type == "cuda":
         arguments.setdefault("device_ids", [device.index])
         arguments.setdefault("output_device", device.index)
-    if arguments.keys() & {"process_group", "device_mesh"}:
+    if virtual is not None:
+        parallel: DataParallel = in_virtual_workers(model, virtual, device, arguments)
+    elif arguments.keys() & {"process_group", "device_mesh"}:
         parallel = DataParallel(model, **arguments)
     else:
         parallel = NodeDataParallel(model, process_group=gradient_group(device), **arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -19,9 +19,19 @@ class Cursor(Generic[AnyPosition]):
     continues after another one has begun is an error: a checkpoint has one position only.
     """
 
-    def __init__(self, position: AnyPosition) -> None:
+    def __init__(
+        self, position: AnyPosition, *, skipped: Iterable[tuple[int, int, int]] = ()
+    ) -> None:
+        """
+        Args:
+            position: the position to begin at.
+            skipped: what is left out: an epoch, the first position, and the one after the last.
+        """
         self._position = position
         self._begun: Epoch | None = None
+        self._skipped = tuple(skipped)
+        self.skips = False
+        """Whether what reads by it leaves out `Epoch.skipped`."""
 
     @property
     def position(self) -> AnyPosition:
@@ -57,6 +67,21 @@ class Cursor(Generic[AnyPosition]):
             epoch.check_alone()
         finally:
             epoch.end()
+
+    def skipped_in(self, epoch: int) -> tuple[range, ...]:
+        """Return the positions that are left out in an epoch, in order, apart from each other."""
+        holes: list[range] = []
+        for _, first, stop in sorted(each for each in self._skipped if each[0] == epoch):
+            if holes and first <= holes[-1].stop:
+                holes[-1] = range(holes[-1].start, max(stop, holes[-1].stop))
+            else:
+                holes.append(range(first, stop))
+        return tuple(holes)
+
+    @property
+    def skipped_next(self) -> tuple[range, ...]:
+        """The positions that are left out in the epoch that the next iteration reads."""
+        return self.skipped_in(self.next_epoch().number)
 
     def resume_at(self, position: AnyPosition) -> None:
         """Set another position than the manifest's, before the first epoch."""
@@ -97,6 +122,11 @@ class Epoch:
         """Another epoch began before this one was over."""
         self.is_loop = False
         """The caller trains on each batch before it takes the next one, and wants all of them."""
+
+    @property
+    def skipped(self) -> tuple[range, ...]:
+        """The positions that are left out; see `Plan.global_batches`."""
+        return self._cursor.skipped_in(self.number)
 
     @property
     def has_begun(self) -> bool:

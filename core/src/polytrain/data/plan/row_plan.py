@@ -13,7 +13,7 @@ a border is read by two workers; each takes its part of every batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -94,15 +94,49 @@ class Plan:
         return start + batch_rows if full else start
 
     def global_batches(
-        self, start: int, batch_rows: int, cut: Cut, *, least: int = 1
+        self,
+        start: int,
+        batch_rows: int,
+        cut: Cut,
+        *,
+        least: int = 1,
+        skipped: Sequence[range] = (),
     ) -> Iterator[range]:
-        """The global batches from a position to the epoch's end, as ranges of positions."""
+        """The global batches from a position to the epoch's end, as ranges of positions.
+
+        Batches that were cut in the same way are left out, or come, as a whole. Otherwise, as with
+        another number of rows in a batch, the batch before skipped positions is cut short; where
+        all batches have to be full, or it would have fewer rows than `least`, it is left out, too.
+
+        Args:
+            start: the first position.
+            batch_rows: maximum number of rows in a global batch.
+            cut: how the epoch is cut.
+            least: see `batch_stop`.
+            skipped: positions that are left out, in order, apart from each other.
+        """
+        for hole in skipped:
+            while start < hole.start:
+                stop = self.batch_stop(start, batch_rows, cut, least=least)
+                if stop == start:
+                    return
+                is_short = stop > hole.start
+                stop = min(stop, hole.start)
+                is_left_out = is_short and (cut in ("pad", "drop") or stop - start < least)
+                if not is_left_out:
+                    yield range(start, stop)
+                start = stop
+            start = max(start, hole.stop)
         while (stop := self.batch_stop(start, batch_rows, cut, least=least)) > start:
             yield range(start, stop)
             start = stop
 
-    def num_batches(self, start: int, batch_rows: int, cut: Cut) -> int:
+    def num_batches(
+        self, start: int, batch_rows: int, cut: Cut, *, skipped: Sequence[range] = ()
+    ) -> int:
         """The number of global batches from a position to the epoch's end."""
+        if skipped:
+            return sum(1 for _ in self.global_batches(start, batch_rows, cut, skipped=skipped))
         left = max(0, self.rows - start)
         return left // batch_rows if cut == "drop" else -(-left // batch_rows)
 

@@ -74,6 +74,7 @@ class RunDataset:
         as_tables: bool,
         only_tables: bool,
         shards: int | None = None,
+        virtual_workers: int | None = None,
     ) -> ShardSpec:
         """Decide how it is divided.
 
@@ -83,6 +84,7 @@ class RunDataset:
             as_tables: whether training reads a shard as one table.
             only_tables: whether it reads no batches.
             shards: number of canonical shards in the checkpoint. The user's own number comes first.
+            virtual_workers: number of virtual workers that the ranks stand for, if there are any.
         """
         held = self._held(as_tables=as_tables, only_tables=only_tables)
         starts = self.group_starts
@@ -98,7 +100,7 @@ class RunDataset:
             schema=self.source.schema,
             plan=Plan(
                 rows=items,
-                shards=shards or self._shards(held, world_size, items),
+                shards=shards or self._shards(held, virtual_workers or world_size, items),
                 shuffle=self.config.shuffle,
                 # A window of groups has as many rows on average.
                 window=max(1, self._window_rows() * items // self.num_rows),
@@ -111,6 +113,7 @@ class RunDataset:
             transform=self.source.transform,
             whole=whole,
             group_starts=starts,
+            virtual_workers=virtual_workers,
         )
 
     def stream_spec(self) -> StreamSpec:

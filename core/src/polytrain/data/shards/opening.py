@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ def open_shards(
     tables: Iterator[pa.Table],
     positions: Mapping[str, Any],
     *,
+    skipped: Mapping[str, Iterable[tuple[int, int, int]]] = MappingProxyType({}),
     world_size: int,
     rank: int,
     local_world_size: int = 1,
@@ -32,6 +34,7 @@ def open_shards(
         specs: of all data sets.
         tables: the rows that the agent holds, of each data set of which it holds rows, in order.
         positions: the saved positions by the data set's name, as plain values.
+        skipped: what a run leaves out of a data set, by its name; see `Cursor`.
         world_size: number of ranks.
         rank: this one.
         local_world_size: number of ranks on this node.
@@ -59,6 +62,7 @@ def open_shards(
         else:
             held = spec.held_rows(world_size, rank)
             rows = MappedRows(next(tables), held, workers=local_world_size)
-        cursor = Cursor(DataPosition.resume(spec.name, saved, spec.plan, spec.digests))
+        position = DataPosition.resume(spec.name, saved, spec.plan, spec.digests)
+        cursor = Cursor(position, skipped=skipped.get(spec.name, ()))
         shards[spec.name] = RowsShard(spec, rows, cursor, world_size=world_size, rank=rank)
     return shards

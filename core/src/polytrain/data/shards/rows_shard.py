@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import cache
 
 import numpy as np
@@ -34,15 +34,20 @@ class RowsShard(BatchedShard):
         world_size: int,
         rank: int,
     ) -> None:
-        world_size, rank = spec.place(world_size, rank)
+        count, parts = spec.places(world_size, rank)
         super().__init__(
-            name=spec.name, cursor=cursor, remainder=spec.remainder, world_size=world_size
+            name=spec.name,
+            cursor=cursor,
+            remainder=spec.remainder,
+            world_size=count,
+            virtual_workers=None if spec.virtual_workers is None else parts,
         )
         self.total_rows = spec.num_rows
         self._spec = spec
         self._plan = cursor.position.plan
+        cursor.skips = True
         self._rows = rows
-        self._rank = rank
+        self._parts = parts
         self._share = spec.share(world_size, rank)
         self._reported_dropped = False
 
@@ -71,8 +76,10 @@ class RowsShard(BatchedShard):
         key = self._plan.seed, wanted.start
         return self._spec.transform.of(table, f"rows {wanted.start} to {wanted.stop - 1}", *key)
 
-    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
-        return self._plan.num_batches(start, global_rows, cut)
+    def _num_batches_from(
+        self, start: int, global_rows: int, cut: Cut, skipped: Sequence[range] = ()
+    ) -> int:
+        return self._plan.num_batches(start, global_rows, cut, skipped=skipped)
 
     def _batches(
         self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
@@ -87,22 +94,32 @@ class RowsShard(BatchedShard):
             return order if starts is None else GroupOrder(order, starts)
 
         with self._rows.reading(order_of) as take:
-            for positions in plan.global_batches(epoch.start, global_rows, cut, least=least):
+            for positions in plan.global_batches(
+                epoch.start, global_rows, cut, least=least, skipped=epoch.skipped
+            ):
                 start, stop = positions.start, positions.stop
-                parts = take([*plan.batch_share(start, stop, world_size, self._rank)])
-                rows = sum(map(len, parts))
-                parts = parts or [TableRows.of(empty_table(self._spec.schema))]
-                yield UnformattedBatch(
-                    parts=self._transformed(parts, epoch.number, start),
-                    stop=stop,
-                    weight=rows * world_size / self._global_rows_at(positions, orders),
-                )
+                global_count = self._global_rows_at(positions, orders)
+                # In order: the rows of one canonical shard may be in several parts.
+                taken = [
+                    take([*plan.batch_share(start, stop, world_size, part)]) for part in self._parts
+                ]
+                for part, tables in reversed([*zip(self._parts, taken, strict=True)]):
+                    rows = sum(map(len, tables))
+                    tables = tables or [TableRows.of(empty_table(self._spec.schema))]
+                    yield UnformattedBatch(
+                        parts=self._transformed(tables, epoch.number, start, part),
+                        start=start,
+                        stop=stop,
+                        weight=rows * world_size / global_count,
+                    )
 
-    def _transformed(self, parts: list[TableRows], epoch: int, start: int) -> list[TableRows]:
+    def _transformed(
+        self, parts: list[TableRows], epoch: int, start: int, rank: int
+    ) -> list[TableRows]:
         if self._spec.transform is None:
             return parts
-        where = f"rank {self._rank}'s rows from position {start} of epoch {epoch}"
-        key = self._plan.seed, epoch, start, self._rank
+        where = f"rank {rank}'s rows from position {start} of epoch {epoch}"
+        key = self._plan.seed, epoch, start, rank
         return [TableRows.of(self._spec.transform.of(to_batch(parts, "arrow"), where, *key))]
 
     def _global_rows_at(self, positions: range, orders: EpochOrder) -> int:
@@ -120,7 +137,7 @@ class RowsShard(BatchedShard):
 
     def _warn_of_dropped(self, epoch: Epoch, global_rows: int, cut: Cut) -> None:
         dropped = max(0, self._plan.rows - epoch.start) % global_rows
-        if cut == "drop" and dropped and self._rank == 0 and not self._reported_dropped:
+        if cut == "drop" and dropped and self._parts[0] == 0 and not self._reported_dropped:
             self._reported_dropped = True
             logger.warning(
                 "Every epoch of the data set %r leaves out %d of %d rows: they don't fill a batch "

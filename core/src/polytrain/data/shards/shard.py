@@ -6,9 +6,10 @@ import queue
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from polytrain.data.plan.cursor import Cursor, Epoch
@@ -16,7 +17,7 @@ from polytrain.data.plan.row_plan import Cut, Remainder
 from polytrain.data.shards.decoded import TableRows, to_batch
 from polytrain.data.types.columns import to_format
 from polytrain.text.plain_values import is_whole
-from polytrain_plugins import Batches, BatchesAhead, BatchFormat, Shard
+from polytrain_plugins import Batches, BatchesAhead, BatchFormat, MicroBatch, Shard, VirtualBatch
 from polytrain_plugins.shard import refuse_local_shuffle
 
 _DEFAULT_BATCH_SIZE = 256
@@ -27,6 +28,9 @@ class UnformattedBatch:
     """The rows of a rank's batch, and the position after it."""
 
     parts: list[TableRows]
+
+    start: int = 0
+    """The position in the epoch of the global batch's first row."""
 
     stop: int
     """The position in the epoch once the batch has been given."""
@@ -39,9 +43,24 @@ class BatchedShard(Shard):
     """A shard whose subclass chooses the rows of its batches."""
 
     def __init__(
-        self, *, name: str, cursor: Cursor[Any], remainder: Remainder, world_size: int
+        self,
+        *,
+        name: str,
+        cursor: Cursor[Any],
+        remainder: Remainder,
+        world_size: int,
+        virtual_workers: range | None = None,
     ) -> None:
+        """
+        Args:
+            name: the data set's name.
+            cursor: this rank's position.
+            remainder: what happens to rows that don't fill a batch.
+            world_size: number of ranks, or of virtual workers, that share a global batch.
+            virtual_workers: those that this rank stands for, if there are any.
+        """
         self.name = name
+        self._virtual_workers = virtual_workers
         self.cursor = cursor
         self._remainder = remainder
         self._world_size = world_size
@@ -56,8 +75,10 @@ class BatchedShard(Shard):
         """Return how many rows of this shard exist; None if that is not known yet."""
 
     @abstractmethod
-    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
-        """Return the number of batches from a position to the epoch's end.
+    def _num_batches_from(
+        self, start: int, global_rows: int, cut: Cut, skipped: Sequence[range] = ()
+    ) -> int:
+        """Return the number of batches from a position to the epoch's end, but for skipped ones.
 
         Raises:
             TypeError: for a stream of unknown length.
@@ -67,7 +88,8 @@ class BatchedShard(Shard):
     def _batches(
         self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
     ) -> Generator[UnformattedBatch, None, None]:
-        """Yield the remaining batches of an epoch.
+        """Yield the remaining batches of an epoch; with virtual workers each global batch as this
+        rank's micro-batches, from the last virtual worker to the first.
 
         Args:
             epoch: the epoch.
@@ -107,9 +129,11 @@ class BatchedShard(Shard):
                 f"prefetch_batches={prefetch_batches!r}: give a number of batches, 0 or more"
             )
 
-        def formatted(batch: UnformattedBatch) -> tuple[Any, int, float]:
+        def formatted(batch: UnformattedBatch) -> tuple[Any, UnformattedBatch]:
             content = to_batch(batch.parts, wanted)
-            return content if convert is None else convert(content), batch.stop, batch.weight
+            content = content if convert is None else convert(content)
+            # Its rows may be much memory.
+            return content, replace(batch, parts=[])
 
         def epoch_of_batches() -> Iterator[Any]:
             cut = self._cut(drop_last, shares=not allow_empty)
@@ -118,16 +142,37 @@ class BatchedShard(Shard):
                 closing(self._batches(epoch, global_rows, cut, least=least)) as batches,
                 closing(_prefetched(map(formatted, batches), prefetch_batches)) as ready,
             ):
-                for content, stop, weight in ready:
+                for content, batch in self._global_batches(ready, epoch):
                     # A batch counts once it is given: a report in its step includes it.
-                    epoch.given(stop)
-                    self.gradient_weight = weight
+                    epoch.given(batch.stop)
+                    self.gradient_weight = batch.weight
                     yield content
 
         def length() -> int:
             return self._num_batches_from(0, global_rows, self._cut(drop_last))
 
         return Batches(epoch_of_batches, length)
+
+    def _global_batches(
+        self, batches: Iterator[tuple[Any, UnformattedBatch]], epoch: Epoch
+    ) -> Iterator[tuple[Any, UnformattedBatch]]:
+        """Join the micro-batches of each global batch, if there are virtual workers."""
+        if self._virtual_workers is None:
+            yield from batches
+            return
+        workers = self._virtual_workers[::-1]
+        while some := [*islice(batches, len(workers))]:
+            start = some[0][1].start
+            yield (
+                VirtualBatch(
+                    micro_batches=tuple(
+                        MicroBatch(virtual_worker=worker, content=content, weight=batch.weight)
+                        for worker, (content, batch) in zip(workers, some, strict=True)
+                    ),
+                    place=f"{self.name} {epoch.number} {start}",
+                ),
+                some[0][1],
+            )
 
     def num_batches(
         self,
@@ -137,7 +182,8 @@ class BatchedShard(Shard):
         drop_last: bool = False,
     ) -> int:
         global_rows = self._global_rows(batch_size, global_batch_size)
-        return self._num_batches_from(self.cursor.next_start, global_rows, self._cut(drop_last))
+        cursor, cut = self.cursor, self._cut(drop_last)
+        return self._num_batches_from(cursor.next_start, global_rows, cut, cursor.skipped_next)
 
     def iter_ahead(
         self,
@@ -169,8 +215,25 @@ class BatchedShard(Shard):
             if size is not None and not (is_whole(size) and size >= 1):
                 raise ValueError(f"{name}={size!r}: give a number of rows, at least 1")
         if global_batch_size is not None:
+            if self._virtual_workers is not None:
+                check_divides(self._world_size, global_batch_size)
             return int(global_batch_size)
         return int(batch_size or _DEFAULT_BATCH_SIZE) * self._world_size
+
+
+def check_divides(virtual_workers: int, global_batch_size: int) -> None:
+    """Check that virtual workers can have equal parts of a global batch.
+
+    Raises:
+        ValueError: they can't; the message names sizes with which they can.
+    """
+    if global_batch_size % virtual_workers:
+        less = global_batch_size // virtual_workers * virtual_workers
+        sizes = f"{less} or {less + virtual_workers}" if less else f"{virtual_workers}"
+        raise ValueError(
+            f"global_batch_size={global_batch_size}: {virtual_workers} virtual workers can't have "
+            f"equal parts of it, which bits depend on. Give a multiple, such as {sizes}"
+        )
 
 
 class _TakenAhead(BatchesAhead):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ import pyarrow as pa
 from polytrain.data.plan.row_plan import Plan, Remainder
 from polytrain.data.read.pieces import Piece
 from polytrain.data.read.random_transforms import RandomTransform
+from polytrain_plugins import virtual_workers_of
 
 
 class Held(StrEnum):
@@ -60,13 +61,20 @@ class ShardSpec:
     """With groups: the first row of each, and the number of rows after the last. The plan then
     counts groups."""
 
-    def place(self, world_size: int, rank: int) -> tuple[int, int]:
-        """The world size and rank by which this data set is divided."""
-        return (1, 0) if self.whole else (world_size, rank)
+    virtual_workers: int | None = None
+    """With virtual workers: their number. Batches are divided among these."""
+
+    def places(self, world_size: int, rank: int) -> tuple[int, range]:
+        """The number of parts into which this data set is divided, and which are a rank's."""
+        if self.whole:
+            return 1, range(1)
+        if self.virtual_workers is None:
+            return world_size, range(rank, rank + 1)
+        return self.virtual_workers, virtual_workers_of(self.virtual_workers, world_size, rank)
 
     def share(self, world_size: int, rank: int) -> range:
         """The rows of a rank's shard as a whole."""
-        return self._rows_of(self.plan.share(*self.place(world_size, rank)))
+        return self._rows_of(self._items(self.plan.share, world_size, rank))
 
     def held_rows(self, world_size: int, rank: int) -> range:
         """The rows that the rank's agent holds."""
@@ -74,7 +82,7 @@ class ShardSpec:
             case Held.ALL:
                 return range(self.num_rows)
             case Held.SHARDS:
-                return self._rows_of(self.plan.reach(*self.place(world_size, rank)))
+                return self._rows_of(self._items(self.plan.reach, world_size, rank))
             case Held.SHARE:
                 return self.share(world_size, rank)
         return range(0)
@@ -84,9 +92,14 @@ class ShardSpec:
         is_anywhere = all(piece.seekable(scattered=True) for piece in self.pieces)
         if self.held in (Held.ALL, Held.SHARE) or (self.held is Held.NOTHING and is_anywhere):
             return 1.0
-        world_size, _ = self.place(world_size, 0)
-        reaches = (self.plan.reach(world_size, rank) for rank in range(world_size))
+        world_size = 1 if self.whole else world_size
+        reaches = (self._items(self.plan.reach, world_size, rank) for rank in range(world_size))
         return max(map(len, reaches)) * world_size / self.plan.rows
+
+    def _items(self, of: Callable[[int, int], range], world_size: int, rank: int) -> range:
+        """The plan's items of all of a rank's parts, which are consecutive."""
+        count, parts = self.places(world_size, rank)
+        return range(of(count, parts[0]).start, of(count, parts[-1]).stop)
 
     def _rows_of(self, items: range) -> range:
         """The rows of consecutive items of the plan."""

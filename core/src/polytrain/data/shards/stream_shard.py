@@ -91,7 +91,9 @@ class StreamShard(BatchedShard):
                 self._whole = in_one_piece(rows.take(len(rows)))
         return self._whole
 
-    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
+    def _num_batches_from(
+        self, start: int, global_rows: int, cut: Cut, skipped: Sequence[range] = ()
+    ) -> int:
         self._refuse("how many batches it gives")
 
     def _refuse(self, what: str) -> NoReturn:

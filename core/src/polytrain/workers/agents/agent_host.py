@@ -182,7 +182,14 @@ class LinksTried:
     failed: tuple[FailedLink, ...]
 
 
-Delivery = Sequence[AgentEvent | Arrived | Gone | LinksTried]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReturned:
+    """A node answers again that was silent."""
+
+    node_id: str
+
+
+Delivery = Sequence[AgentEvent | Arrived | Gone | LinksTried | NodeReturned]
 """Events that are sent together; an empty delivery only wakes the reader."""
 
 

@@ -23,7 +23,14 @@ from polytrain.events.preemption import LeavingNode
 from polytrain.policy.placement import members
 from polytrain.policy.ports import too_few_ports
 from polytrain.policy.scaling import holds
-from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, Gone, LinksTried
+from polytrain.workers.agents.agent_host import (
+    AgentHandle,
+    Arrived,
+    Delivery,
+    Gone,
+    LinksTried,
+    NodeReturned,
+)
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
     AgentEvent,
@@ -299,12 +306,16 @@ class AgentGroup:
             return None
         return kept_or_new_zygote(replace(spec, name=""), self._node_id)
 
-    def _take(self, event: AgentEvent | Arrived | Gone | LinksTried, handle: Handler) -> None:
+    def _take(
+        self, event: AgentEvent | Arrived | Gone | LinksTried | NodeReturned, handle: Handler
+    ) -> None:
         match event:
             case Arrived(agent_handle=agent_handle, place=place):
                 self._pool.arrived(agent_handle, place)
             case LinksTried(failed=failed):
                 self._pool.links_tried(failed)
+            case NodeReturned(node_id=node_id):
+                self._pool.returned(node_id)
             case Gone():
                 self._launcher.dismiss(event.agent_handle)
                 lost = self._pool.lost(event)

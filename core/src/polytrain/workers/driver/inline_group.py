@@ -161,7 +161,12 @@ class InlineGroup:
                 order=order,
                 rank=0,
                 shards=lambda: open_shards(
-                    self._specs, iter(tables), order.start.positions, world_size=1, rank=0
+                    self._specs,
+                    iter(tables),
+                    order.start.positions,
+                    skipped=order.start.skipped,
+                    world_size=1,
+                    rank=0,
                 ),
                 channel=channel,
                 scratch=scratch,

@@ -52,8 +52,12 @@ class RunBundles:
         self._nodes[bundle] = node
 
     def free(self, taken: Collection[int | None], avoided: Collection[str]) -> list[int]:
-        """Return the bundles without an agent that aren't on these nodes."""
-        return self._policy.free_bundles(taken, self._nodes, avoided)
+        """Return the bundles without an agent that aren't on these nodes.
+
+        Those that have moved come last: room for them may never be found.
+        """
+        found = self._policy.free_bundles(taken, self._nodes, avoided)
+        return sorted(found, key=self._moved.__contains__)
 
     def move(
         self,
@@ -61,6 +65,7 @@ class RunBundles:
         *,
         lost: frozenset[str],
         avoided: frozenset[str],
+        may_return: Collection[str],
         ranked_on: Iterable[str],
         free: Nodes,
     ) -> None:
@@ -70,6 +75,7 @@ class RunBundles:
             taken: bundles with an agent.
             lost: lost nodes that Ray takes for alive.
             avoided: other living nodes to avoid.
+            may_return: those of the lost nodes that are used again once they answer.
             ranked_on: the nodes of agents.
             free: free resources of all nodes that aren't lost.
         """
@@ -85,7 +91,7 @@ class RunBundles:
         self._launcher.move(moved, self._policy.scaling.placement_strategy, avoid)
         for bundle in moved:
             self._moved[bundle] = self._nodes.pop(bundle)
-        if lost.issuperset(self._moved.values()):
+        if (lost - {*may_return}).issuperset(self._moved.values()):
             # If all have moved, nothing can return to the dead nodes.
             self._launcher.free_unused()
 
@@ -97,9 +103,20 @@ class RunBundles:
                 groups would wait for the same room, and the wrong one might get it. None for all
                 bundles.
         """
-        left = [
-            bundle for bundle, node in self._moved.items() if living is None or node not in living
-        ]
+        return self._move_back(
+            [bundle for bundle, node in self._moved.items() if living is None or node not in living]
+        )
+
+    def returned(self, node: str) -> frozenset[int]:
+        """Undo the moves from a node that can be used again; return the bundles for which to ask.
+
+        Among them are those that are still waited for elsewhere: what is back may serve instead.
+        """
+        moved = frozenset(self._moved)
+        back = self._move_back([bundle for bundle, its in self._moved.items() if its == node])
+        return moved if back else back
+
+    def _move_back(self, left: Collection[int]) -> frozenset[int]:
         back = self._launcher.move_back(left) if left else frozenset[int]()
         for bundle in left:
             del self._moved[bundle]

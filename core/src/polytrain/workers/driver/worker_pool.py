@@ -305,6 +305,13 @@ class WorkerPool:
             self._lost_while_placing(gone)
         return None
 
+    def returned(self, node: str) -> None:
+        """Note that a node answers again that was silent."""
+        self._lost_nodes.pop(node, None)
+        self._silent_nodes.discard(node)
+        if self._placing is not None:
+            self._ask_again(self._bundles.returned(node))
+
     def _lost_while_placing(self, gone: Gone) -> None:
         if gone.kind is FailureKind.STARTUP:
             self._why_failed = gone.reason
@@ -519,6 +526,7 @@ class WorkerPool:
             self._taken,
             lost=lost,
             avoided=self._avoided.intersection(self._cluster.living_nodes()),
+            may_return=self._silent_nodes,
             ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
             free=self._free_nodes(),
         )

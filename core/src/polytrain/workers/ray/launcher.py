@@ -38,7 +38,14 @@ from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.starting import Starting
 from polytrain.ray_api.state import death_of_node, is_reachable, node_addresses, raylet_addresses
-from polytrain.workers.agents.agent_host import AgentHandle, Delivery, Gone, LinksTried, delivery
+from polytrain.workers.agents.agent_host import (
+    AgentHandle,
+    Delivery,
+    Gone,
+    LinksTried,
+    NodeReturned,
+    delivery,
+)
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
 from polytrain.workers.processes.loop_thread import LoopThread
@@ -495,6 +502,7 @@ class RayAgentLauncher:
         ray.kill(host.actor)
         self._bundles.readmit(node)
         self._is_requested.set()
+        self.mailbox.put([NodeReturned(node_id=node)])
 
 
 def why_gone(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from polytrain.events.rollback import Skipped
+from polytrain.policy.divergence import DataPlace
 
 if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
@@ -17,17 +20,23 @@ class DataCursors:
     """The cursors of a rank, in its shards and in data that the training function brings."""
 
     def __init__(
-        self, shards: Mapping[str, BatchedShard], *, saved: Mapping[str, Mapping[str, Any]]
+        self,
+        shards: Mapping[str, BatchedShard],
+        *,
+        saved: Mapping[str, Mapping[str, Any]],
+        skipped: Mapping[str, Sequence[Skipped]],
     ) -> None:
         """
         Args:
             shards: this rank's shards, by name.
             saved: positions in the attempt's starting checkpoint, by name.
+            skipped: what the run leaves out, by name.
         """
         self._cursors: dict[str, Cursor[Any]] = {
             name: shard.cursor for name, shard in shards.items()
         }
         self._saved = saved
+        self._skipped = skipped
         self._unnamed = 0
 
     def open(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
@@ -52,8 +61,13 @@ class DataCursors:
             # the workers, from the run's first attempt.
             first = position["plan"]
             plan = replace(plan, seed=first["seed"], shards=first["shards"])
-        self._cursors[name] = cursor = Cursor(DataPosition.resume(name, position, plan, {}))
+        resumed = DataPosition.resume(name, position, plan, {})
+        self._cursors[name] = cursor = Cursor(resumed, skipped=self._skipped.get(name, ()))
         return cursor
+
+    def places(self) -> dict[str, DataPlace]:
+        """Return the places in the data by name, for each report: in numbers alone."""
+        return {name: _place(cursor) for name, cursor in self._cursors.items()}
 
     def positions(self) -> dict[str, Any]:
         """Return the positions as plain values, by name, for data that was read."""
@@ -62,3 +76,10 @@ class DataCursors:
             for name, cursor in self._cursors.items()
             if not cursor.position.is_beginning
         }
+
+
+def _place(cursor: Cursor[Any]) -> DataPlace:
+    position = cursor.position
+    # A stream's rows have no numbers, and it has no end that is known.
+    rows = position.plan.rows if cursor.skips else 2**62
+    return DataPlace(place=(position.epoch, position.start), rows=rows, skips=cursor.skips)

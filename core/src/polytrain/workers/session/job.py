@@ -5,14 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.pickling import code_of_job, pickled_with
+from polytrain.policy.divergence import DivergenceRule, divergence_rule
 from polytrain.policy.stop_rule import StopRule, stop_rule
 from polytrain.storage.location import Location
 from polytrain_plugins import CheckpointKind, Member
@@ -37,6 +39,9 @@ class WorkerJob:
     validates: bool = False
     """Whether the run has a function that validates checkpoints."""
 
+    skips_bad_batches: bool = False
+    """Whether batches are left out after training has diverged."""
+
     @classmethod
     def of(cls, spec: RunSpec, store: CheckpointStore) -> WorkerJob:
         """Return the job of a run.
@@ -50,12 +55,15 @@ class WorkerJob:
             checkpoints=store.checkpoints,
             near_staging=store.near_staging,
             validates=spec.validation_config is not None,
+            skips_bad_batches=spec.run_config.failure_config.skips_bad_batches,
         )
 
     def pickled(self) -> bytes:
         """Return the pickled job, including the user's code that worker processes can't import."""
         spec = self.spec
-        code = code_of_job(spec.train_loop_per_worker, spec.backend, spec.run_config.stop)
+        config = spec.run_config
+        functions = config.stop, config.failure_config.divergence
+        code = code_of_job(spec.train_loop_per_worker, spec.backend, *functions)
         return pickled_with(*code, value=self)
 
     @property
@@ -67,6 +75,17 @@ class WorkerJob:
     def stop_rule(self) -> StopRule:
         """The conditions that end the run."""
         return stop_rule(self.spec.run_config)
+
+    @property
+    def divergence_rule(self) -> DivergenceRule | None:
+        """What counts as divergence; None if nothing does."""
+        return divergence_rule(self.spec.run_config.failure_config)
+
+    def changed(self, order: LaunchOrder) -> WorkerJob:
+        """Return the job of an attempt, with what `on_rollback` has returned."""
+        if order.changes is None:
+            return self
+        return replace(self, spec=replace(self.spec, **pickle.loads(order.changes)))
 
     def writes_checkpoints(self, rank: int) -> bool:
         """Return whether the files that this rank reports are part of a checkpoint."""
@@ -117,6 +136,12 @@ class LaunchOrder:
     start: StartingPoint
     first_checkpoint: int
     """Number of this attempt's first checkpoint."""
+
+    last_reports: Sequence[Mapping[str, Any]] = ()
+    """Rank 0's last reports before the starting point, if divergence is found by them."""
+
+    changes: bytes | None = None
+    """Arguments of the request that `on_rollback` has changed, pickled; None if there are none."""
 
     @property
     def attempt(self) -> int:

@@ -16,6 +16,7 @@ from polytrain.data_errors import DataError
 from polytrain.errors import BadDataError, CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import (
     ConditionMet,
+    Diverged,
     Done,
     Drained,
     Event,
@@ -26,6 +27,7 @@ from polytrain.events.attempt import (
     SavesOnRequest,
 )
 from polytrain.events.preemption import PreemptionInfo
+from polytrain.events.rollback import Rollback, as_skipped
 from polytrain.functions.return_values import Returned
 from polytrain.workers.processes.channel import Message
 from polytrain_plugins import Member, Offer, Stopped, World
@@ -104,6 +106,11 @@ def saves_on_request_message() -> Message:
 def condition_met_message(stopped: Stopped) -> Message:
     """Return the message that the last report meets a condition; rank 0 then stops by itself."""
     return ["condition met", asdict(stopped)]
+
+
+def diverged_message(found: Rollback, problem: str) -> Message:
+    """Return the message that training diverges by the last report; see `Diverged`."""
+    return ["diverged", asdict(found), problem]
 
 
 def checkpoints_asked_message(number: int, *, validated: bool) -> Message:
@@ -235,6 +242,9 @@ def to_event(
             return SavesOnRequest(attempt=attempt, rank=rank)
         case ["condition met", stopped]:
             return ConditionMet(attempt=attempt, rank=rank, stopped=Stopped(**stopped))
+        case ["diverged", found, problem]:
+            found["skipped"] = as_skipped(found["skipped"])
+            return Diverged(attempt=attempt, found=Rollback(**found), problem=problem)
         case ["staged", checkpoint, *_, waits]:
             return PartStaged(attempt=attempt, rank=rank, checkpoint=checkpoint, waits=waits)
         case ["checkpoints asked", number, validated]:
@@ -294,9 +304,22 @@ def checkpoints_message(number: int, checkpoints: Sequence[Any]) -> Message:
     return ["checkpoints", number, [list(each) for each in checkpoints]]
 
 
-def world_from(message: Message, *, attempt: int, members: tuple[Member, ...], rank: int) -> World:
+def world_from(
+    message: Message,
+    *,
+    attempt: int,
+    members: tuple[Member, ...],
+    rank: int,
+    virtual_workers: int | None = None,
+) -> World:
     """Return the world that a roster describes."""
     offers = tuple(
         Offer(host=host, port=port, details=details) for host, port, details in message[1]
     )
-    return World(attempt=attempt, me=members[rank], members=members, offers=offers)
+    return World(
+        attempt=attempt,
+        me=members[rank],
+        members=members,
+        offers=offers,
+        virtual_workers=virtual_workers,
+    )

@@ -18,6 +18,7 @@ from polytrain.errors import CheckpointError, NotInWorkerError
 from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
+from polytrain.policy.divergence import DivergenceWatch
 from polytrain.policy.validation import ValidationStatus
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import (
@@ -34,6 +35,7 @@ from polytrain.workers.session.data_cursors import DataCursors
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (
     condition_met_message,
+    diverged_message,
     report_message,
     saves_on_request_message,
 )
@@ -94,7 +96,9 @@ class WorkerSession:
         self._job = job
         self._engine = engine
         self._shards = shards
-        self._cursors = DataCursors(shards, saved=order.start.positions)
+        self._cursors = DataCursors(
+            shards, saved=order.start.positions, skipped=order.start.skipped
+        )
         self._channel = channel
         self._scratch = scratch
         self._uploader = CheckpointUploader(
@@ -118,6 +122,20 @@ class WorkerSession:
         self._stop_rule = stop_rule if world.me.rank == 0 and stop_rule.reads_reports else None
         """The conditions that this rank checks; None once one is met."""
 
+        rule = job.divergence_rule
+        self._divergence: DivergenceWatch | None = None
+        """Looks at each report; None if nothing counts as divergence."""
+
+        if rule is not None:
+            self._divergence = DivergenceWatch(
+                rule,
+                rank=world.me.rank,
+                step=order.start.step,
+                places=self._cursors.places(),
+                before=order.last_reports,
+                skips=job.skips_bad_batches,
+            )
+
         self._is_ending = False
         """Whether a report has met a condition."""
 
@@ -139,7 +157,7 @@ class WorkerSession:
         """Report a step of declarative training; see `polytrain_plugins.Session`."""
         beat()
         with self._lock:
-            self._step, self._last_metrics = step, plain_metrics(metrics)
+            self._take_metrics(step, plain_metrics(metrics))
             met = self._condition_met()
             if self._writes and model is not None and self._is_due(step):
                 self._save(model, with_it=partial(self._reported, met, has_checkpoint=True))
@@ -168,7 +186,7 @@ class WorkerSession:
         )
         if checkpoint is None:
             with self._lock:
-                self._step, self._last_metrics = self._step + 1, plain
+                self._take_metrics(self._step + 1, plain)
                 self._send_report(self._condition_met())
             return
         expect_checkpoint(checkpoint)
@@ -196,7 +214,7 @@ class WorkerSession:
         upload = handling.upload
         waits = self._job.waits_for_commit if upload is None else upload == "sync"
         with self._lock:
-            self._step, self._last_metrics = self._step + 1, metrics
+            self._take_metrics(self._step + 1, metrics)
             if not self._writes:
                 self._send_report(())
                 self._reported_ignored = True
@@ -296,6 +314,26 @@ class WorkerSession:
     def _is_last(self) -> bool:
         """Return whether the next checkpoint is the last."""
         return self._is_ending or self._uploader.is_asked_to_stop()
+
+    def _take_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take the metrics of the next report. If they diverge, wait to be killed.
+
+        No checkpoint is made of a report that diverges.
+
+        Raises:
+            ConnectionClosedError: the agent has closed the connection.
+            Exception: any error of the user's function.
+        """
+        self._step, self._last_metrics = step, metrics
+        if self._divergence is None:
+            return
+        diverged = self._divergence.look(
+            attempt=self.world.attempt, step=step, metrics=metrics, places=self._cursors.places()
+        )
+        if diverged is not None:
+            self._channel.send(*self._reported(), diverged_message(*diverged))
+            while True:
+                self._channel.receive()
 
     def _condition_met(self) -> tuple[Message, ...]:
         """Return the message that the last report meets a condition; empty if it doesn't.

@@ -78,13 +78,18 @@ def run_worker(
         KeyboardInterrupt: the user interrupts it.
     """
     try:
+        job = job.changed(order)
         engine = job.spec.backend.engine()
         with contextlib.ExitStack() as stack:
             enter(WorkerStage.OFFERING)
             offer = stack.enter_context(engine.offering(order.members[rank]))
             channel.send(offer_message(offer))
             world = world_from(
-                channel.receive(), attempt=order.attempt, members=order.members, rank=rank
+                channel.receive(),
+                attempt=order.attempt,
+                members=order.members,
+                rank=rank,
+                virtual_workers=job.spec.scaling_config.virtual_workers,
             )
             enter(WorkerStage.JOINING)
             stack.enter_context(engine.joined(world))
@@ -281,6 +286,7 @@ def _shards(
         pickle.loads(mapped(specs_in, specs_extent)),
         map(from_shared_memory, tables_in, table_extents),
         order.start.positions,
+        skipped=order.start.skipped,
         world_size=len(order.members),
         rank=rank,
         local_world_size=order.members[rank].local_world_size,

@@ -1,0 +1,332 @@
+"""Decides whether a report shows that training diverges, and what is left out afterwards. Pure.
+
+Each rank looks at its own reports for values that are NaN or infinite: a bad batch may be bad on
+one rank alone. Rank 0 applies what compares a report with those before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from polytrain.config.configs import FailureConfig
+from polytrain.events.rollback import Rollback, Skipped
+from polytrain.text.named_metrics import named_metric
+
+WINDOW = 100
+"""Reports with which a new one is compared."""
+
+_LEAST_VALUES = 10
+"""Values from which on a metric can have a spike."""
+
+Place = tuple[int, int]
+"""An epoch, and the number of its rows that have been given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPlace:
+    """A rank's place in one data set."""
+
+    place: Place
+    rows: int
+    """Number of positions of an epoch."""
+
+    skips: bool
+    """Whether its batches can be left out by their positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceRule:
+    """What counts as divergence."""
+
+    names: tuple[str, ...] | None = ()
+    """Metrics that mustn't be NaN or infinite; None for all of them."""
+
+    spikes: Mapping[str, float] = field(default_factory=dict)
+    """Metric → how many times the median of its last values is too much."""
+
+    function: Callable[[list[Mapping[str, Any]]], bool] | None = None
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether a report is compared with those before it."""
+        return bool(self.spikes) or self.function is not None
+
+    def wrong(
+        self, metrics: Mapping[str, Any], before: Sequence[Mapping[str, Any]] | None
+    ) -> str | None:
+        """Return what is wrong with a report; None if it is good.
+
+        Args:
+            metrics: the report.
+            before: the last good reports, oldest first; None on ranks that don't compare.
+
+        Raises:
+            TypeError: the function has returned a value other than True or False.
+            Exception: whatever the function raises.
+        """
+        for name, value in self._watched(metrics):
+            if not math.isfinite(value):
+                return f"{name} is {value}"
+        if before is None:
+            return None
+        for name, times in self.spikes.items():
+            values = _numbers(before, name)
+            usual = median(values) if len(values) >= _LEAST_VALUES else math.inf
+            for value in _numbers([metrics], name):
+                if value > times * usual > 0:
+                    return (
+                        f"{name} is {value:g}, more than {times:g} times {usual:g}, the median of "
+                        f"its last {len(values)} values"
+                    )
+        if self.function is not None and self._is_true([*before, metrics]):
+            return f"{self.function_name} returned True"
+        return None
+
+    @property
+    def function_name(self) -> str:
+        """The function's name, for people."""
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    def _watched(self, metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+        if self.names is None:
+            yield from _all_numbers(metrics)
+            return
+        for name in (*self.names, *self.spikes):
+            yield from ((name, value) for value in _numbers([metrics], name))
+
+    def _is_true(self, history: list[Mapping[str, Any]]) -> bool:
+        assert self.function is not None
+        answer: Any = self.function(history)
+        if type(answer).__module__ == "numpy" and getattr(answer, "shape", None) == ():
+            answer = answer.item()
+        if not isinstance(answer, bool):
+            raise TypeError(
+                f"FailureConfig.divergence: {self.function_name} has to return True or False, and "
+                f"returned {answer!r} for {history[-1]!r}."
+            )
+        return answer
+
+
+def divergence_rule(config: FailureConfig) -> DivergenceRule | None:
+    """Return the rule of a configuration that is known to be right; None without one."""
+    given: Any = config.divergence
+    if config.on_divergence is None:
+        return None
+    if given is None:
+        return DivergenceRule(names=None)
+    if isinstance(given, str):
+        return DivergenceRule(names=(given,))
+    if isinstance(given, Mapping):
+        return DivergenceRule(spikes=dict(given))
+    if callable(given):
+        return DivergenceRule(function=given)
+    return DivergenceRule(names=tuple(given))
+
+
+@dataclass(slots=True)
+class Divergences:
+    """The divergences of a run, over all its drivers: a part of the fold of its journal."""
+
+    _found: dict[tuple[int, int], tuple[Rollback, str | None]] = field(default_factory=dict)
+    """Token and attempt → the divergence that counts, and the attempt's starting checkpoint if no
+    report since then was good."""
+
+    _start: tuple[int, str | None] = (0, None)
+    """Step and address of the last attempt's starting checkpoint."""
+
+    def launched(self, step: int, start: str | None) -> None:
+        """Note that an attempt starts at a checkpoint, or without one."""
+        self._start = step, start
+
+    def take(self, token: int, found: Rollback) -> None:
+        """Take the divergence that a rank has found; of several the earliest counts."""
+        key = token, found.attempt
+        if key in self._found and self._found[key][0].good_step <= found.good_step:
+            return
+        step, start = self._start
+        self._found[key] = found, start if found.good_step <= step else None
+
+    @property
+    def rollbacks(self) -> tuple[Rollback, ...]:
+        """The divergences, oldest first."""
+        found = enumerate(self._found.values(), 1)
+        return tuple(replace(rollback, number=number) for number, (rollback, _) in found)
+
+    @property
+    def skipped(self) -> Mapping[str, tuple[Skipped, ...]]:
+        """Data set → all that the run leaves out of it."""
+        found: dict[str, tuple[Skipped, ...]] = {}
+        for rollback, _ in self._found.values():
+            for name, ranges in rollback.skipped.items():
+                found[name] = (*found.get(name, ()), *ranges)
+        return found
+
+    def is_bad(self, attempt_id: tuple[int, int], step: int, address: str) -> bool:
+        """Return whether a checkpoint may hold what has diverged.
+
+        It does if its attempt diverged, and had no good report after the checkpoint's. If two
+        attempts diverged with their first report after the same checkpoint, that is the cause.
+
+        Args:
+            attempt_id: token and number of its attempt.
+            step: its step.
+            address: where it is.
+        """
+        if not self._found:
+            return False
+        of_attempt = self._found.get(attempt_id)
+        if of_attempt is not None and step > of_attempt[0].good_step:
+            return True
+        return [start for _, start in self._found.values()].count(address) > 1
+
+
+class DivergenceWatch:
+    """One rank's reports of one attempt: the last good ones, and where the data was then."""
+
+    def __init__(
+        self,
+        rule: DivergenceRule,
+        *,
+        rank: int,
+        step: int,
+        places: Mapping[str, DataPlace],
+        before: Iterable[Mapping[str, Any]],
+        skips: bool,
+    ) -> None:
+        """
+        Args:
+            rule: what counts as divergence.
+            rank: this rank.
+            step: the step of the checkpoint that the attempt starts from.
+            places: the rank's place in each data set at the start.
+            before: the last reports before that step, oldest first.
+            skips: whether batches are left out after a bad report.
+        """
+        self._rule = rule
+        self._rank = rank
+        self._skips = skips
+        self._before = deque(before, maxlen=WINDOW)
+        self._good: tuple[int, Mapping[str, DataPlace]] = step, places
+
+    def look(
+        self,
+        *,
+        attempt: int,
+        step: int,
+        metrics: Mapping[str, Any],
+        places: Mapping[str, DataPlace],
+    ) -> tuple[Rollback, str] | None:
+        """Take the next report.
+
+        Returns:
+            None if it is good; else what to go back over, and why that isn't possible, if it isn't.
+
+        Raises:
+            Exception: any error of the user's function.
+        """
+        compares = self._rank == 0 and self._rule.reads_history
+        wrong = self._rule.wrong(metrics, [*self._before] if compares else None)
+        if wrong is None:
+            self._good = step, places
+            if compares:
+                self._before.append(metrics)
+            return None
+        good_step, good_places = self._good
+        skipped, problem = left_out(good_places, places) if self._skips else ({}, "")
+        found = Rollback(
+            attempt=attempt,
+            rank=self._rank,
+            step=step,
+            good_step=good_step,
+            reason=wrong,
+            skipped=skipped,
+        )
+        return found, problem
+
+
+_INSTEAD = "FailureConfig(on_rollback=…) changes the configuration instead of leaving batches out"
+
+
+def left_out(
+    good: Mapping[str, DataPlace], bad: Mapping[str, DataPlace]
+) -> tuple[Mapping[str, tuple[Skipped, ...]], str]:
+    """Return what was read between two reports, and why it can't be left out; empty if it can.
+
+    Args:
+        good: each data set's place at the last good report.
+        bad: the same at the bad one; a data set that is new there began at its beginning.
+    """
+    moved = {
+        name: (good[name].place if name in good else (0, 0), now)
+        for name, now in bad.items()
+        if now.place != (good[name].place if name in good else (0, 0))
+    }
+    if "train" in moved:
+        # The others are read to validate.
+        moved = {"train": moved["train"]}
+    whole = {name for name, (start, now) in moved.items() if _is_epoch(start, now)}
+    parts = {name: each for name, each in moved.items() if name not in whole}
+    if not moved:
+        return {}, (
+            "no data set that polytrain reads was read between the last good report and this one, "
+            f"so no batch can be left out. {_INSTEAD}"
+        )
+    if not parts:
+        return {}, (
+            f"all of an epoch of {_names(whole)} was read between the last good report and this "
+            f"one. Report every few steps, so that few batches are left out; {_INSTEAD}"
+        )
+    fixed = [name for name, (_, now) in parts.items() if not now.skips]
+    if fixed:
+        return {}, f"batches of {_names(fixed)} can't be left out by their positions. {_INSTEAD}"
+    return {name: tuple(_between(start, now)) for name, (start, now) in parts.items()}, ""
+
+
+def _is_epoch(start: Place, now: DataPlace) -> bool:
+    """Whether at least as many rows as an epoch has lie between two places."""
+    (epoch, first), (last, stop) = start, now.place
+    return (last - epoch) * now.rows + stop - first >= now.rows
+
+
+def _between(start: Place, now: DataPlace) -> Iterator[Skipped]:
+    (epoch, first), (last, stop) = start, now.place
+    if epoch < last:
+        # Less than an epoch: it began in the one before.
+        if first < now.rows:
+            yield epoch, first, now.rows
+        first = 0
+    if first < stop:
+        yield last, first, stop
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
+
+
+def _numbers(reports: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    """The values of a metric in the reports that have it as a number."""
+    found = []
+    for metrics in reports:
+        try:
+            value = named_metric(metrics, name)
+        except KeyError:
+            continue
+        if isinstance(value, int | float):
+            found.append(float(value))
+    return found
+
+
+def _all_numbers(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from _all_numbers(value, f"{prefix}/{name}" if prefix else name)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _all_numbers(value, prefix)
+    elif isinstance(values, float):
+        yield prefix, values

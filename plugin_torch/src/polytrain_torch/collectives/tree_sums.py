@@ -1,0 +1,149 @@
+"""Sums over virtual workers as one binary tree, whatever the number of ranks.
+
+Floating-point addition isn't associative: the order of additions decides the last bits of a sum. So
+the sum over C virtual workers is always the same tree. A node of level k has 2^k consecutive
+virtual workers, fewer at the end of the line, and is the sum of its two halves. A rank adds what it
+has of the tree (`LocalSums`); the largest subtrees that lie within one rank each are left over, and
+`summed` adds those of all ranks: an all-to-all of pieces, the rest of the tree for each piece, and
+an all-gather. With one subtree a rank these send the bytes of a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from polytrain_plugins import virtual_workers_of
+
+AnyValue = TypeVar("AnyValue")
+
+
+class Node(NamedTuple):
+    """A subtree: the virtual workers from `number << level` on, `1 << level` of them."""
+
+    level: int
+    number: int
+
+
+class Tree(Generic[AnyValue]):
+    """A sum under way, of values that come from the last virtual worker to the first.
+
+    It holds at most as many values as the tree has levels.
+    """
+
+    def __init__(self, leaves: int, add: Callable[[AnyValue, AnyValue], AnyValue]) -> None:
+        """
+        Args:
+            leaves: number of virtual workers.
+            add: adds the value of the right half to that of the left half.
+        """
+        self._leaves = leaves
+        self._add = add
+        self.held: list[tuple[Node, AnyValue]] = []
+        """Subtrees that are complete and whose neighbours aren't, from the last to the first."""
+
+    def take(self, node: Node, value: AnyValue) -> None:
+        """Add the subtree to the left of all that came so far."""
+        level, number = node
+        while (1 << level) < self._leaves and number % 2 == 0:
+            neighbour = Node(level, number + 1)
+            if neighbour.number << level < self._leaves:
+                if not self.held or self.held[-1][0] != neighbour:
+                    break
+                value = self._add(value, self.held.pop()[1])
+            level, number = level + 1, number // 2
+        self.held.append((Node(level, number), value))
+
+
+@cache
+def subtrees(leaves: int, world_size: int, rank: int) -> tuple[Node, ...]:
+    """Return the largest subtrees that lie within a rank, from the last to the first."""
+    tree: Tree[Any] = Tree(leaves, lambda left, _: left)
+    for leaf in reversed(virtual_workers_of(leaves, world_size, rank)):
+        tree.take(Node(0, leaf), None)
+    return tuple(node for node, _ in tree.held)
+
+
+@cache
+def all_subtrees(leaves: int, world_size: int) -> tuple[Node, ...]:
+    """Return the subtrees of all ranks, in the order of ranks."""
+    return tuple(
+        node for rank in range(world_size) for node in reversed(subtrees(leaves, world_size, rank))
+    )
+
+
+class LocalSums:
+    """Adds one rank's tensors, in place of the first ones, and keeps those that are free again."""
+
+    def __init__(self, leaves: int) -> None:
+        self._tree: Tree[torch.Tensor] = Tree(leaves, self._added)
+        self._free: list[torch.Tensor] = []
+
+    def buffer(self, like: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of this shape to write the next virtual worker's values to."""
+        return self._free.pop() if self._free else torch.empty_like(like)
+
+    def take(self, leaf: int, values: torch.Tensor) -> None:
+        """Add a virtual worker's tensor; call this from the last one to the first."""
+        self._tree.take(Node(0, leaf), values)
+
+    def subtrees(self) -> list[torch.Tensor]:
+        """Take the sums, from the first virtual worker to the last, and begin anew."""
+        sums = [value for _, value in reversed(self._tree.held)]
+        self._tree.held.clear()
+        return sums
+
+    def give_back(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Return buffers that nobody reads any more."""
+        self._free.extend(buffers)
+
+    def _added(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        left += right
+        self._free.append(right)
+        return left
+
+
+def add_subtrees(leaves: int, world_size: int, sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Add the sums of all ranks' subtrees, in place of the first one, and return it.
+
+    Args:
+        leaves: number of virtual workers.
+        world_size: number of ranks.
+        sums: by the order of `all_subtrees`.
+    """
+    tree: Tree[torch.Tensor] = Tree(leaves, torch.Tensor.add_)
+    for node, value in reversed([*zip(all_subtrees(leaves, world_size), sums, strict=True)]):
+        tree.take(node, value)
+    [(_, total)] = tree.held
+    return total
+
+
+def summed(leaves: int, sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum over all virtual workers. All ranks of the default group call this.
+
+    Args:
+        leaves: number of virtual workers.
+        sums: of this rank's subtrees, from the first to the last: one-dimensional tensors whose
+            length the number of ranks divides. They are overwritten.
+    """
+    size, rank = dist.get_world_size(), dist.get_rank()
+    if size == 1:
+        [total] = sums
+        return total
+    counts = [len(subtrees(leaves, size, each)) for each in range(size)]
+    piece = len(sums[0]) // size
+    if len(sums) == 1:
+        [sent] = sums
+    else:
+        sent = torch.stack([each.view(size, piece) for each in sums], dim=1).view(-1)
+    received = sent.new_empty(sum(counts) * piece)
+    dist.all_to_all_single(
+        received, sent, [count * piece for count in counts], [counts[rank] * piece] * size
+    )
+    mine = add_subtrees(leaves, size, received.view(-1, piece).unbind())
+    dist.all_gather(list(sums[0].view(size, piece).unbind()), mine)
+    return sums[0]

@@ -1,0 +1,308 @@
+"""Virtual workers: the same weights, to the bit, at any number of ranks.
+
+A global batch is always cut into the same C micro-batches. Each is computed apart: with its own
+random numbers, and from the buffers with which the step began. Then their gradients are added in
+the order of one tree (`tree_sums`). So nothing depends on which rank computes which micro-batch. A
+rank computes several by a loop within the step (`micro_batches`), and whatever the training
+function does outside of it happens once for each global batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from polytrain_plugins import VirtualBatch, World, virtual_workers_of
+from polytrain_torch.collectives.tree_sums import LocalSums, summed
+from polytrain_torch.randomness import function_seed, seed_place
+from polytrain_torch.row_weights import weighted_loop
+
+_current: VirtualWorkers | None = None
+
+
+def micro_batches(batch: Any) -> Iterator[Any]:
+    """Yield the micro-batches of this worker's virtual workers; any other batch as it is.
+
+        for batch in loader:
+            optimizer.zero_grad()
+            for x, y in micro_batches(batch):
+                loss = loss_function(model(x), y)
+                loss.backward()
+            optimizer.step()
+
+    With `ScalingConfig(virtual_workers=…)`, prepared models are trained within such a loop. After
+    it, gradients are the mean over the global batch, as after `backward()` with DDP: scalers,
+    clipping, optimizers and schedulers work on them as usual. On rank 0, variables that the loop
+    has set last are virtual worker 0's, at any number of workers.
+
+    Random numbers of torch, NumPy and Python within the loop depend on the seed of the training
+    function, the batch's place in the data, and the virtual worker only.
+
+    Args:
+        batch: a batch of a prepared data loader or of a shard.
+
+    Raises:
+        RuntimeError: another such loop isn't over, or an earlier one was left by `break`.
+    """
+    if not isinstance(batch, VirtualBatch):
+        yield batch
+        return
+    virtual = _current
+    if virtual is None:
+        raise RuntimeError("micro_batches(…) works only inside the run that made the batch.")
+    yield from virtual.loop(batch)
+
+
+def current() -> VirtualWorkers | None:
+    """Return this attempt's virtual workers; None if it has none."""
+    return _current
+
+
+def refuse_virtual_workers(what: str) -> None:
+    """Raise an error if the run has virtual workers.
+
+    Args:
+        what: the user's call or object that can't train with them.
+
+    Raises:
+        ValueError: it has.
+    """
+    if _current is not None:
+        raise ValueError(
+            f"{what} doesn't train with ScalingConfig(virtual_workers=…): it takes its own steps, "
+            "once for each batch of a worker. Leave virtual_workers out, or write the loop with "
+            "prepare_model and micro_batches."
+        )
+
+
+@contextmanager
+def virtual_workers(world: World) -> Iterator[None]:
+    """Compute with virtual workers in a block of code, if the run has them."""
+    global _current
+    if world.virtual_workers is None:
+        yield
+        return
+    _current = virtual = VirtualWorkers(world.virtual_workers, world.size, world.me.rank)
+    handle = register_optimizer_step_pre_hook(virtual.check_step)
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    # cuBLAS is deterministic only with a workspace of fixed size.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
+        handle.remove()
+        _current = None
+
+
+class VirtualWorkers:
+    """The virtual workers of one attempt, and the gradients that they have computed."""
+
+    def __init__(self, count: int, world_size: int, rank: int) -> None:
+        """
+        Args:
+            count: number of virtual workers.
+            world_size: number of ranks.
+            rank: this rank.
+        """
+        self.count = count
+        self.own = virtual_workers_of(count, world_size, rank)
+        self.is_in_loop = False
+        self._is_shared = world_size > 1
+        self._models: list[torch.nn.Module] = []
+        self._gradients: dict[tuple[int, ...], list[_Gradients]] = {}
+        self._loops: Counter[str] = Counter()
+        self._was_left = False
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """Average the gradients of a model from now on. All ranks add the same ones."""
+        self._models.append(model)
+
+    def fetched(self, batch: VirtualBatch) -> VirtualBatch:
+        """Seed what the training function draws before the loop over a batch, and return that."""
+        seed_place(f"{function_seed()} {batch.place} fetched")
+        return batch
+
+    def loop(self, batch: VirtualBatch) -> Iterator[Any]:
+        """Yield a batch's micro-batches, and average the gradients; see `micro_batches`."""
+        self._check_over()
+        trains = torch.is_grad_enabled()
+        gradients = self._of_parameters() if trains else []
+        buffers = self._buffers() if trains else []
+        at_start = [buffer.clone() for buffer in buffers]
+        before = [each.taken() for each in gradients]
+        # A step may have several loops over its batch, as for a generator and its critic.
+        number = self._number_of(batch)
+        self.is_in_loop = True
+        is_over = False
+        try:
+            with weighted_loop() as weighted:
+                for micro in batch.micro_batches:
+                    for buffer, value in zip(buffers, at_start, strict=True):
+                        buffer.copy_(value)
+                    seed_place(f"{function_seed()} {batch.place} {number} {micro.virtual_worker}")
+                    weighted.given(micro.weight, micro.content)
+                    yield micro.content
+                    for each in gradients:
+                        each.take(micro.virtual_worker)
+            is_over = True
+        finally:
+            self.is_in_loop = False
+            self._was_left = trains and not is_over
+        for each, earlier in zip(gradients, before, strict=True):
+            each.average(earlier)
+        if self._is_shared and buffers:
+            _send(buffers)
+        seed_place(f"{function_seed()} {batch.place} {number}")
+
+    def check_step(self, *_: Any) -> None:
+        """Refuse an optimizer's step on gradients that aren't those of the global batch.
+
+        Raises:
+            RuntimeError: it is within the loop over micro-batches, or after one that was left.
+        """
+        if self.is_in_loop and torch.is_grad_enabled():
+            raise RuntimeError(
+                "An optimizer's step within the loop over micro_batches(…) would train on a part "
+                "of the global batch. Step after the loop: there gradients are averaged over all "
+                "virtual workers."
+            )
+        self._check_left()
+
+    def _check_over(self) -> None:
+        if self.is_in_loop:
+            raise RuntimeError(
+                "A loop over micro_batches(…) began within another one. End the first one before: "
+                "its gradients are averaged when it ends."
+            )
+        self._check_left()
+
+    def _check_left(self) -> None:
+        if self._was_left:
+            raise RuntimeError(
+                "A loop over micro_batches(…) was left before its end, so the gradients of this "
+                "global batch aren't complete. Leave out a micro-batch by `continue`, not `break`."
+            )
+
+    def _number_of(self, batch: VirtualBatch) -> int:
+        """Return how many loops over the batch there were before this one."""
+        number = self._loops[batch.place]
+        self._loops = Counter({batch.place: number + 1})
+        return number
+
+    def _of_parameters(self) -> list[_Gradients]:
+        trained = {
+            id(parameter): parameter
+            for model in self._models
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        }
+        key = tuple(trained)
+        if key not in self._gradients:
+            # Some may have been frozen since: free the buffers of the others.
+            self._gradients = {key: [*_grouped(trained.values(), self.count)]}
+        return self._gradients[key]
+
+    def _buffers(self) -> list[torch.Tensor]:
+        of_models = chain.from_iterable(model.buffers() for model in self._models)
+        return [*{id(buffer): buffer for buffer in of_models}.values()]
+
+
+class _Gradients:
+    """The gradients of parameters of one type on one device."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], count: int) -> None:
+        """
+        Args:
+            parameters: the parameters.
+            count: number of virtual workers.
+        """
+        self._parameters = parameters
+        self._count = count
+        self._sums = LocalSums(count)
+        self._sizes = [parameter.numel() for parameter in parameters]
+        # After all values, how many virtual workers have a gradient of each parameter; then the
+        # length is a multiple of the number of ranks.
+        length = sum(self._sizes) + len(parameters)
+        length += -length % dist.get_world_size()
+        self._like = torch.empty(length, dtype=parameters[0].dtype, device=parameters[0].device)
+
+    def taken(self) -> list[torch.Tensor | None]:
+        """Take the parameters' gradients away, and return them."""
+        earlier = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return earlier
+
+    def take(self, virtual_worker: int) -> None:
+        """Take the gradients that a virtual worker has computed."""
+        flat = self._sums.buffer(self._like)
+        *values, counts = self._parts(flat)
+        counts.zero_()
+        for number, (parameter, value) in enumerate(zip(self._parameters, values, strict=True)):
+            if parameter.grad is None:
+                value.zero_()
+            elif parameter.grad.layout is not torch.strided:
+                raise TypeError(
+                    "A parameter has a sparse gradient, which virtual workers don't add. Use "
+                    "torch.nn.Embedding(…, sparse=False)."
+                )
+            else:
+                value.view(parameter.shape).copy_(parameter.grad)
+                counts[number] = 1
+                parameter.grad = None
+        self._sums.take(virtual_worker, flat)
+
+    def average(self, earlier: Sequence[torch.Tensor | None]) -> None:
+        """Set the parameters' gradients to the mean over all virtual workers.
+
+        Args:
+            earlier: the gradients before, to which they are added, as in `backward()`.
+        """
+        sums = self._sums.subtrees()
+        total = summed(self._count, sums)
+        # The parameters keep the total.
+        self._sums.give_back(each for each in sums if each is not total)
+        *values, counts = self._parts(total)
+        used = counts.tolist()
+        for parameter, value, is_used, before in zip(
+            self._parameters, values, used, earlier, strict=False
+        ):
+            if not is_used:
+                # As after `backward()` without it: optimizers leave it alone.
+                parameter.grad = before
+                continue
+            mean = value.div_(self._count).view(parameter.shape)
+            parameter.grad = mean if before is None else before.add_(mean)
+
+    def _parts(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
+        return flat.split([*self._sizes, len(flat) - sum(self._sizes)])
+
+
+def _grouped(parameters: Iterable[torch.Tensor], count: int) -> Iterator[_Gradients]:
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    for group in groups.values():
+        yield _Gradients(group, count)
+
+
+def _send(buffers: Sequence[torch.Tensor]) -> None:
+    """Send rank 0's buffers to all ranks, as one message."""
+    flat = torch.cat([buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers])
+    dist.broadcast(flat, src=0)
+    if dist.get_rank() != 0:
+        parts = flat.split([buffer.nbytes for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            # A copy: a part may begin at an address that the type can't have.
+            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))

@@ -1,0 +1,218 @@
+"""Training that diverges: the run goes back, leaves the bad batches out, and ends as without them.
+
+Which reports are bad is decided in `tests/unit/policy/test_divergence.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.e2e.journals import journal
+from tests.sweeps import Selected
+
+import polytrain
+from polytrain import (
+    Checkpoint,
+    CheckpointConfig,
+    DataConfig,
+    FailureConfig,
+    FailureKind,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
+
+ROWS, BATCH, EPOCHS = 60, 8, 2
+PER_EPOCH = -(-ROWS // BATCH)
+
+
+def train(config: dict[str, Any]) -> None:
+    """A linear model; batches with one of `left_out` are passed over by the loop itself."""
+    from polytrain.torch import prepare_model
+
+    torch.manual_seed(0)
+    context, shard = polytrain.get_context(), polytrain.get_dataset_shard("train")
+    model = prepare_model(torch.nn.Linear(3, 1).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    first, trained = 0, []
+    if (checkpoint := polytrain.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as directory:
+            state = torch.load(f"{directory}/state.pt", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first, trained = state["epoch"], state["trained"]
+    for epoch in range(first, EPOCHS):
+        for batch in shard.iter_torch_batches(global_batch_size=BATCH, dtypes=torch.float64):
+            ids = gathered([int(each) for each in batch["id"]])
+            if not config["left_out"].isdisjoint(ids):
+                continue
+            x = torch.stack([batch[name] for name in "abc"], dim=1)
+            loss = ((model(x)[:, 0] - batch["y"]) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            trained = [*trained, sorted(ids)]
+            dies = (context.get_attempt(), len(trained)) in config["dies"]
+            if dies and context.get_world_rank() == context.get_world_size() - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "epoch": epoch,
+                "trained": trained,
+            }
+            report({"loss": loss.item()}, state, saves=len(trained) % config["every"] == 0)
+
+
+def gathered(ids: list[int]) -> list[int]:
+    """The ids of all ranks."""
+    world_size = torch.distributed.get_world_size()
+    parts: list[list[int]] = [[]] * world_size
+    torch.distributed.all_gather_object(parts, ids)
+    return [each for part in parts for each in part]
+
+
+def report(metrics: dict[str, float], state: dict[str, Any], *, saves: bool) -> None:
+    import tempfile
+
+    is_first = polytrain.get_context().get_world_rank() == 0
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = None
+        if saves and is_first:
+            torch.save(state, f"{directory}/state.pt")
+            checkpoint = Checkpoint.from_directory(directory)
+        polytrain.report(metrics, checkpoint=checkpoint)
+
+
+def table(*, poisoned: set[int] = frozenset()) -> pd.DataFrame:  # type: ignore[assignment]
+    random_numbers = np.random.default_rng(0)
+    data = pd.DataFrame(random_numbers.normal(size=(ROWS, 3)), columns=list("abc"))
+    data["y"] = data["a"] - 2 * data["b"]
+    data["id"] = np.arange(ROWS)
+    data.loc[sorted(poisoned), "a"] = np.nan
+    return data
+
+
+def fit(
+    quiet: RunConfig,
+    data: pd.DataFrame,
+    *,
+    workers: int,
+    left_out: set[int] = frozenset(),  # type: ignore[assignment]
+    dies: tuple[tuple[int, int], ...] = (),
+    every: int = 1,
+    shuffle: bool = True,
+    **failures: Any,
+) -> Result:
+    return make_trainer(
+        "torch",
+        train,
+        train_loop_config={"left_out": left_out, "dies": dies, "every": every},
+        datasets={"train": data},
+        dataset_config={"train": DataConfig(shuffle=shuffle, seed=7)},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=dataclasses.replace(quiet, failure_config=FailureConfig(**failures)),
+    ).fit()
+
+
+def state_of(result: Result) -> dict[str, Any]:
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as directory:
+        state: dict[str, Any] = torch.load(f"{directory}/state.pt", weights_only=True)
+    return state
+
+
+def assert_equal(one: Result, other: Result) -> None:
+    """Bit for bit: the model, the optimizer, which rows were trained on, and what was reported."""
+    ones, others = state_of(one), state_of(other)
+    assert ones["trained"] == others["trained"]
+    for name, tensor in ones["model"].items():
+        assert torch.equal(tensor, others["model"][name])
+    for number, state in ones["optimizer"]["state"].items():
+        others_state = others["optimizer"]["state"][number]
+        assert torch.equal(state["momentum_buffer"], others_state["momentum_buffer"])
+    assert list(one.history) == list(other.history)
+
+
+def cases(count: int) -> list[tuple[int, ...]]:
+    numbers = random.Random(3)
+    return [tuple(sorted(numbers.sample(range(ROWS), 1 + n % 3))) for n in range(count)]
+
+
+@pytest.mark.sweep
+def test_the_run_ends_as_without_the_poisoned_batches(quiet: RunConfig, selected: Selected) -> None:
+    """1 to 3 poisoned rows, which are in other batches in each epoch; rank 1 is killed besides."""
+    for number, rows in enumerate(selected(cases(50), 50)):
+        poisoned, workers, every = {*rows}, 2 - number % 2, 1 + number % 3
+        result = fit(
+            quiet,
+            table(poisoned=poisoned),
+            workers=workers,
+            every=every,
+            dies=((0, 2), (1, 5), (2, 9)),
+            on_divergence="rollback",
+            max_rollbacks=2 * len(poisoned),
+            max_failures=3,
+        )
+        reference = fit(quiet, table(), workers=workers, every=every, left_out=poisoned)
+        assert_equal(result, reference)
+        assert 2 <= len(result.rollbacks) <= 2 * len(poisoned)
+        assert all("loss is nan" in rollback.reason for rollback in result.rollbacks)
+
+
+def test_a_resume_with_another_number_of_workers_leaves_the_same_rows_out(
+    quiet: RunConfig,
+) -> None:
+    """Two workers diverge and are stopped; one goes on, after the rows that were left out."""
+    quiet = dataclasses.replace(quiet, name="run", stop={"training_iteration": 4})
+    data, options = table(poisoned={10, 51}), {"on_divergence": "rollback", "shuffle": False}
+    first = fit(quiet, data, workers=2, every=2, **options)
+    assert [rollback.skipped for rollback in first.rollbacks] == [{"train": ((0, 8, 16),)}]
+    more = dataclasses.replace(quiet, stop={"training_iteration": 8})
+    second = fit(more, data, workers=1, every=2, **options)
+    assert [rollback.skipped for rollback in second.rollbacks] == [
+        {"train": ((0, 8, 16),)},
+        {"train": ((0, 48, 56),)},
+        {"train": ((1, 8, 16),)},
+    ]
+    batches = [[*range(n, min(n + 8, ROWS))] for n in range(0, ROWS, 8)]
+    kept = [batch for batch in batches if not {10, 51} & {*batch}]
+    assert state_of(second)["trained"] == [*kept, *batches[:1], *batches[2:3]][:8]
+    assert Result.from_path(second.path).rollbacks == second.rollbacks
+
+
+def test_a_checkpoint_of_a_bad_step_never_counts(quiet: RunConfig) -> None:
+    """Rank 0 reports a checkpoint of the step at which rank 1 finds that training diverges."""
+    quiet = dataclasses.replace(
+        quiet,
+        name="run",
+        checkpoint_config=CheckpointConfig(num_to_keep=1, upload="sync"),
+    )
+    run = {"workers": 2, "shuffle": False, "on_divergence": "fail"}
+    with pytest.raises(TrainingFailedError) as caught:
+        # The second half of a global batch is rank 1's.
+        fit(quiet, table(poisoned={23}), **run)
+    error = caught.value
+    assert error.reason == "on_divergence='fail'"
+    assert (error.failures[0].kind, error.failures[0].rank) == (FailureKind.DIVERGED, 1)
+    result = error.result
+    assert result is not None
+    assert len(state_of(result)["trained"]) == 2
+    [(best, _)] = Result.from_path(result.path).best_checkpoints
+    assert best == result.checkpoint
+    # Another `fit()` starts from the good one, and ends at the same batch, or leaves it out.
+    with pytest.raises(TrainingFailedError):
+        fit(quiet, table(poisoned={23}), **run)
+    finished = fit(quiet, table(poisoned={23}), **{**run, "on_divergence": "rollback"})
+    assert [launch["step"] for launch in journal(finished.path, "Launched")][:2] == [0, 2]
+    assert len(state_of(finished)["trained"]) == EPOCHS * PER_EPOCH - 2

@@ -1,0 +1,89 @@
+"""The sum over virtual workers has the same bits, however many ranks share the work."""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polytrain_plugins import virtual_workers_of
+from polytrain_torch.collectives.shared_sums import SharedSums, size_for
+from polytrain_torch.collectives.tree_sums import (
+    LocalSums,
+    add_subtrees,
+    all_subtrees,
+    subtrees,
+)
+
+WORLDS = st.integers(1, 33).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))
+
+
+def values(leaves: int, length: int = 64) -> list[torch.Tensor]:
+    """Numbers of very different sizes, so that another order has other bits."""
+    generator = torch.Generator().manual_seed(leaves)
+    sizes = 10.0 ** torch.randint(-6, 7, (leaves, length), generator=generator)
+    return list(torch.randn(leaves, length, generator=generator) * sizes)
+
+
+def by_halves(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The definition: neighbours are added until one is left."""
+    while len(parts) > 1:
+        pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
+        parts = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
+    return parts[0]
+
+
+def local_sums(leaves: int, world_size: int, rank: int) -> tuple[list[torch.Tensor], int]:
+    """A rank's sums, and how many buffers it needed."""
+    local, all_values, made = LocalSums(leaves), values(leaves), set()
+    for leaf in reversed(virtual_workers_of(leaves, world_size, rank)):
+        buffer = local.buffer(all_values[leaf]).copy_(all_values[leaf])
+        made.add(buffer.data_ptr())
+        local.take(leaf, buffer)
+    return local.subtrees(), len(made)
+
+
+@given(world=WORLDS)
+def test_any_number_of_ranks_has_the_bits_of_one_tree(world: tuple[int, int]) -> None:
+    leaves, world_size = world
+    sums = [each for rank in range(world_size) for each in local_sums(leaves, world_size, rank)[0]]
+    total = add_subtrees(leaves, world_size, sums)
+    assert torch.equal(total, by_halves(values(leaves)))
+
+
+@pytest.mark.parametrize(("world_size", "most"), [(1, 5), (2, 4), (4, 3), (16, 1)])
+def test_a_rank_holds_logarithmically_many_buffers(world_size: int, most: int) -> None:
+    assert local_sums(16, world_size, 0)[1] == most
+
+
+@pytest.mark.parametrize(("leaves", "world_size"), [(8, 1), (8, 2), (8, 4), (8, 8), (6, 3)])
+def test_equal_ranks_send_as_much_as_in_a_ring(leaves: int, world_size: int) -> None:
+    assert len(all_subtrees(leaves, world_size)) == world_size
+
+
+def test_the_subtrees_of_a_rank_cover_its_virtual_workers() -> None:
+    assert [tuple(node) for node in subtrees(8, 3, 1)] == [(0, 4), (1, 1)]
+
+
+@settings(deadline=None, max_examples=15)
+@given(world=WORLDS.filter(lambda world: 2 <= world[1] <= 4))
+def test_shared_memory_has_the_same_bits(world: tuple[int, int]) -> None:
+    leaves, world_size = world
+    memory = mmap.mmap(-1, size_for(world_size, leaves))
+
+    def take_part(rank: int) -> torch.Tensor:
+        sums = SharedSums(
+            memory, rank=rank, world_size=world_size, timeout_s=60, virtual_workers=leaves
+        )
+        parts, _ = local_sums(leaves, world_size, rank)
+        deque(sums.add_up(*parts), maxlen=0)
+        return parts[0]
+
+    with ThreadPoolExecutor(world_size) as threads:
+        totals = list(threads.map(take_part, range(world_size)))
+    assert all(torch.equal(total, by_halves(values(leaves))) for total in totals)

@@ -1,0 +1,195 @@
+"""Which reports show that training diverges, and what is left out afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain import FailureConfig, Rollback
+from polytrain.policy.divergence import (
+    DataPlace,
+    Divergences,
+    DivergenceWatch,
+    divergence_rule,
+    left_out,
+)
+
+STEADY = [{"loss": 1.0 + n % 3 / 10} for n in range(20)]
+
+
+def wrong(
+    divergence: Any, metrics: dict[str, Any], before: list[dict[str, Any]] | None = None
+) -> str | None:
+    """What a rule finds wrong with a report."""
+    rule = divergence_rule(FailureConfig(on_divergence="fail", divergence=divergence))
+    assert rule is not None
+    return rule.wrong(metrics, before)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_any_metric_that_is_no_finite_number_is_bad(value: float) -> None:
+    assert wrong(None, {"step": 1, "note": "nan", "valid": {"rmse": [0.5, value]}}) == (
+        f"valid/rmse is {value}"
+    )
+    assert wrong(None, {"loss": 1e300, "best": None, "is_last": True}) is None
+
+
+def test_only_named_metrics_are_watched() -> None:
+    report = {"auc": math.nan, "loss": 0.5, "train": {"rmse": math.nan}}
+    assert wrong("loss", report) is None
+    assert wrong(["loss", "train/rmse"], report) == "train/rmse is nan"
+    assert wrong("a name that no report has", report) is None
+
+
+def test_a_spike_is_a_multiple_of_the_usual_value() -> None:
+    spikes = {"loss": 4}
+    assert wrong(spikes, {"loss": 4.3}, STEADY) is None
+    found = wrong(spikes, {"loss": 4.5}, STEADY)
+    assert found == "loss is 4.5, more than 4 times 1.1, the median of its last 20 values"
+    assert wrong(spikes, {"loss": math.nan}, None) == "loss is nan"
+    # Too few values, or none that is positive, say nothing about what is usual.
+    assert wrong(spikes, {"loss": 100.0}, STEADY[:9]) is None
+    assert wrong(spikes, {"loss": 100.0}, [{"loss": -1.0}] * 20) is None
+
+
+def test_a_function_decides_by_the_last_reports() -> None:
+    seen: list[list[Any]] = []
+
+    def grows(history: list[Any]) -> bool:
+        seen.append(history)
+        return np.bool_(history[-1]["loss"] > 2)  # type: ignore[return-value]
+
+    assert wrong(grows, {"loss": 3.0}, STEADY[:1]) is not None
+    assert wrong(grows, {"loss": math.nan}, []) is None
+    assert seen[0] == [STEADY[0], {"loss": 3.0}]
+    with pytest.raises(TypeError, match=r"lambda.* has to return True or False, and returned 'no'"):
+        wrong(lambda history: "no", {"loss": 3.0}, [])
+
+
+def test_nothing_is_watched_unless_it_is_asked_for() -> None:
+    assert divergence_rule(FailureConfig()) is None
+
+
+def place(epoch: int, start: int, *, rows: int = 100, skips: bool = True) -> DataPlace:
+    return DataPlace(place=(epoch, start), rows=rows, skips=skips)
+
+
+def watch(rank: int = 0, **rule: Any) -> DivergenceWatch:
+    found = divergence_rule(FailureConfig(on_divergence="rollback", **rule))
+    assert found is not None
+    return DivergenceWatch(
+        found, rank=rank, step=4, places={"train": place(0, 40)}, before=STEADY, skips=True
+    )
+
+
+def look(at: DivergenceWatch, step: int, loss: float, start: int) -> tuple[Rollback, str] | None:
+    return at.look(attempt=1, step=step, metrics={"loss": loss}, places={"train": place(0, start)})
+
+
+def test_what_was_read_since_the_last_good_report_is_left_out() -> None:
+    mine = watch()
+    assert look(mine, 5, 1.0, 50) is None
+    found = look(mine, 6, math.nan, 60)
+    assert found is not None
+    rollback, problem = found
+    assert problem == ""
+    assert (rollback.step, rollback.good_step) == (6, 5)
+    assert rollback.skipped == {"train": ((0, 50, 60),)}
+    assert rollback.without == "positions 50 to 59 of epoch 0 of 'train'"
+    # The first report is compared with the checkpoint that the attempt starts from.
+    first = look(watch(), 5, math.nan, 50)
+    assert first is not None
+    assert (first[0].good_step, first[0].skipped) == (4, {"train": ((0, 40, 50),)})
+
+
+def test_a_spike_is_found_on_rank_0_by_the_reports_before_the_restart() -> None:
+    assert look(watch(divergence={"loss": 4}), 5, 9.0, 50) is not None
+    assert look(watch(rank=1, divergence={"loss": 4}), 5, 9.0, 50) is None
+    assert look(watch(rank=1, divergence={"loss": 4}), 5, math.inf, 50) is not None
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "expected"),
+    [
+        ((0, 90), (1, 10), ((0, 90, 100), (1, 0, 10))),
+        ((0, 100), (1, 10), ((1, 0, 10),)),
+        ((0, 90), (1, 0), ((0, 90, 100),)),
+    ],
+    ids=["over the end", "from the next epoch's start", "to the end"],
+)
+def test_the_place_may_be_in_the_next_epoch(
+    good: tuple[int, int], bad: tuple[int, int], expected: Any
+) -> None:
+    assert left_out({"train": place(*good)}, {"train": place(*bad)}) == ({"train": expected}, "")
+
+
+def test_data_that_is_read_to_validate_comes_again() -> None:
+    good = {"train": place(0, 50), "valid": place(0, 0)}
+    assert left_out(good, {"train": place(0, 60), "valid": place(1, 0)})[0] == {
+        "train": ((0, 50, 60),)
+    }
+    loaders = {"data loader 0": place(0, 50), "data loader 1": place(0, 0)}
+    assert left_out(loaders, {"data loader 0": place(0, 60), "data loader 1": place(1, 0)})[0] == {
+        "data loader 0": ((0, 50, 60),)
+    }
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ({"train": place(0, 50)}, "no data set that polytrain reads was read"),
+        ({}, "no data set that polytrain reads was read"),
+        ({"train": place(1, 50)}, "all of an epoch of 'train' was read"),
+        ({"train": place(0, 60, skips=False)}, "batches of 'train' can't be left out"),
+    ],
+)
+def test_it_is_said_why_nothing_can_be_left_out(bad: dict[str, DataPlace], problem: str) -> None:
+    skipped, found = left_out({"train": place(0, 50)}, bad)
+    assert (skipped, problem in found) == ({}, True)
+    assert "on_rollback" in found
+
+
+ROLLBACK = Rollback(attempt=1, rank=0, step=6, good_step=5, reason="loss is nan")
+
+
+def found_by(divergences: Divergences, *found: Rollback, start: tuple[int, str | None]) -> None:
+    divergences.launched(*start)
+    for each in found:
+        divergences.take(1, each)
+
+
+@given(step=st.integers(0, 10), attempt=st.integers(0, 2))
+def test_checkpoints_after_the_last_good_report_are_bad(step: int, attempt: int) -> None:
+    divergences = Divergences()
+    # Rank 1 has found it a step earlier.
+    others = dataclasses.replace(ROLLBACK, rank=1, step=5, good_step=4)
+    found_by(divergences, ROLLBACK, others, start=(2, "/run/a"))
+    assert divergences.is_bad((1, attempt), step, "/run/b") == (attempt == 1 and step > 4)
+    [rollback] = divergences.rollbacks
+    assert (rollback.number, rollback.rank, rollback.good_step) == (1, 1, 4)
+
+
+def test_a_checkpoint_after_which_all_diverges_is_bad_itself() -> None:
+    divergences = Divergences()
+    for attempt, good_step in ((1, 5), (2, 6), (3, 5)):
+        rollback = dataclasses.replace(ROLLBACK, attempt=attempt, good_step=good_step, step=7)
+        assert not divergences.is_bad((1, 0), 5, "/run/a")
+        found_by(divergences, rollback, start=(5, "/run/a"))
+    assert divergences.is_bad((1, 0), 5, "/run/a")
+    assert not divergences.is_bad((1, 0), 4, "/run/b")
+
+
+def test_what_is_left_out_adds_up() -> None:
+    divergences = Divergences()
+    for attempt, first in ((0, 10), (1, 20)):
+        skipped = {"train": ((0, first, first + 10),)}
+        rollback = dataclasses.replace(ROLLBACK, attempt=attempt, skipped=skipped)
+        found_by(divergences, rollback, start=(0, None))
+    assert divergences.skipped == {"train": ((0, 10, 20), (0, 20, 30))}
+    assert [each.number for each in divergences.rollbacks] == [1, 2]
