@@ -9,6 +9,7 @@ import dataclasses
 import os
 import random
 import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def train(config: dict[str, Any]) -> None:
     from polytrain.torch import prepare_model
 
     torch.manual_seed(0)
-    context, shard = polytrain.get_context(), polytrain.get_dataset_shard("train")
+    context, batches = polytrain.get_context(), batches_of(config["data"])
     model = prepare_model(torch.nn.Linear(3, 1).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     first, trained = 0, []
@@ -55,12 +56,11 @@ def train(config: dict[str, Any]) -> None:
         optimizer.load_state_dict(state["optimizer"])
         first, trained = state["epoch"], state["trained"]
     for epoch in range(first, EPOCHS):
-        for batch in shard.iter_torch_batches(global_batch_size=BATCH, dtypes=torch.float64):
-            ids = gathered([int(each) for each in batch["id"]])
+        for x, y, mine in batches():
+            ids = gathered([int(each) for each in mine])
             if not config["left_out"].isdisjoint(ids):
                 continue
-            x = torch.stack([batch[name] for name in "abc"], dim=1)
-            loss = ((model(x)[:, 0] - batch["y"]) ** 2).mean()
+            loss = ((model(x)[:, 0] - y) ** 2).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -75,6 +75,27 @@ def train(config: dict[str, Any]) -> None:
                 "trained": trained,
             }
             report({"loss": loss.item()}, state, saves=len(trained) % config["every"] == 0)
+
+
+def batches_of(data: pd.DataFrame | None) -> Callable[[], Iterator[tuple[torch.Tensor, ...]]]:
+    """Batches of the shard, or of a loader of the function's own if it gets the data."""
+    if data is None:
+        shard = polytrain.get_dataset_shard("train")
+
+        def of_shard() -> Iterator[tuple[torch.Tensor, ...]]:
+            sizes = {"global_batch_size": BATCH, "dtypes": torch.float64}
+            for batch in shard.iter_torch_batches(**sizes):
+                x = torch.stack([batch[name] for name in "abc"], dim=1)
+                yield x, batch["y"], batch["id"]
+
+        return of_shard
+    from polytrain.torch import prepare_data_loader
+
+    tensors = [torch.tensor(data[names].to_numpy()) for names in (list("abc"), "y", "id")]
+    size = BATCH // polytrain.get_context().get_world_size()
+    rows = torch.utils.data.TensorDataset(*tensors)
+    loader = prepare_data_loader(torch.utils.data.DataLoader(rows, batch_size=size, shuffle=True))
+    return lambda: iter(loader)
 
 
 def gathered(ids: list[int]) -> list[int]:
@@ -115,14 +136,20 @@ def fit(
     dies: tuple[tuple[int, int], ...] = (),
     every: int = 1,
     shuffle: bool = True,
+    by_loader: bool = False,
     **failures: Any,
 ) -> Result:
     return make_trainer(
         "torch",
         train,
-        train_loop_config={"left_out": left_out, "dies": dies, "every": every},
-        datasets={"train": data},
-        dataset_config={"train": DataConfig(shuffle=shuffle, seed=7)},
+        train_loop_config={
+            "left_out": left_out,
+            "dies": dies,
+            "every": every,
+            "data": data if by_loader else None,
+        },
+        datasets={} if by_loader else {"train": data},
+        dataset_config={} if by_loader else {"train": DataConfig(shuffle=shuffle, seed=7)},
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=dataclasses.replace(quiet, failure_config=FailureConfig(**failures)),
     ).fit()
@@ -171,6 +198,14 @@ def test_the_run_ends_as_without_the_poisoned_batches(quiet: RunConfig, selected
         assert_equal(result, reference)
         assert 2 <= len(result.rollbacks) <= 2 * len(poisoned)
         assert all("loss is nan" in rollback.reason for rollback in result.rollbacks)
+
+
+def test_batches_of_a_prepared_loader_are_left_out(quiet: RunConfig) -> None:
+    run = {"workers": 2, "by_loader": True, "every": 2}
+    failures = {"on_divergence": "rollback", "max_failures": 1, "dies": ((1, 6),)}
+    result = fit(quiet, table(poisoned={20}), **run, **failures)
+    assert_equal(result, fit(quiet, table(), left_out={20}, **run))
+    assert [[*rollback.skipped] for rollback in result.rollbacks] == [["data loader 0"]] * 2
 
 
 def test_a_resume_with_another_number_of_workers_leaves_the_same_rows_out(
