@@ -72,8 +72,12 @@ def launcher_of(
 
 
 @pytest.mark.usefixtures("ray_here")
-def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(tmp_path: Path) -> None:
-    """Its rank would be waited for without end."""
+@pytest.mark.parametrize("few_hosts", [8, 0])
+def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_hosts: int
+) -> None:
+    """Its rank would be waited for without end, also if all hosts share one copy of the call."""
+    monkeypatch.setattr("polytrain.workers.ray.launcher._FEW_HOSTS", few_hosts)
     spec = agent_spec(tmp_path)
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     launcher = launcher_of(spec, {"CPU": 1}, mailbox)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
 from polytrain.events.attempt import Event, HealthEvent, Reported
@@ -129,6 +129,33 @@ Call = (
     | SendCheckpoints
 )
 """A call that concerns the worker process of an attempt."""
+
+Agent = TypeVar("Agent")
+
+
+def without_assignments(
+    calls: Mapping[Agent, Call | LaunchProcess],
+) -> tuple[Call | LaunchProcess, Mapping[Agent, RankAssignment]]:
+    """Divide calls into what all agents get alike, and the assignments of those that have one.
+
+    Args:
+        calls: agent → its call; not empty, and all alike but for their assignments.
+    """
+    first = next(iter(calls.values()))
+    if not isinstance(first, LaunchProcess):
+        return first, {}
+    assignments = {
+        agent: call.assignment
+        for agent, call in calls.items()
+        if isinstance(call, LaunchProcess) and call.assignment is not None
+    }
+    return replace(first, assignment=None), assignments
+
+
+def assigned(call: Call | LaunchProcess, assignment: RankAssignment | None) -> Call | LaunchProcess:
+    """Return one agent's call."""
+    return replace(call, assignment=assignment) if isinstance(call, LaunchProcess) else call
+
 
 AgentEvent = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | BarMoved | HealthEvent
 """An event of an agent's worker process."""

@@ -47,7 +47,15 @@ from polytrain.workers.agents.agent_host import (
     delivery,
 )
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import Call, Kill, LaunchProcess, Leave
+from polytrain.workers.agents.calls import (
+    Call,
+    Kill,
+    LaunchProcess,
+    Leave,
+    SendRoster,
+    StoreRest,
+    without_assignments,
+)
 from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
@@ -66,6 +74,13 @@ _FIRST_PAUSE_S = 0.005
 """Seconds between the first two checks whether Ray has placed a request; doubled each time."""
 
 _LONGEST_PAUSE_S = 1.0
+
+_FEW_HOSTS = 8
+"""Hosts up to which each gets its own copy of a call."""
+
+_LISTS_RANKS = (LaunchProcess, SendRoster, StoreRest)
+"""Calls that grow with the number of ranks, or of files. A copy for each of a thousand hosts would
+keep the driver busy for minutes."""
 
 _CONNECT_TIMEOUT_S = 1.5
 """Seconds for a trial connection: the system repeats its first packet after one."""
@@ -117,6 +132,9 @@ class RayAgentLauncher:
     _hosts: dict[int, _Host] = field(default_factory=dict)
     """Number of an agent → its host."""
 
+    _by_node: dict[str, _Host] = field(default_factory=dict)
+    """Node → the host that was started last for its bundles."""
+
     _unplaced: dict[int, AgentHandle] = field(default_factory=dict)
     """Requested agents whose bundles aren't placed yet, by number."""
 
@@ -127,7 +145,7 @@ class RayAgentLauncher:
 
     _raylets_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    _listeners: list[Future[None]] = field(default_factory=list)
+    _listeners: set[Future[None]] = field(default_factory=set)
     _is_requested: threading.Event = field(default_factory=threading.Event)
     """Set by a request and by the end, so that the placer checks at once."""
 
@@ -209,15 +227,22 @@ class RayAgentLauncher:
 
     def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
         """Send a call to each of these agents, with one message per host, without waiting."""
-        by_host: dict[_Host, dict[AgentHandle, Call | LaunchProcess]] = defaultdict(dict)
-        for agent_handle, call in calls.items():
+        by_host: dict[_Host, dict[int, AgentHandle]] = defaultdict(dict)
+        for agent_handle in calls:
             host = self._hosts.get(agent_handle.number)
             if host is not None:
-                by_host[host][agent_handle] = call
+                by_host[host][agent_handle.number] = agent_handle
+        if not by_host:
+            return
+        shared, assignments = without_assignments(calls)
+        argument: Any = shared
+        if isinstance(shared, _LISTS_RANKS) and len(by_host) > _FEW_HOSTS:
+            # Pickle it once. Nodes then copy it from each other.
+            argument = ray.put(shared)
         for host, own in by_host.items():
-            # Ray pickles objects that several calls share only once.
-            answer = host.actor.call.remote({each.number: call for each, call in own.items()})
-            self._loop.submit(self._await_answer(answer, host, own))
+            given = {number: assignments.get(each) for number, each in own.items()}
+            answer = host.actor.call.remote(argument, given)
+            self._loop.submit(self._await_answer(answer, host, shared, list(own.values())))
 
     def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
         """Have the nodes of these agents connect to each other; leads to `LinksTried`."""
@@ -301,7 +326,7 @@ class RayAgentLauncher:
         for host in hosts:
             ray.kill(host.actor)
         # Killed actors hold their resources until their streams end.
-        listening = wait(self._listeners, max(0.0, deadline - time.monotonic())).not_done
+        listening = wait([*self._listeners], max(0.0, deadline - time.monotonic())).not_done
         self._loop.close()
         self._bundles.free()
         if listening:
@@ -321,11 +346,10 @@ class RayAgentLauncher:
                 return None
 
     async def _await_answer(
-        self, answer: Any, host: _Host, calls: Mapping[AgentHandle, Call | LaunchProcess]
+        self, answer: Any, host: _Host, call: Call | LaunchProcess, agents: list[AgentHandle]
     ) -> None:
         """Note the loss of a host that doesn't answer, and of agents that can't be called."""
-        # All calls to a host in one message are of one kind.
-        limit_s = self._limit_s(next(iter(calls.values())))
+        limit_s = self._limit_s(call)
         try:
             await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
@@ -335,7 +359,7 @@ class RayAgentLauncher:
         except RayTaskError as error:
             # The host can't receive the call, but lives on.
             kind, reason = why_gone(error, None, self.spec.runtime_env)
-            self._report_lost(list(calls), kind, reason)
+            self._report_lost(agents, kind, reason)
         except RayError:
             # The actor has died: `_listen` reports that.
             pass
@@ -416,12 +440,12 @@ class RayAgentLauncher:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _start_agents(self, node: str, agents: dict[int, AgentHandle]) -> None:
-        for host in self._hosts.values():
-            if host.node == node and not host.is_gone:
-                host.agents.update(agents)
-                self._hosts.update(dict.fromkeys(agents, host))
-                host.actor.start.remote(list(agents))
-                return
+        host = self._by_node.get(node)
+        if host is not None and not host.is_gone:
+            host.agents.update(agents)
+            self._hosts.update(dict.fromkeys(agents, host))
+            host.actor.start.remote(list(agents))
+            return
         on_node = NodeAffinitySchedulingStrategy(node, soft=False)
         self._start_host({"num_cpus": 0, "scheduling_strategy": on_node}, agents, node=node)
 
@@ -439,8 +463,11 @@ class RayAgentLauncher:
         )
         host = _Host(actor=actor, agents=agents, node=node)
         self._hosts.update(dict.fromkeys(agents, host))
-        self._listeners = [each for each in self._listeners if not each.done()]
-        self._listeners.append(self._loop.submit(self._listen(host)))
+        if node is not None:
+            self._by_node[node] = host
+        listener = self._loop.submit(self._listen(host))
+        self._listeners.add(listener)
+        listener.add_done_callback(self._listeners.discard)
 
     async def _listen(self, host: _Host) -> None:
         """Pass on the mail of a host's agents until the host is gone."""
