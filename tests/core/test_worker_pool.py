@@ -312,6 +312,23 @@ def test_a_run_all_of_whose_nodes_were_silent_takes_the_first_that_answers(retur
     assert sorted(nodes(pool)) == sorted([returns, "d"])
 
 
+def test_a_run_takes_a_node_that_answers_again_though_it_waits_for_a_standby() -> None:
+    """The standby is to be where a dead node was, for which there is no other room."""
+    cluster = FakeCluster(b=1, c=1, d=1)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    cluster.lose_node(pool, "c")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert nodes(pool) == ["b", "d"]
+    cluster.silence(pool, "b", node_may_return=True)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert cluster.sizes() == [2, 2]
+    cluster.answer(pool, "b")
+    assert cluster.sizes() == [2, 2, 2]
+    assert nodes(pool) == ["b", "d"]
+
+
 def test_the_loss_of_a_standby_is_no_failure_and_is_made_good() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)

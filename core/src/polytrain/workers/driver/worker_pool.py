@@ -205,6 +205,7 @@ class WorkerPool:
         self._leave_lost_nodes(self.here)
         self._leave(avoid, without)
         self._staff()
+        self._ask_for_reserved()
 
     @property
     def deadline(self) -> float | None:
@@ -318,6 +319,7 @@ class WorkerPool:
         reason = self._policy.why_loss_is_final(gone.kind, gone.reason, self._losses)
         if reason is None:
             self._staff()
+            self._ask_for_reserved()
         else:
             self._fail(reason)
 
@@ -493,6 +495,21 @@ class WorkerPool:
             avoid = self._avoided | lost | self._nodes_without_standby()
             for _ in range(others):
                 self._coming[self._launcher.ask(avoid=avoid)] = None
+
+    def _ask_for_reserved(self) -> None:
+        """Request agents for all reserved room, while the run waits for workers.
+
+        Among those that are requested may be a standby whose room is never found.
+        """
+        is_waiting = self._placing is not None and self._policy.may_request(self._losses)
+        if not is_waiting or not self._scaling.standby:
+            return
+        missing = self._policy.number_to_request(
+            up=self._up, coming=len(self._coming), is_placing=False
+        )
+        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
+        for bundle in self._bundles.free(self._taken, avoided)[:missing]:
+            self._coming[self._launcher.ask(bundle=bundle)] = None
 
     def _room(self) -> int:
         """Return the number of further workers for which there are free resources."""
