@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from polytrain.workers.session.call_counter import Calls
     from polytrain.workers.session.context import Context
     from polytrain.workers.session.worker_api import (
+        keep_all_batches,
         open_cursor,
         scratch_directory,
         starting_checkpoint,
@@ -40,6 +41,7 @@ __all__ = [
     "check_range",
     "empty_table",
     "group_sizes",
+    "keep_all_batches",
     "nested_layers",
     "open_cursor",
     "scratch_directory",
@@ -76,6 +78,7 @@ _NAMES = LazyNames(
         "polytrain.workers.session.call_counter": ("Calls",),
         "polytrain.workers.session.context": ("Context",),
         "polytrain.workers.session.worker_api": (
+            "keep_all_batches",
             "open_cursor",
             "scratch_directory",
             "starting_checkpoint",

@@ -17,6 +17,7 @@ from polytrain.checkpoint.parts import PartStored
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import CheckpointConfig
+from polytrain.events.rollback import Rollback
 from polytrain.storage.location import Location
 from polytrain_plugins import CheckpointInfo, CheckpointKind
 
@@ -380,3 +381,53 @@ def test_more_ranks_than_before_need_not_write_where_one_wrote(tmp_path: Path) -
     assert every.take(every.part(0)) is None
     assert every.take(every.part(0, rank=1)) is not None
     assert every.manager.launched(3) == {0, 1, 2}, "all ranks wrote, so all will"
+
+
+def rolled_back(kept: Kept, *, good_step: int) -> None:
+    """Training has diverged in the attempt that `kept` commits for."""
+    found = Rollback(
+        attempt=kept.attempt_id.attempt,
+        rank=1,
+        step=good_step + 1,
+        good_step=good_step,
+        reason="loss is nan",
+        skipped={"train": ((0, 8, 16),)},
+    )
+    kept.manager.divergences.take(kept.attempt_id.token, found)
+    kept.manager.leave_bad_out()
+
+
+def test_checkpoints_after_the_last_good_report_are_left_out_and_deleted(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    for number in (1, 2, 3):
+        kept.take(kept.part(number, loss=-number))
+    rolled_back(kept, good_step=25)
+    start = kept.manager.start()
+    assert (start.step, start.skipped) == (20, {"train": ((0, 8, 16),)})
+    assert [each.step for each in kept.manager.best()] == [20, 10]
+    # They go once there is a newer one, also those that another driver finds.
+    other = Kept(tmp_path, attempt_id=AttemptId(token=2, attempt=0))
+    other.manager.divergences = kept.manager.divergences
+    other.manager.take_over(other.store.find(since_token=0))
+    assert other.manager.start().step == 20
+    other.take(other.part(5))
+    assert [each.step for each in other.manager.best()] == [50, 20, 10]
+    assert len(directories(other.store)) == 3
+
+
+def test_a_commit_that_comes_after_the_divergence_is_known_as_bad(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    rolled_back(kept, good_step=5)
+    kept.manager.add(kept.part(1))
+    manifest = kept.manager.next_complete()
+    assert manifest is not None
+    assert not kept.manager.is_good(manifest)
+
+
+def test_the_checkpoint_before_the_newest_is_spared_while_it_may_be_needed(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, num_to_keep=1)
+    kept.manager.spares_previous = True
+    for number in (1, 2, 3):
+        kept.take(kept.part(number))
+    rolled_back(kept, good_step=25)
+    assert kept.manager.start().step == 20

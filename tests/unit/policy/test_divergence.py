@@ -155,6 +155,20 @@ def test_it_is_said_why_nothing_can_be_left_out(bad: dict[str, DataPlace], probl
     assert "on_rollback" in found
 
 
+def test_what_a_rollback_could_not_leave_out_is_known_with_the_first_report() -> None:
+    unread, whole = watch(), watch()
+    assert look(unread, 5, 1.0, 40) is None
+    assert "no data set that polytrain reads was read" in unread.notice
+    whole.keeps_all = "steps are counted elsewhere"
+    found = look(whole, 5, math.nan, 50)
+    assert found is not None
+    assert (found[0].skipped, found[1]) == ({}, whole.notice)
+    assert whole.notice.startswith("steps are counted elsewhere. FailureConfig(on_rollback=")
+    right = watch()
+    look(right, 5, 1.0, 50)
+    assert right.notice == ""
+
+
 ROLLBACK = Rollback(attempt=1, rank=0, step=6, good_step=5, reason="loss is nan")
 
 

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from polytrain.api.config_checks import run_config_problems
+from polytrain.backends.reference import Reference
+from polytrain.config.configs import FailureConfig, RunConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.record.history import RunHistory
 from polytrain.record.reports import Reports
@@ -108,3 +112,38 @@ def test_a_metric_that_is_never_reported_is_reported_with_the_nearest() -> None:
     ]
     assert "Did you mean 'loss'?" in messages[0]
     assert list(unreported(rule(los=("<=", 1)), Reports())) == []
+
+
+def changes(config: Any, rollback: Any) -> Any:
+    return config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"divergence": "loss"}, "divergence: nothing uses it with on_divergence=None"),
+        ({"on_rollback": changes}, "on_rollback: nothing uses it with on_divergence=None"),
+        (
+            {"on_divergence": "fail", "on_rollback": changes},
+            "on_rollback: nothing uses it with on_divergence='fail'",
+        ),
+        (
+            {"on_divergence": "rollback", "on_rollback": lambda: None},
+            "on_rollback: <lambda>() can't be called with a configuration and a rollback",
+        ),
+        (
+            {"on_divergence": "rollback", "on_rollback": changes},
+            "on_rollback: the backend 'reference' has no params that it could change",
+        ),
+        (
+            {"on_divergence": "rollback", "divergence": lambda: True},
+            "divergence: <lambda>() is called with one argument, the list of the last reports",
+        ),
+    ],
+)
+def test_options_of_divergence_that_can_do_nothing_are_named(
+    options: dict[str, Any], message: str
+) -> None:
+    run = RunConfig(failure_config=FailureConfig(**options))
+    [problem] = run_config_problems(RunSpec(backend=Reference(), run_config=run))
+    assert message in str(problem)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.checkpoint.checkpoints import manifest
 from tests.unit.run.play import Play, exited, reported, storage_failure
@@ -13,7 +15,14 @@ from polytrain.checkpoint.parts import (
     PartStored,
     PartVoid,
 )
-from polytrain.run.machine import note
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import Diverged
+from polytrain.events.rollback import Rollback
+from polytrain.policy.failure import FailurePolicy
+from polytrain.record.entries import DivergenceFound, Transitioned, decoded, encoded
+from polytrain.run.machine import note, step
+from polytrain.run.states import EndAttempt, Launch, entries_of
+from polytrain.workers.agents.calls import Kill
 
 STORED = PartStored(attempt=0, rank=0, checkpoint=0, step=1, metrics={}, positions={}, files=())
 VOID = PartVoid(attempt=0, rank=1, checkpoint=4, reason="'model' was written to")
@@ -59,3 +68,48 @@ def test_a_failure_that_is_reported_twice_counts_once() -> None:
     play = Play(2).launched().training().tell(storage_failure(None), storage_failure(None))
     play.tell(exited(0, killed=True), exited(1, killed=True))
     assert len(play.conclusion().failures) == 1
+
+
+def diverged(rank: int, *, step: int, good_step: int, problem: str = "") -> Diverged:
+    found = Rollback(attempt=0, rank=rank, step=step, good_step=good_step, reason="loss is nan")
+    return Diverged(attempt=0, found=found, problem=problem)
+
+
+def with_rollbacks(play: Play) -> Play:
+    policy = FailurePolicy(on_divergence="rollback", max_rollbacks=1)
+    play.state = replace(play.state, policy=policy)
+    return play
+
+
+def test_an_attempt_that_diverges_is_followed_by_another_from_before_it() -> None:
+    """Rank 0 has committed what rank 1 then finds to be bad."""
+    play = with_rollbacks(Play(2)).launched().training().tell(COMMITTED)
+    play.tell(diverged(1, step=7, good_step=6))
+    assert [type(action) for action in play.latest] == [Kill]
+    play.tell(exited(0, killed=True), exited(1, killed=True))
+    ended, launch = play.latest
+    assert isinstance(ended, EndAttempt)
+    assert isinstance(launch, Launch)
+    assert ended.root is not None
+    assert (ended.root.kind, ended.root.rank) == (FailureKind.DIVERGED, 1)
+    assert play.state.committed == 6
+
+
+def test_of_two_ranks_the_one_whose_reports_were_good_for_less_long_decides() -> None:
+    play = with_rollbacks(Play(2)).launched().training()
+    play.tell(diverged(0, step=8, good_step=7), diverged(1, step=7, good_step=6, problem="no way"))
+    play.tell(exited(0, killed=True), exited(1, killed=True))
+    assert play.conclusion().reason == "no way"
+
+
+def test_each_divergence_has_an_entry_of_its_own() -> None:
+    event = diverged(1, step=7, good_step=6)
+    found, transitioned = entries_of(event, step(Play(2).launched().training().state, event))
+    assert isinstance(found, DivergenceFound)
+    assert (found.rank, found.step, found.good_step) == (1, 7, 6)
+    lines = [encoded(each) for each in (found, transitioned)]
+    assert [line["event"] for line in lines] == ["Diverged", "Failed"]
+    assert [type(decoded(line, file="", number=1)) for line in lines] == [
+        DivergenceFound,
+        Transitioned,
+    ]

@@ -72,6 +72,19 @@ def _divergence_problems(spec: RunSpec, config: FailureConfig) -> Iterator[Probl
                 what=f"nothing uses it with on_divergence={config.on_divergence!r}",
                 remedy="Set on_divergence='rollback', or leave it out",
             )
+    rule = config.divergence
+    if config.on_divergence and callable(rule) and not isinstance(rule, type):
+        if not accepts(rule, None):
+            yield Problem(
+                field="FailureConfig.divergence",
+                what=f"{written(rule)} is called with one argument, the list of the last reports",
+                remedy="Let it take one argument: a list of dicts of metrics, the newest last",
+            )
+        yield from pickle_problems(
+            "FailureConfig.divergence",
+            rule,
+            remedy="Create such objects inside the function, or decide by the reports",
+        )
     if config.on_divergence != "rollback":
         return
     function = config.on_rollback
@@ -82,8 +95,7 @@ def _divergence_problems(spec: RunSpec, config: FailureConfig) -> Iterator[Probl
                 what=f"{written(function)} can't be called with a configuration and a rollback",
                 remedy="Pass a function of these two",
             )
-        is_declarative = spec.train_loop_per_worker is None
-        if is_declarative and not hasattr(spec.backend, "params"):
+        elif spec.train_loop_per_worker is None and not hasattr(spec.backend, "params"):
             yield Problem(
                 field="FailureConfig.on_rollback",
                 what=f"the backend {spec.backend.name!r} has no params that it could change",

@@ -210,6 +210,14 @@ class DivergenceWatch:
         self._rule = rule
         self._rank = rank
         self._skips = skips
+        self._is_first = True
+        self.keeps_all = ""
+        """Why no batch can be left out, whatever was read; empty if nothing is known."""
+
+        self.notice = ""
+        """Why no batch could have been left out, had the first report been bad; empty if some
+        could."""
+
         self._before = deque(before, maxlen=WINDOW)
         self._good: tuple[int, Mapping[str, DataPlace]] = step, places
 
@@ -231,13 +239,16 @@ class DivergenceWatch:
         """
         compares = self._rank == 0 and self._rule.reads_history
         wrong = self._rule.wrong(metrics, [*self._before] if compares else None)
+        if self._is_first:
+            self._is_first = False
+            self.notice = self._left_out(places)[1]
         if wrong is None:
             self._good = step, places
             if compares:
                 self._before.append(metrics)
             return None
-        good_step, good_places = self._good
-        skipped, problem = left_out(good_places, places) if self._skips else ({}, "")
+        good_step = self._good[0]
+        skipped, problem = self._left_out(places)
         found = Rollback(
             attempt=attempt,
             rank=self._rank,
@@ -247,6 +258,15 @@ class DivergenceWatch:
             skipped=skipped,
         )
         return found, problem
+
+    def _left_out(
+        self, places: Mapping[str, DataPlace]
+    ) -> tuple[Mapping[str, tuple[Skipped, ...]], str]:
+        if not self._skips:
+            return {}, ""
+        if self.keeps_all:
+            return {}, f"{self.keeps_all}. {_INSTEAD}"
+        return left_out(self._good[1], places)
 
 
 _INSTEAD = "FailureConfig(on_rollback=…) changes the configuration instead of leaving batches out"

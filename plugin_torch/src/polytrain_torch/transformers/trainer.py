@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from polytrain import Checkpoint, get_checkpoint, get_context, report
-from polytrain.extension import Calls
+from polytrain.extension import Calls, keep_all_batches
 from polytrain_plugins import Batches
 from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
 from polytrain_torch.checkpoints.rank_parts import (
@@ -95,6 +95,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         nonlocal is_resumed, is_first_call
         reports.call = _calls.next()
         reports.batches_per_epoch = epoch_of(trainer.train_dataset)
+        keep_all_batches("Transformers finds its place in an epoch by the number of steps")
         checkpoint = get_checkpoint()
         is_resumed = False
         reports.resumes_from = None

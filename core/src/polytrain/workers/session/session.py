@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from polytrain.data.plan.row_plan import Plan
     from polytrain.data.shards.shard import BatchedShard
 
+logger = logging.getLogger(__name__)
 
 _STATUSES = {
     "": ReportedCheckpointStatus.COMMITTED,
@@ -281,6 +283,11 @@ class WorkerSession:
         """Open a position in data that the training function brings itself."""
         return self._cursors.open(plan, name)
 
+    def keep_all_batches(self, why: str) -> None:
+        """Let a rollback leave no batch out; see `worker_api.keep_all_batches`."""
+        if self._divergence is not None:
+            self._divergence.keeps_all = why
+
     def is_checkpoint_wanted(self) -> bool:
         """Return whether the run waits for a checkpoint; see `worker_api.checkpoint_requested`."""
         with self._lock:
@@ -330,6 +337,12 @@ class WorkerSession:
         diverged = self._divergence.look(
             attempt=self.world.attempt, step=step, metrics=metrics, places=self._cursors.places()
         )
+        if self._divergence.notice and self.world.me.rank == 0:
+            logger.warning(
+                "If training diverges, the run ends, in spite of on_divergence='rollback': %s.",
+                self._divergence.notice,
+            )
+        self._divergence.notice = ""
         if diverged is not None:
             self._channel.send(*self._reported(), diverged_message(*diverged))
             while True:

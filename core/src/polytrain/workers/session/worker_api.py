@@ -230,6 +230,18 @@ def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
     return _session("open_cursor").cursor(plan, name)
 
 
+def keep_all_batches(why: str) -> None:
+    """Let a rollback leave no batch out: the loop couldn't tell where it is; for plugins.
+
+    Args:
+        why: the reason, for the error that then ends the run.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    _session("keep_all_batches").keep_all_batches(why)
+
+
 def starting_checkpoint() -> Path | None:
     """Return the directory of the attempt's starting checkpoint, for plugins.
 
