@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,17 @@ from polytrain_torch.collectives.tree_sums import LocalSums, summed
 from polytrain_torch.randomness import function_seed, seed_place
 from polytrain_torch.row_weights import weighted_loop
 
+_AddUp = Callable[[list[torch.Tensor]], torch.Tensor]
+
 _current: VirtualWorkers | None = None
+
+
+class SummingGroup(Protocol):
+    """A process group that adds the sums of subtrees itself."""
+
+    def summed(self, leaves: int, sums: list[torch.Tensor]) -> torch.Tensor:
+        """Return the sum over all virtual workers; see `tree_sums.summed`."""
+        ...
 
 
 def micro_batches(batch: Any) -> Iterator[Any]:
@@ -123,10 +133,17 @@ class VirtualWorkers:
         self._gradients: dict[tuple[int, ...], list[_Gradients]] = {}
         self._loops: Counter[str] = Counter()
         self._was_left = False
+        self._on_node: SummingGroup | None = None
 
-    def add_model(self, model: torch.nn.Module) -> None:
-        """Average the gradients of a model from now on. All ranks add the same ones."""
+    def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
+        """Average the gradients of a model from now on. All ranks add the same ones.
+
+        Args:
+            model: the model.
+            on_node: the group that adds tensors on the CPU, if all ranks can share memory.
+        """
         self._models.append(model)
+        self._on_node = on_node or self._on_node
 
     def fetched(self, batch: VirtualBatch) -> VirtualBatch:
         """Seed what the training function draws before the loop over a batch, and return that."""
@@ -210,8 +227,13 @@ class VirtualWorkers:
         key = tuple(trained)
         if key not in self._gradients:
             # Some may have been frozen since: free the buffers of the others.
-            self._gradients = {key: [*_grouped(trained.values(), self.count)]}
+            self._gradients = {key: [*_grouped(trained.values(), self.count, self._summed)]}
         return self._gradients[key]
+
+    def _summed(self, sums: list[torch.Tensor]) -> torch.Tensor:
+        if self._is_shared and self._on_node is not None and sums[0].device.type == "cpu":
+            return self._on_node.summed(self.count, sums)
+        return summed(self.count, sums)
 
     def _buffers(self) -> list[torch.Tensor]:
         of_models = chain.from_iterable(model.buffers() for model in self._models)
@@ -221,12 +243,14 @@ class VirtualWorkers:
 class _Gradients:
     """The gradients of parameters of one type on one device."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], count: int) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], count: int, add_up: _AddUp) -> None:
         """
         Args:
             parameters: the parameters.
             count: number of virtual workers.
+            add_up: adds the sums of all ranks' subtrees.
         """
+        self._add_up = add_up
         self._parameters = parameters
         self._count = count
         self._sums = LocalSums(count)
@@ -270,7 +294,7 @@ class _Gradients:
             earlier: the gradients before, to which they are added, as in `backward()`.
         """
         sums = self._sums.subtrees()
-        total = summed(self._count, sums)
+        total = self._add_up(sums)
         # The parameters keep the total.
         self._sums.give_back(each for each in sums if each is not total)
         *values, counts = self._parts(total)
@@ -289,12 +313,14 @@ class _Gradients:
         return flat.split([*self._sizes, len(flat) - sum(self._sizes)])
 
 
-def _grouped(parameters: Iterable[torch.Tensor], count: int) -> Iterator[_Gradients]:
+def _grouped(
+    parameters: Iterable[torch.Tensor], count: int, add_up: _AddUp
+) -> Iterator[_Gradients]:
     groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in parameters:
         groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     for group in groups.values():
-        yield _Gradients(group, count)
+        yield _Gradients(group, count, add_up)
 
 
 def _send(buffers: Sequence[torch.Tensor]) -> None:

@@ -18,8 +18,10 @@ import torch.distributed as dist
 
 from polytrain_torch.collectives.operation_queue import Operation, OperationQueue
 from polytrain_torch.collectives.shared_sums import SharedSums, can_share_memory, size_for
+from polytrain_torch.collectives.tree_sums import summed
 from polytrain_torch.models.parallel import DataParallel
 from polytrain_torch.private import FORWARDED_OPERATIONS, timeout_of, work_of
+from polytrain_torch.virtual_workers import current
 
 NAME = "polytrain_node"
 """The backend's name in `torch.distributed.get_backend`."""
@@ -86,15 +88,19 @@ class NodeDataParallel(DataParallel):
 class NodeGroup(dist.ProcessGroup):
     """Sums and broadcasts in shared memory."""
 
-    def __init__(self, rank: int, world_size: int, sums: SharedSums | None) -> None:
+    def __init__(
+        self, rank: int, world_size: int, sums: SharedSums | None, *, is_virtual: bool = False
+    ) -> None:
         """
         Args:
             rank: this rank.
             world_size: number of ranks.
             sums: None if a rank can't open the memory; then the default group does everything.
+            is_virtual: whether sums are over virtual workers.
         """
         super().__init__(rank, world_size)
         self._sums = sums
+        self._is_virtual = is_virtual
         self._queue = OperationQueue()
 
     def getBackendName(self) -> str:  # torch's
@@ -104,7 +110,7 @@ class NodeGroup(dist.ProcessGroup):
     @torch.compiler.disable
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Sum tensors over ranks in place. DDP and torch's functions pass options, others don't."""
-        if self._sums is None or not _are_summed(tensors, *args, **kwargs):
+        if self._sums is None or self._is_virtual or not _are_summed(tensors, *args, **kwargs):
             return dist.group.WORLD.allreduce(tensors, *args, **kwargs)
         opts = kwargs.get("opts", args[0] if args else None)
         return self._run(chain.from_iterable(map(self._sums.add_up, tensors)), tensors, opts)
@@ -118,6 +124,13 @@ class NodeGroup(dist.ProcessGroup):
             return dist.group.WORLD.broadcast(tensors, *args, **kwargs)
         send = partial(self._sums.send, source=opts.rootRank)
         return self._run(chain.from_iterable(map(send, tensors)), tensors, opts)
+
+    def summed(self, leaves: int, sums: list[torch.Tensor]) -> torch.Tensor:
+        """Return the sum over all virtual workers, as `tree_sums.summed` does."""
+        if self._sums is None:
+            return summed(leaves, sums)
+        self._begin(self._sums.add_up(*sums), sums, blocks=True)
+        return sums[0]
 
     def any_rank(self, condition: bool) -> bool:
         """Whether a condition holds on any rank. All ranks call this together."""
@@ -184,7 +197,9 @@ def _are_summed(tensors: Any, opts: Any = None, **_: Any) -> bool:
 
 
 def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> NodeGroup:
-    size, sums = size_for(world_size), None
+    virtual = current()
+    count = None if virtual is None else virtual.count
+    size, sums = size_for(world_size, count), None
     descriptor = _descriptor(store, rank, size)
     can_open = torch.tensor([int(descriptor is not None)])
     dist.all_reduce(can_open, dist.ReduceOp.MIN)
@@ -192,9 +207,15 @@ def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
         if can_open.item():
             memory = mmap.mmap(descriptor, size)
             seconds = timeout.total_seconds()
-            sums = SharedSums(memory, rank=rank, world_size=world_size, timeout_s=seconds)
+            sums = SharedSums(
+                memory,
+                rank=rank,
+                world_size=world_size,
+                timeout_s=seconds,
+                virtual_workers=count,
+            )
         os.close(descriptor)
-    return NodeGroup(rank, world_size, sums)
+    return NodeGroup(rank, world_size, sums, is_virtual=count is not None)
 
 
 def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:

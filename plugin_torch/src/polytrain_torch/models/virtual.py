@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import SyncBatchNorm
 
-from polytrain_torch.collectives.node_group import NodeDataParallel, gradient_group
+from polytrain_torch.collectives.node_group import NodeDataParallel, NodeGroup, gradient_group
 from polytrain_torch.randomness import generators_of
 from polytrain_torch.virtual_workers import VirtualWorkers
 
@@ -23,7 +23,8 @@ class VirtualDataParallel(NodeDataParallel):
         super().__init__(model, **arguments)
         self._virtual = virtual
         self.require_backward_grad_sync = self.require_forward_param_sync = False
-        virtual.add_model(self.module)
+        group = self.process_group
+        virtual.add_model(self.module, group if isinstance(group, NodeGroup) else None)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
