@@ -1,0 +1,92 @@
+"""A run with virtual workers that is killed and resized ends as one that wasn't."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polytrain import Result, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+
+EPOCHS, BATCHES = 2, 5
+ROWS = 16 * BATCHES - 7
+
+
+def train(config: dict[str, Any]) -> None:
+    """Dies at the step that a file says, before it reports it."""
+    import torch
+
+    from polytrain import get_context, get_dataset_shard
+    from polytrain.torch import TrainingState, micro_batches, prepare_model
+
+    torch.manual_seed(1)
+    model = prepare_model(
+        torch.nn.Sequential(
+            torch.nn.Linear(12, 16),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(16, 1),
+        )
+    )
+    averaged = torch.optim.swa_utils.AveragedModel(model.module)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * BATCHES)
+    parts = {"model": model, "averaged": averaged, "optimizer": optimizer}
+    state = TrainingState(**parts, scheduler=scheduler)
+    done = state.restore()
+    step, end = done.get("step", 0), int(Path(config["end"]).read_text())
+    shard = get_dataset_shard()
+    for epoch in range(done.get("epoch", 0), EPOCHS):
+        for batch in shard.iter_torch_batches(global_batch_size=16, dtypes=torch.float32):
+            step += 1
+            optimizer.zero_grad()
+            for part in micro_batches(batch):
+                loss = torch.nn.functional.mse_loss(model(part["x"])[:, 0], part["y"])
+                loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            averaged.update_parameters(model.module)
+            if step == end and get_context().get_world_rank() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            state.report(
+                {"loss": loss, "norm": norm, "draw": torch.rand(())}, step=step, epoch=epoch
+            )
+
+
+def fit(path: Path, workers: int, *, end: int = -1) -> Result:
+    path.mkdir(exist_ok=True)
+    (path / "end").write_text(str(end))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((ROWS, 12), dtype=np.float32)
+    return make_trainer(
+        "torch",
+        train,
+        train_loop_config={"end": str(path / "end")},
+        datasets={"train": {"x": list(x), "y": x.sum(1)}},
+        scaling_config=ScalingConfig(num_workers=workers, virtual_workers=4, cluster="local"),
+        run_config=RunConfig(storage_path=path, name="run", progress=False),
+    ).fit()
+
+
+def metrics_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: report[name] for name in ("loss", "norm", "draw")}
+
+
+def test_kills_and_other_numbers_of_workers_change_no_bit(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", 1)
+    for workers, end in ((4, 4), (2, 6), (3, 9)):
+        with pytest.raises(TrainingFailedError):
+            fit(tmp_path / "cut", workers, end=end)
+    cut = fit(tmp_path / "cut", 1)
+    assert [metrics_of(each) for each in cut.history] == [
+        metrics_of(each) for each in whole.history
+    ]
+    assert len(whole.history) == EPOCHS * BATCHES
+    weights = whole.load_model()
+    assert all(value.equal(weights[name]) for name, value in cut.load_model().items())
