@@ -42,6 +42,7 @@ from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.private import Accelerated
 from polytrain_torch.row_weights import weigh_backward
+from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("accelerate"):
     from accelerate import Accelerator, DistributedType
@@ -74,6 +75,7 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
         ValueError: `automatic_checkpoint_naming` is set, or the checkpoint has per-rank state of
             another number of workers.
     """
+    refuse_virtual_workers("Accelerate")
     _refuse_own_names(accelerator)
     weigh_backward(accelerator)
     if wraps_in_ddp(accelerator):
@@ -111,6 +113,7 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
         TypeError: a value isn't plain data, and couldn't be loaded safely.
         CheckpointError: an object's state in the first checkpoint can't be loaded.
     """
+    refuse_virtual_workers("Accelerate")
     _refuse_own_names(accelerator)
     with directory_of_all() as directory:
         objects = _objects(accelerator)

@@ -42,6 +42,7 @@ from polytrain_torch.libraries import needed
 from polytrain_torch.private import deepspeed_config
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.row_weights import weigh_backward
+from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("deepspeed"):
     import deepspeed
@@ -60,6 +61,7 @@ def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
     Returns:
         Engine, optimizer, data loader and scheduler.
     """
+    refuse_virtual_workers("DeepSpeed")
     # DeepSpeed calls two deprecated functions, and torch would warn of them in every step.
     warnings.filterwarnings("ignore", r".*torch\.distributed\..* is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

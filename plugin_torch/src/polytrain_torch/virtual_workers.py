@@ -18,10 +18,15 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from polytrain_plugins import VirtualBatch, World, virtual_workers_of
+from polytrain_torch.checkpoints.arithmetic import arithmetic, compare_ranks
+from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.tree_sums import LocalSums, summed
+from polytrain_torch.models.proof import FirstCall, prove
 from polytrain_torch.randomness import function_seed, seed_place
 from polytrain_torch.row_weights import weighted_loop
 
@@ -87,9 +92,9 @@ def refuse_virtual_workers(what: str) -> None:
     """
     if _current is not None:
         raise ValueError(
-            f"{what} doesn't train with ScalingConfig(virtual_workers=…): it takes its own steps, "
-            "once for each batch of a worker. Leave virtual_workers out, or write the loop with "
-            "prepare_model and micro_batches."
+            f"{what}: it doesn't train with ScalingConfig(virtual_workers=…), which needs a loop "
+            "over micro_batches(…) within each step. Leave virtual_workers out, or write a "
+            "training function with prepare_model and micro_batches."
         )
 
 
@@ -101,7 +106,10 @@ def virtual_workers(world: World) -> Iterator[None]:
         yield
         return
     _current = virtual = VirtualWorkers(world.virtual_workers, world.size, world.me.rank)
-    handle = register_optimizer_step_pre_hook(virtual.check_step)
+    hooks = (
+        register_optimizer_step_pre_hook(virtual.check_step),
+        register_module_module_registration_hook(_refuse_other_ddp),
+    )
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     # cuBLAS is deterministic only with a workspace of fixed size.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -111,8 +119,15 @@ def virtual_workers(world: World) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(was_deterministic)
-        handle.remove()
+        for hook in hooks:
+            hook.remove()
         _current = None
+
+
+def _refuse_other_ddp(model: torch.nn.Module, _: str, __: Any) -> None:
+    """Refuse DDP around a model that virtual workers don't train, by whatever library."""
+    if isinstance(model, DistributedDataParallel) and not getattr(model, "is_virtual", False):
+        refuse_virtual_workers("DistributedDataParallel that prepare_model hasn't made")
 
 
 class VirtualWorkers:
@@ -133,6 +148,8 @@ class VirtualWorkers:
         self._gradients: dict[tuple[int, ...], list[_Gradients]] = {}
         self._loops: Counter[str] = Counter()
         self._was_left = False
+        self._is_proven = False
+        self._calls: dict[int, FirstCall] = {}
         self._on_node: SummingGroup | None = None
 
     def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
@@ -149,6 +166,29 @@ class VirtualWorkers:
         """Seed what the training function draws before the loop over a batch, and return that."""
         seed_place(f"{function_seed()} {batch.place} fetched")
         return batch
+
+    def called(self, model: torch.nn.Module, inputs: Any, kwargs: Any) -> None:
+        """Keep the input of a model's first call until the ranks have been compared."""
+        if self._is_shared and not self._is_proven and 0 in self.own:
+            number = next(n for n, each in enumerate(self._models) if each is model)
+            self._calls.setdefault(number, FirstCall(inputs, kwargs))
+
+    def compare_ranks(self) -> None:
+        """Compare what the ranks' results depend on. All ranks call this."""
+        if self._is_shared and not self._models:
+            compare_ranks(gathered(arithmetic(self.count)))
+
+    def check_between_steps(self) -> None:
+        """Check that no loop over micro-batches is under way.
+
+        Raises:
+            RuntimeError: one is.
+        """
+        if self.is_in_loop:
+            raise RuntimeError(
+                "A checkpoint within the loop over micro_batches(…) would be one in the middle of "
+                "a step. Report it after the loop."
+            )
 
     def loop(self, batch: VirtualBatch) -> Iterator[Any]:
         """Yield a batch's micro-batches, and average the gradients; see `micro_batches`."""
@@ -180,6 +220,10 @@ class VirtualWorkers:
             each.average(earlier)
         if self._is_shared and buffers:
             _send(buffers)
+        if self._is_shared and trains and not self._is_proven:
+            self._is_proven = True
+            prove(self._models, self._calls)
+            self._calls.clear()
         seed_place(f"{function_seed()} {batch.place} {number}")
 
     def check_step(self, *_: Any) -> None:

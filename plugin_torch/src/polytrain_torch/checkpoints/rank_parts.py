@@ -10,7 +10,7 @@ import gc
 import hashlib
 import io
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,15 @@ def file_of(rank: int) -> str:
     return f"own-{rank}.pt"
 
 
-def differences(states: States) -> Differences:
+def differences(states: States, *, equal: Collection[str] = ()) -> Differences:
     """Compare all ranks' states by digests. All ranks call this, with the same kinds.
 
     Args:
         states: this rank's states. They are copied only to hash them.
+        equal: names of parts that must not differ.
+
+    Raises:
+        RuntimeError: one of these differs.
     """
     ranks = dist.get_world_size()
     if ranks == 1:
@@ -56,9 +60,20 @@ def differences(states: States) -> Differences:
     )
     names: dict[str, list[str]] = {}
     for kind, name in sorted(set().union(*by_rank)):
-        if len({each.get((kind, name)) for each in by_rank}) > 1:
+        found = [each.get((kind, name)) for each in by_rank]
+        if len(set(found)) > 1:
+            if kind == "parts" and name in equal:
+                raise _drifted(name, next(n for n in range(ranks) if found[n] != found[0]))
             names.setdefault(kind, []).append(name)
     return {"ranks": ranks, "names": names}
+
+
+def _drifted(name: str, rank: int) -> RuntimeError:
+    return RuntimeError(
+        f"{name}: rank {rank} has another state than rank 0, which never happens with virtual "
+        "workers. A parameter may be trained that no prepared model has, or by gradients that were "
+        "computed outside of the loop over micro_batches(…); or a rank computes wrongly."
+    )
 
 
 def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:

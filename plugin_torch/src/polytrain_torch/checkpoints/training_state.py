@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 from polytrain import Checkpoint, get_checkpoint, get_context, report
 from polytrain.extension import scratch_directory
 from polytrain_plugins.type_names import a_type
+from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
     comparable,
@@ -55,6 +56,7 @@ from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.engine import MODEL_FILE
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.randomness import restore_random_states
+from polytrain_torch.virtual_workers import current
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +138,8 @@ class TrainingState:
         Raises:
             KeyError: the checkpoint lacks a part.
             ValueError: an optimizer has other parameter groups than the saved one, or the
-                checkpoint has per-rank state of another number of workers.
+                checkpoint has per-rank state of another number of workers; or virtual workers or
+                their threads were others.
         """
         checkpoint = checkpoint or get_checkpoint()
         if checkpoint is None:
@@ -144,6 +147,9 @@ class TrainingState:
         directory = Path(checkpoint.path)
         saved = self._read(directory)
         has_loaded(self)
+        virtual = current()
+        if virtual is not None:
+            check_resumed(saved.get("arithmetic"), arithmetic(virtual.count))
         for name, state in saved["parts"].items():
             if name in self._parts:
                 self._expect_groups(name, state, saved["progress"])
@@ -231,7 +237,12 @@ class TrainingState:
         Raises:
             TypeError: a value isn't plain data, and couldn't be loaded safely.
             CheckpointError: a part's state can't be loaded. Only the first save tries that.
+            RuntimeError: there are virtual workers, and a loop over their micro-batches isn't over,
+                or models or optimizers differ between ranks.
         """
+        virtual = current()
+        if virtual is not None:
+            virtual.check_between_steps()
         agree_on_call("TrainingState.save")
         directory = Path(directory)
         by_all = get_context().every_rank_writes()
@@ -254,7 +265,8 @@ class TrainingState:
             },
             "progress": progress,
         }
-        found = differences(compared if self._compares_ranks else {})
+        equal = [] if virtual is None else [*filter(self._is_trained, self._parts)]
+        found = differences(compared if self._compares_ranks else {}, equal=equal)
         save_own({**compared, "parts": whole}, found, directory)
         save_rank_states(directory)
         if dist.get_rank() != 0:
@@ -271,6 +283,7 @@ class TrainingState:
                 "progress": progress,
                 "beside": {name: compared["beside"][name] for name in beside},
                 "found": found,
+                "arithmetic": None if virtual is None else arithmetic(virtual.count),
             },
             directory / _STATE_FILE,
         )
@@ -289,6 +302,11 @@ class TrainingState:
             self.save(directory, **progress)
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
             report(metrics, checkpoint=Checkpoint.from_directory(directory) if writes else None)
+
+    def _is_trained(self, name: str) -> bool:
+        part = self._parts[name]
+        is_model = isinstance(part, torch.nn.Module) and next(part.parameters(), None) is not None
+        return is_model or isinstance(part, torch.optim.Optimizer)
 
     def _is_gathered(self, name: str) -> bool:
         """Whether only rank 0 gets a part's whole state."""

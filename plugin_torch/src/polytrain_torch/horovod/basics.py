@@ -10,6 +10,7 @@ import torch.distributed as dist
 from polytrain import NotInWorkerError, get_context
 from polytrain.extension import Context
 from polytrain_torch.horovod.call_log import begin, end
+from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 
 class HorovodInternalError(RuntimeError):
@@ -33,6 +34,7 @@ def init(comm: None = None, process_sets: None = None) -> None:
         NotInWorkerError: the code isn't a training function or script that polytrain runs.
         NotImplementedError: an argument is refused.
     """
+    refuse_virtual_workers("Horovod")
     global _is_initialized
     if comm is not None:
         raise NotImplementedError("comm: the run's workers are the ranks. Leave it out")

@@ -16,6 +16,7 @@ from polytrain_torch.collectives.stopping import any_rank
 from polytrain_torch.keras.gradients import AveragedGradients, parameters_in_order
 from polytrain_torch.libraries import needed
 from polytrain_torch.loaders.prepared import PreparedDataLoader
+from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("keras"):
     import keras
@@ -40,6 +41,7 @@ def prepare_model(model: Any) -> Any:
         ValueError: the model has no weights yet, weights of other shapes on some rank, or layers
             that `adapt` has fitted to other rows on some rank.
     """
+    refuse_virtual_workers("Keras")
     if keras.backend.backend() != "torch":
         raise RuntimeError(
             f"Keras runs on {keras.backend.backend()}: set os.environ['KERAS_BACKEND'] = 'torch' "

@@ -25,6 +25,7 @@ from polytrain_torch.lightning.reports import logged_metrics
 from polytrain_torch.lightning.row_weights import StepWeights
 from polytrain_torch.lightning.trainer import Trainer, WorkerEnvironment
 from polytrain_torch.row_weights import weigh_backward
+from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("lightning"):
     import lightning
@@ -130,6 +131,7 @@ def prepare_trainer(trainer: lightning.Trainer) -> lightning.Trainer:
     Raises:
         ValueError: its strategy or environment doesn't know the run's workers.
     """
+    refuse_virtual_workers("Lightning")
     if isinstance(trainer, Trainer):
         return trainer
     if not isinstance(trainer.strategy, _OnWorkers):

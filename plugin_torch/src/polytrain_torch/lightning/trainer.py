@@ -23,6 +23,7 @@ from polytrain_torch.loaders.prepared import sharded
 from polytrain_torch.models.frozen import keep_frozen
 from polytrain_torch.private import original_module
 from polytrain_torch.row_weights import weigh_backward
+from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("lightning"):
     import lightning
@@ -77,6 +78,7 @@ class Trainer(lightning.Trainer):
     should_stop: bool
 
     def __init__(self, **options: Any) -> None:
+        refuse_virtual_workers("Lightning")
         _refuse_other_package(*options.values())
         for name in ("devices", "num_nodes"):
             if options.pop(name, "auto") not in ("auto", -1, 1):

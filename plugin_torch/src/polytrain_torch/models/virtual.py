@@ -19,6 +19,8 @@ _NOT_DDPS = ("process_group", "device_mesh")
 class VirtualDataParallel(NodeDataParallel):
     """DDP whose gradients are averaged at the end of the loop over micro-batches."""
 
+    is_virtual = True
+
     def __init__(self, model: torch.nn.Module, virtual: VirtualWorkers, **arguments: Any) -> None:
         super().__init__(model, **arguments)
         self._virtual = virtual
@@ -28,11 +30,11 @@ class VirtualDataParallel(NodeDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
-            self._check_loop()
+            self._begin(inputs, kwargs)
         return super().forward(*inputs, **kwargs)
 
     @torch.compiler.disable
-    def _check_loop(self) -> None:
+    def _begin(self, inputs: Any, kwargs: Any) -> None:
         if not self._virtual.is_in_loop:
             raise RuntimeError(
                 "With ScalingConfig(virtual_workers=…), a prepared model is trained in a loop over "
@@ -40,6 +42,7 @@ class VirtualDataParallel(NodeDataParallel):
                 "backward in it, and the optimizer's step after it. To evaluate, call model.eval() "
                 "or use torch.no_grad()."
             )
+        self._virtual.called(self.module, inputs, kwargs)
 
 
 def in_virtual_workers(
@@ -65,6 +68,7 @@ def in_virtual_workers(
             "The model can't be the same at any number of workers, as virtual_workers promises:\n- "
             + "\n- ".join(problems)
         )
+    virtual.compare_ranks()
     kept = {
         **arguments,
         # Virtual workers do what these are for.

@@ -31,6 +31,7 @@ from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.private import replace_end_of_step
 from polytrain_torch.transformers.shards import check_epoch, epoch_of, take_batches
+from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("transformers"):
     from safetensors.torch import load_file
@@ -79,6 +80,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         TypeError: a data set is a shard instead of its batches.
         ValueError: `auto_find_batch_size` with a shard's batches.
     """
+    refuse_virtual_workers("Transformers")
     added = (each for each in trainer.callback_handler.callbacks if _reports(each))
     reports = next(added, None)
     if reports is None:
