@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import polytrain
+from polytrain import InvalidJobError, RunConfig, ScalingConfig, Trainer, make_trainer
 from polytrain.testing.local_world import run_world
-from polytrain_torch import Torch, micro_batches, prepare_data_loader, prepare_model
+from polytrain_plugins import load_backend
+from polytrain_torch import (
+    Torch,
+    TrainingState,
+    micro_batches,
+    prepare_data_loader,
+    prepare_model,
+)
+from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, compare_ranks
 
 WORKERS = 4
 ROWS = 150
@@ -194,3 +205,154 @@ def test_any_number_of_workers_has_the_same_bits(
     reports = {workers: in_world(function, workers, tmp_path) for workers in range(1, WORKERS + 1)}
     assert reports[1][-1]["hash"]
     assert all(each == reports[1] for each in reports.values())
+
+
+def adds_over_sockets() -> None:
+    # As on two nodes: no memory is shared.
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    trains_a_perceptron()
+
+
+def test_sockets_have_the_bits_of_shared_memory(tmp_path: Path) -> None:
+    over_sockets = in_world(adds_over_sockets, 3, tmp_path / "sockets")
+    assert over_sockets == in_world(trains_a_perceptron, 2, tmp_path)
+
+
+def inline(function: Callable[[], None], path: Path) -> None:
+    make_trainer(
+        "torch",
+        function,
+        datasets={"train": TABLE},
+        scaling_config=ScalingConfig(num_workers=0, virtual_workers=WORKERS),
+        run_config=RunConfig(storage_path=path, progress=False),
+    ).fit()
+
+
+def loops_wrongly() -> None:
+    model = prepare_model(torch.nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = TrainingState(model=model)
+    data = torch.utils.data.StackDataset(torch.ones(64, 64), torch.ones(64, 1))
+    loader = prepare_data_loader(DataLoader(data, batch_size=4))
+    assert len(loader) == 4
+    with pytest.raises(TypeError, match=r"for x, y in micro_batches\(batch\)"):
+        for _x, _y in loader:
+            pass
+    batch = next(iter(loader))
+    with pytest.raises(RuntimeError, match="a prepared model is trained in a loop"):
+        model(torch.ones(4, 64))
+    for x, _ in micro_batches(batch):
+        model(x).sum().backward()
+        with pytest.raises(RuntimeError, match="Step after the loop"):
+            optimizer.step()
+        with pytest.raises(RuntimeError, match="in the middle of a step"):
+            state.report({})
+        with pytest.raises(RuntimeError, match="began within another one"):
+            next(micro_batches(batch))
+    optimizer.step()
+    for _ in micro_batches(batch):
+        break
+    with pytest.raises(RuntimeError, match="`continue`, not `break`"):
+        optimizer.step()
+
+
+def asks_for_what_isnt_exact() -> None:
+    with pytest.raises(ValueError, match=r"'1' is a SyncBatchNorm.*Use BatchNorm"):
+        prepare_model(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)))
+    drawing = torch.nn.Linear(2, 2)
+    drawing.generator = torch.Generator()
+    with pytest.raises(ValueError, match=r"generator of its own.*torch's default generator"):
+        prepare_model(drawing)
+    with pytest.raises(ValueError, match=r"parallel_strategy='fsdp'.*Leave virtual_workers out"):
+        prepare_model(torch.nn.Linear(2, 2), parallel_strategy="fsdp")
+    with pytest.raises(ValueError, match="that prepare_model hasn't made"):
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    shard = polytrain.get_dataset_shard()
+    with pytest.raises(ValueError, match=r"30: 4 virtual workers .* such as 28 or 32"):
+        next(iter(shard.iter_torch_batches(global_batch_size=30)))
+    of_a_rank = DistributedSampler(range(8), num_replicas=2, rank=0)
+    loader = DataLoader(range(8), batch_size=2, sampler=of_a_rank)
+    with pytest.raises(
+        ValueError, match=r"DistributedSampler yields a rank's items.*add_dist_samp"
+    ):
+        prepare_data_loader(loader)
+
+
+@pytest.mark.parametrize("function", [loops_wrongly, asks_for_what_isnt_exact])
+def test_a_mistake_is_an_error_that_says_what_to_do(
+    function: Callable[[], None], tmp_path: Path
+) -> None:
+    inline(function, tmp_path)
+
+
+class KnowsItsRank(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = torch.nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x) * (1 + torch.distributed.get_rank())
+
+
+def computes_by_rank() -> None:
+    model = prepare_model(KnowsItsRank())
+    batch = next(iter(polytrain.get_dataset_shard().iter_torch_batches(batch_size=4)))
+    parts = micro_batches(batch)
+    for part in islice(parts, WORKERS // 2):
+        model(part["x"]).sum().backward()
+    with pytest.raises(RuntimeError, match="Rank 1 computes other gradients than rank 0"):
+        next(parts)
+
+
+def trains_on_one_rank() -> None:
+    model = prepare_model(torch.nn.Linear(64, 1))
+    if torch.distributed.get_rank() == 1:
+        with torch.no_grad():
+            model.module.bias.add_(1)
+    with pytest.raises(RuntimeError, match="model: rank 1 has another state than rank 0"):
+        TrainingState(model=model).report({})
+
+
+def is_wrong() -> None:
+    computes_by_rank()
+    trains_on_one_rank()
+
+
+def test_a_rank_that_differs_is_named(tmp_path: Path) -> None:
+    in_world(is_wrong, 2, tmp_path)
+
+
+def test_a_resume_with_other_threads_is_refused() -> None:
+    then = arithmetic(WORKERS)
+    with pytest.raises(ValueError, match=r"3 when .*, and \d+ now \(threads of each worker\)"):
+        check_resumed({**then, "threads": 3}, then)
+    with pytest.raises(ValueError, match=r"Resume with ScalingConfig\(virtual_workers=8\)"):
+        check_resumed({**then, "virtual_workers": 8}, then)
+
+
+def test_other_processors_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    mine = arithmetic(WORKERS)
+    compare_ranks([mine, {**mine, "cpu": "another one"}])
+    assert "rank 1 has another one (CPU)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "scaling", "says"),
+    [
+        ("torch", {"num_workers": (1, 8)}, "4 virtual workers can't be shared by 8 workers"),
+        ("torch", {"virtual_workers": 0}, "0 is not a number of virtual workers"),
+        ("lightgbm", {}, "saves the same model at any number of workers"),
+        ("tensorflow", {}, "use a backend that has them: torch"),
+    ],
+)
+def test_a_run_that_cant_have_virtual_workers_doesnt_start(
+    backend: str, scaling: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidJobError, match=says):
+        Trainer(
+            load_backend(backend)(),
+            None if backend == "lightgbm" else trains_a_perceptron,
+            datasets={"train": TABLE},
+            scaling_config=ScalingConfig(**{"virtual_workers": WORKERS, **scaling}),
+            run_config=RunConfig(storage_path=tmp_path),
+        )
