@@ -62,12 +62,21 @@ def hosts() -> list[psutil.Process]:
 
 
 def launcher_of(
-    spec: AgentSpec, resources: dict[str, float], mailbox: queue.SimpleQueue[Delivery]
+    spec: AgentSpec,
+    resources: dict[str, float],
+    mailbox: queue.SimpleQueue[Delivery],
+    *,
+    spread: bool = False,
 ) -> RayAgentLauncher:
     from polytrain.workers.ray.launcher import RayAgentLauncher
 
     return RayAgentLauncher(
-        spec=spec, job=b"job", resources=resources, spread=False, shares_hosts=True, mailbox=mailbox
+        spec=spec,
+        job=b"job",
+        resources=resources,
+        spread=spread,
+        shares_hosts=True,
+        mailbox=mailbox,
     )
 
 
@@ -235,6 +244,32 @@ def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
         assert launcher.starting().hosts == ()
     finally:
         launcher.close(10)
+
+
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize("kind", ["spread", "own group", "bundle of the run"])
+def test_a_lost_node_gets_no_agent_until_it_is_back(tmp_path: Path, kind: str) -> None:
+    """Ray takes it for alive."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    mailboxes: list[queue.SimpleQueue[Delivery]] = [queue.SimpleQueue(), queue.SimpleQueue()]
+    spec = agent_spec(tmp_path)
+    launcher, other = (
+        launcher_of(spec, {"CPU": 0.5}, mailbox, spread=kind == "spread") for mailbox in mailboxes
+    )
+    with contextlib.ExitStack() as stack:
+        for each in (launcher, other):
+            stack.callback(each.close, 10)
+        launcher.reserve(1, "PACK")
+        launcher.shun(here)
+        asked = launcher.ask(bundle=0 if kind == "bundle of the run" else None)
+        other.ask()
+        assert arrivals(mailboxes[1], 1)
+        assert launcher.starting().hosts == ()
+        assert mailboxes[0].empty()
+        launcher.readmit(here)
+        assert arrivals(mailboxes[0], 1) == {asked}
 
 
 @pytest.mark.usefixtures("ray_here")

@@ -858,6 +858,44 @@ def test_what_the_autoscaler_cannot_hold_fails_once_nobody_else_has_anything(
     assert caplog.text == ""
 
 
+def test_what_the_autoscaler_says_meanwhile_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = FakeCluster(a=1)
+    pool = cluster.pool(2, start_timeout_s=600.0)
+    begin(pool, cluster)
+    for says in ("it is starting nodes", "it has failed to start some", "it is starting nodes"):
+        cluster.says = Outlook(says=says)
+        cluster.now = pool.deadline or 0.0
+        pool.look_at_the_clock()
+    said = [record.getMessage() for record in caplog.records]
+    assert [each.partition("1 node; ")[2] for each in said] == [
+        "it is starting nodes.",
+        "it has failed to start some.",
+    ]
+
+
+def test_a_run_of_a_fixed_size_says_where_its_room_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And, once the cluster knows of it, what it waits for then."""
+    cluster = FakeCluster(a=1, b=1)
+    cluster.says = Outlook(says="no autoscaler adds nodes to it")
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    cluster.silence(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    cluster.now = pool.deadline or 0.0
+    pool.look_at_the_clock()
+    assert "2 workers of 1 CPU each, 1 of them ready; " in caplog.text
+    assert "Room is still reserved on b, lost" in caplog.text
+    caplog.clear()
+    del cluster.nodes["b"]
+    cluster.now = pool.deadline or 0.0
+    pool.look_at_the_clock()
+    assert "the cluster has 0 CPU free on 1 node" in caplog.text
+    assert "lost" not in caplog.text
+
+
 def test_an_elastic_run_starts_with_the_nodes_that_can_be_added() -> None:
     cluster = FakeCluster(a=1)
     cluster.says = replace(REFUSED, refused=1)

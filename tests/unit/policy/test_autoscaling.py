@@ -8,11 +8,14 @@ import pytest
 
 from polytrain.policy.autoscaling import (
     AutoscalerReport,
+    Demand,
     only_we_use,
     outlook,
     report_of_v1,
     report_of_v2,
 )
+
+NOTHING = Demand(groups={})
 
 
 def status(**report: Any) -> dict[str, Any]:
@@ -34,8 +37,8 @@ def status(**report: Any) -> dict[str, Any]:
 def test_a_cluster_that_is_only_mirrored_adds_no_nodes() -> None:
     report = report_of_v1(status(active_nodes={"node_302b3982dc50c0ec": 1}))
     assert report == AutoscalerReport(adds_nodes=False)
-    assert outlook(report, {}).says == "no autoscaler adds nodes to it"
-    assert outlook(None, {"a": 2}).says == "no autoscaler adds nodes to it"
+    assert outlook(report, NOTHING).says == "no autoscaler adds nodes to it"
+    assert outlook(None, Demand(groups={"a": 2})).says == "no autoscaler adds nodes to it"
 
 
 def test_the_first_autoscaler_names_what_it_starts_and_what_failed() -> None:
@@ -64,9 +67,9 @@ def test_the_first_autoscaler_names_what_it_starts_and_what_failed() -> None:
         "spot: there is no capacity in this zone",
         "cpu: a node has failed",
     )
-    assert outlook(report, {}).says == (
-        "its autoscaler is starting nodes (1 cpu, 3 gpu), and has failed to start some (spot: "
-        "there is no capacity in this zone; cpu: a node has failed)"
+    assert outlook(report, NOTHING).says == (
+        "its autoscaler has been asked for them, and is starting nodes (1 cpu, 3 gpu); it has "
+        "failed to start some (spot: there is no capacity in this zone; cpu: a node has failed)"
     )
 
 
@@ -92,12 +95,30 @@ def test_the_second_autoscaler_names_what_it_cannot_hold() -> None:
 
 def test_a_demand_is_refused_once_nothing_is_being_started() -> None:
     """What is on its way may change the autoscaler's mind."""
-    own = {"1e75e25672a7": 3, "other": 1}
+    own = Demand(groups={"1e75e25672a7": 3, "other": 1})
     assert outlook(report_of_v2(STATE), own).refused == 0
     idle = {**STATE, "pending_instance_requests": [], "pending_instances": []}
     assert outlook(report_of_v2(idle), own).refused == 3
     assert "has no nodes to add that could hold them" in outlook(report_of_v2(idle), own).says
-    assert outlook(report_of_v2(idle), {"other": 1}).refused == 0
+    assert outlook(report_of_v2(idle), Demand(groups={"other": 1})).refused == 0
+
+
+def test_actors_without_a_group_are_refused_by_what_they_ask_for() -> None:
+    asked = {"CPU": 1.0, "GPU": 2.0}
+    report = report_of_v2(
+        {
+            "autoscaler_state_version": "4",
+            "infeasible_resource_requests": [
+                {"resources_bundle": asked},
+                {"resources_bundle": asked},
+                {"resources_bundle": {"CPU": 64.0}},
+            ],
+        }
+    )
+    resources = {**asked, "memory": 0.0}
+    assert outlook(report, Demand(groups={}, actors=3, resources=resources)).refused == 2
+    assert outlook(report, Demand(groups={}, actors=1, resources=resources)).refused == 1
+    assert outlook(report, Demand(groups={}, actors=1, resources={"CPU": 1.0})).refused == 0
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,9 @@ def test_a_run_for_which_room_may_be_made_waits(refused: int, free: float) -> No
 def test_why_workers_are_late_names_what_is_missing_or_set_up() -> None:
     placement = policy(2, start_timeout_s=5)
     assert placement.why_late(NOTHING_ADDED, Starting(), nodes(a=1, b=0), up=1) == (
-        "the workers could not be placed within 5 s: 2 workers of 1 CPU each; the cluster has 1 "
-        "CPU free on 2 nodes; no autoscaler adds nodes to it. Wait for other jobs, ask for fewer "
-        "workers, or raise ScalingConfig(start_timeout_s=…)"
+        "the workers could not be placed within 5 s: 2 workers of 1 CPU each, 1 of them ready; the "
+        "cluster has 1 CPU free on 2 nodes; no autoscaler adds nodes to it. Wait for other jobs, "
+        "ask for fewer workers, or raise ScalingConfig(start_timeout_s=…)"
     )
     sets_up = Starting(hosts=("10.77.0.3",), setup="pip packages")
     late = placement.why_late(None, sets_up, {}, up=1)
@@ -143,9 +143,19 @@ def test_what_is_awaited_is_resources_only_if_they_are_missing() -> None:
         "Waiting for workers, up to 60 s: Ray is starting processes on 10.77.0.3 (reserved)."
     )
     both = placement.awaited(NOTHING_ADDED, starting, free, up=1)
-    assert both.startswith("Waiting for resources, up to 60 s: 3 workers of 1 CPU each; ")
+    assert both.startswith(
+        "Waiting for resources, up to 60 s: 3 workers of 1 CPU each, 1 of them ready; the cluster "
+    )
     assert "Ray is starting processes on 10.77.0.3 (reserved)" in both
     assert "reserved" not in placement.awaited(NOTHING_ADDED, Starting(), free, up=1)
+
+
+def test_a_run_of_a_fixed_size_says_on_which_lost_node_its_room_still_is() -> None:
+    lost = ["10.77.0.2"]
+    said = policy(2).awaited(NOTHING_ADDED, Starting(), nodes(a=0), up=1, lost=lost)
+    assert "Room is still reserved on 10.77.0.2, lost: Ray looks for other room" in said
+    elastic = policy((2, 3)).awaited(NOTHING_ADDED, Starting(), nodes(a=0), up=1, lost=lost)
+    assert "10.77.0.2" not in elastic
 
 
 @given(

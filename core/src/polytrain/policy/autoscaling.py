@@ -32,6 +32,9 @@ class AutoscalerReport:
     """Identifiers of placement groups that none of its node types can hold. Only the second
     autoscaler names them."""
 
+    infeasible_actors: tuple[Mapping[str, float], ...] = ()
+    """Resources of each actor or task that none of its node types can hold; the same holds."""
+
 
 def report_of_v1(status: Mapping[str, Any]) -> AutoscalerReport:
     """Read the status that Ray's first autoscaler writes.
@@ -83,6 +86,10 @@ def report_of_v2(state: Mapping[str, Any]) -> AutoscalerReport:
             each.get("details", "").partition(":")[0]
             for each in state.get("infeasible_gang_resource_requests", ())
         ),
+        infeasible_actors=tuple(
+            each.get("resources_bundle", {})
+            for each in state.get("infeasible_resource_requests", ())
+        ),
     )
 
 
@@ -97,25 +104,42 @@ class Outlook:
     """Number of agents for which it can't add nodes."""
 
 
-def outlook(report: AutoscalerReport | None, groups: Mapping[str, int]) -> Outlook:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the agents of one run ask the cluster for."""
+
+    groups: Mapping[str, int]
+    """Identifiers of placement groups → their numbers of agents."""
+
+    actors: int = 0
+    """Number of agents without a group, each of which asks by an actor of its own."""
+
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Resources of one agent."""
+
+
+def outlook(report: AutoscalerReport | None, demand: Demand) -> Outlook:
     """Read the autoscaler's report for the agents of one run.
 
     Args:
         report: None if no autoscaler has reported.
-        groups: the run's placement groups: their identifiers and numbers of agents.
+        demand: what the run asks for.
     """
     if report is None or not report.adds_nodes:
         return Outlook(says="no autoscaler adds nodes to it")
-    refused = sum(count for name, count in groups.items() if name in report.infeasible)
+    refused = sum(count for name, count in demand.groups.items() if name in report.infeasible)
+    own = {name: amount for name, amount in demand.resources.items() if amount > 0}
+    refused += min(demand.actors, sum(each == own for each in report.infeasible_actors))
     if report.starting:
         nodes = ", ".join(f"{count} {kind}" for kind, count in sorted(report.starting.items()))
-        said = f"its autoscaler is starting nodes ({nodes})"
+        does = f"is starting nodes ({nodes})"
     elif refused:
-        said = "its autoscaler has no nodes to add that could hold them"
+        does = "has no nodes to add that could hold them"
     else:
-        said = "its autoscaler isn't starting any nodes"
+        does = "isn't starting any nodes"
+    said = f"its autoscaler has been asked for them, and {does}"
     if report.failures:
-        said += f", and has failed to start some ({_last(report.failures)})"
+        said += f"; it has failed to start some ({_last(report.failures)})"
     return Outlook(says=said, refused=0 if report.starting else refused)
 
 

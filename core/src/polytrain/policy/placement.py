@@ -15,6 +15,7 @@ from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, only_we_use
 from polytrain.policy.scaling import holds, worker_capacity
 from polytrain.policy.starting import STARTING_S, Starting
+from polytrain.text.first_few import first_few
 from polytrain_plugins import Member
 
 
@@ -87,6 +88,8 @@ Nodes = Mapping[str, Mapping[str, float]]
 
 SHARED_RESOURCES = frozenset({"CPU", "memory"})
 """Resources that a worker needs as an amount, not as certain devices."""
+
+_NAMED_HOSTS = 8
 
 _LOSSES = 3
 """Consecutive losses of agents to tolerate; at least the number of workers."""
@@ -285,7 +288,15 @@ class PlacementPolicy:
             return None
         return f"{self.shortage(outlook, free)}. {_IF_HOPELESS}"
 
-    def awaited(self, outlook: Outlook | None, starting: Starting, free: Nodes, *, up: int) -> str:
+    def awaited(
+        self,
+        outlook: Outlook | None,
+        starting: Starting,
+        free: Nodes,
+        *,
+        up: int,
+        lost: Sequence[str] = (),
+    ) -> str:
         """Return a sentence about what the run waits for.
 
         Args:
@@ -293,6 +304,7 @@ class PlacementPolicy:
             starting: agents that have their resources, and are starting.
             free: free resources of all nodes.
             up: agents that have arrived.
+            lost: addresses of lost nodes that Ray takes for alive.
         """
         limit_s = self.scaling.start_timeout_s
         if up >= self.scaling.min_workers:
@@ -300,8 +312,14 @@ class PlacementPolicy:
             limit_s = min(limit_s, STARTING_S)
         if self._are_reserved(starting, up):
             return f"Waiting for workers, up to {limit_s:g} s: {starting}."
-        said = self.shortage(outlook, free)
+        said = self.shortage(outlook, free, up=up)
         also = f". Others have theirs: {starting}" if starting.hosts else ""
+        if lost and not self.scaling.is_elastic:
+            nodes = first_few(sorted(lost), _NAMED_HOSTS, of="nodes")
+            also += (
+                f". Room is still reserved on {nodes}, lost: Ray looks for other room once it "
+                "knows, after about a minute"
+            )
         return f"Waiting for resources, up to {limit_s:g} s: {said}{also}."
 
     def why_late(self, outlook: Outlook | None, starting: Starting, free: Nodes, *, up: int) -> str:
@@ -330,16 +348,22 @@ class PlacementPolicy:
             )
         return (
             f"the workers could not be placed within {limit_s:g} s: "
-            f"{self.shortage(outlook, free)}. Wait for other jobs, ask for fewer workers, or raise "
-            "ScalingConfig(start_timeout_s=…)"
+            f"{self.shortage(outlook, free, up=up)}. Wait for other jobs, ask for fewer workers, "
+            "or raise ScalingConfig(start_timeout_s=…)"
         )
 
     def _are_reserved(self, starting: Starting, up: int) -> bool:
         """Return whether all missing workers have their resources."""
         return len(starting.hosts) >= max(1, self.scaling.min_workers - up)
 
-    def shortage(self, outlook: Outlook | None, free: Nodes) -> str:
-        """Return a description of the demand, the free resources and the autoscaler's statement."""
+    def shortage(self, outlook: Outlook | None, free: Nodes, *, up: int = 0) -> str:
+        """Return a description of the demand, the free resources and the autoscaler's statement.
+
+        Args:
+            outlook: the outlook by the cluster's autoscaler; None without one.
+            free: free resources of all nodes.
+            up: agents that have arrived.
+        """
         resources = self.scaling.resources
         wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
         has = ", ".join(
@@ -350,7 +374,8 @@ class PlacementPolicy:
             nodes += f" with labels that meet {self.scaling.label_selector}"
         least = self.scaling.min_workers
         workers = "1 worker" if least == 1 else f"{least} workers"
-        said = f"{workers} of {wanted} each; the cluster has {has} free on {nodes}"
+        have = f", {up} of them ready" if up else ""
+        said = f"{workers} of {wanted} each{have}; the cluster has {has} free on {nodes}"
         return f"{said}; {outlook.says}" if outlook is not None else said
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from polytrain.config.configs import ScalingConfig
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
 """Seconds between two checks of the cluster while resources are missing. The first one is
-logged."""
+logged, and what is new of the others."""
 
 _DOUBTED_S = 120.0
 """Seconds for which a lost node gets no agents though the cluster takes it for alive. By default
@@ -91,8 +91,11 @@ class _Placing:
     """Time of the next check for missing resources."""
 
     give_up_at: float
-    is_noticed: bool = False
-    """Whether the log says that resources are missing."""
+    is_looked_for: bool = False
+    """Whether the cluster has been checked once."""
+
+    said: set[str] = field(default_factory=set)
+    """What the log says about missing resources."""
 
     verdict_at: float | None = None
     """Time of the next look at nodes from which bundles have moved; None if there are none."""
@@ -161,6 +164,9 @@ class WorkerPool:
         self._lost_nodes: dict[str, float] = {}
         """Nodes that are lost → when. Each of their agents is reported by itself, some only after
         the next launch; until then none of them may get a rank."""
+
+        self._hosts_of_lost: dict[str, str] = {}
+        """Nodes that have been lost → their addresses."""
 
         self._silent_nodes: set[str] = set()
         """The lost nodes that requests needn't exclude, because the launcher does while they are
@@ -289,6 +295,7 @@ class WorkerPool:
         if gone.kind in _OF_A_WHOLE_NODE and agent_handle.place.node_id:
             is_news = agent_handle.place.node_id not in self._lost_nodes
             self._lost_nodes[agent_handle.place.node_id] = self._clock()
+            self._hosts_of_lost[agent_handle.place.node_id] = agent_handle.place.host
             if gone.node_may_return:
                 self._silent_nodes.add(agent_handle.place.node_id)
             # The others with a rank have to be reported to the attempt, which waits for their end.
@@ -369,7 +376,7 @@ class WorkerPool:
             limit_s=min(STARTING_S, self._scaling.start_timeout_s),
         )
         placing.room = begins_with.workers
-        if not placing.is_noticed:
+        if not placing.is_looked_for:
             self._avoid_no_more()
         is_first = not self.ranked
         self._staff()
@@ -385,9 +392,20 @@ class WorkerPool:
         hopeless = None if outlook is None or self.ranked else self._why_hopeless(outlook)
         if hopeless is not None:
             self._fail(hopeless)
-        elif not placing.is_noticed:
-            logger.warning(self._policy.awaited(outlook, starting, self._free_nodes(), up=self._up))
-        placing.is_noticed = True
+        else:
+            self._say_what_is_missing(placing, outlook, starting)
+        placing.is_looked_for = True
+
+    def _say_what_is_missing(
+        self, placing: _Placing, outlook: Outlook | None, starting: Starting
+    ) -> None:
+        """Log what the run waits for, and again when others say something new about it."""
+        lost = [self._hosts_of_lost[node] for node in sorted(self._dead_to_us())]
+        news = f"{outlook.says if outlook is not None else ''} {lost}"
+        if news not in placing.said:
+            placing.said.add(news)
+            free = self._free_nodes()
+            logger.warning(self._policy.awaited(outlook, starting, free, up=self._up, lost=lost))
 
     def _why_hopeless(self, outlook: Outlook) -> str | None:
         lost = self._dead_to_us()

@@ -205,6 +205,12 @@ class AgentBundles:
         with self._lock:
             self._bundles[number] = found
 
+    @property
+    def silent(self) -> frozenset[str]:
+        """The nodes that don't answer, although Ray doesn't know yet that they are lost."""
+        with self._lock:
+            return frozenset(self._silent)
+
     def shun(self, node: str) -> None:
         """Place no more agents on a node, which doesn't answer."""
         with self._lock:

@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.config.runtime_env import cause_of, named
 from polytrain.errors import FailureKind
-from polytrain.policy.autoscaling import Outlook, outlook
+from polytrain.policy.autoscaling import Demand, Outlook, outlook
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.starting import Starting
@@ -82,6 +82,9 @@ _LISTS_RANKS = (LaunchProcess, SendRoster, StoreRest)
 """Calls that grow with the number of ranks, or of files. A copy for each of a thousand hosts would
 keep the driver busy for minutes."""
 
+_VERDICT_S = 60.0
+"""Seconds between two questions to Ray whether a lost node is dead."""
+
 _CONNECT_TIMEOUT_S = 1.5
 """Seconds for a trial connection: the system repeats its first packet after one."""
 
@@ -98,8 +101,16 @@ class _Host:
     node: str | None
     """The node whose bundles it serves; None if it holds the resources of its only agent."""
 
+    avoid: frozenset[str] = frozenset()
+    """The nodes that its request avoids, if it isn't in a bundle."""
+
+    silent: frozenset[str] = frozenset()
+    """The nodes that its request excludes because they were silent."""
+
     place: NodeAddress | None = None
     is_gone: bool = False
+    is_replaced: bool = False
+    """Whether it was requested anew, before it arrived."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,7 +199,7 @@ class RayAgentLauncher:
                 self._unplaced[number] = agent_handle
                 self._have_placer()
             else:
-                self._start_host(self._own_options(number, avoid), {number: agent_handle})
+                self._start_own_host(number, agent_handle, avoid)
         return agent_handle
 
     def outlook(self) -> Outlook:
@@ -196,7 +207,18 @@ class RayAgentLauncher:
 
         It knows them already, by their groups, or spread actors, that wait for room.
         """
-        return outlook(autoscaler_report(), self._bundles.sizes())
+        with self._lock:
+            late = [
+                number
+                for number, host in self._hosts.items()
+                if host.node is None and host.place is None and not host.is_gone
+            ]
+        demand = Demand(
+            groups=self._bundles.sizes(),
+            actors=sum(self._bundles.strategy_of(number) is None for number in late),
+            resources=self.resources,
+        )
+        return outlook(autoscaler_report(), demand)
 
     def starting(self) -> Starting:
         """Return the requested agents that have their resources, and are starting.
@@ -388,6 +410,15 @@ class RayAgentLauncher:
             ]
         )
 
+    def _start_own_host(
+        self, number: int, agent_handle: AgentHandle, avoid: frozenset[str]
+    ) -> None:
+        """Start an actor that holds the resources of its only agent."""
+        in_bundle = self._bundles.strategy_of(number) is not None
+        silent = frozenset() if in_bundle else self._bundles.silent
+        options = self._own_options(number, avoid | silent)
+        self._start_host(options, {number: agent_handle}, avoid=avoid, silent=silent)
+
     def _own_options(self, number: int, avoid: frozenset[str]) -> dict[str, Any]:
         """Return the options of an actor that holds the resources of its only agent."""
         resources = dict(self.resources)
@@ -455,13 +486,15 @@ class RayAgentLauncher:
         agents: dict[int, AgentHandle],
         *,
         node: str | None = None,
+        avoid: frozenset[str] = frozenset(),
+        silent: frozenset[str] = frozenset(),
     ) -> None:
         if self.spec.runtime_env:
             options = {**options, "runtime_env": dict(self.spec.runtime_env)}
         actor = _HostActor.options(max_concurrency=_CONCURRENT_CALLS, **options).remote(
             self.spec, self._job, list(agents)
         )
-        host = _Host(actor=actor, agents=agents, node=node)
+        host = _Host(actor=actor, agents=agents, node=node, avoid=avoid, silent=silent)
         self._hosts.update(dict.fromkeys(agents, host))
         if node is not None:
             self._by_node[node] = host
@@ -471,24 +504,35 @@ class RayAgentLauncher:
 
     async def _listen(self, host: _Host) -> None:
         """Pass on the mail of a host's agents until the host is gone."""
-        is_silent = False
         try:
             host.place = await host.actor.place.remote()
             silence = await self._mail_until_silence(host, host.place)
         except RayError as error:
+            if host.is_replaced:
+                return
             kind, reason = await asyncio.to_thread(
                 why_gone, error, host.place, self.spec.runtime_env
             )
+            is_early = kind is FailureKind.NODE_LOST and not await self._is_known_dead(host.place)
             if isinstance(error, ActorUnavailableError):
                 # Kill it in case it lives: nothing listens to it now.
                 ray.kill(host.actor)
         else:
             kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
-            is_silent = silence is not None
-            if is_silent:
+            is_early = silence is not None
+            if is_early:
                 kind = FailureKind.NODE_LOST
                 reason = f"its node {host.place.host} is silent: {silence}"
-        self._lose(host, kind, reason, node_may_return=is_silent)
+        if is_early and host.place is not None:
+            self.shun(host.place.node_id)
+            self._loop.submit(self._await_return(host, host.place.node_id))
+        self._lose(host, kind, reason, node_may_return=is_early)
+
+    async def _is_known_dead(self, place: NodeAddress | None) -> bool:
+        """Return whether Ray has noticed that a node is dead."""
+        if place is None:
+            return False
+        return await asyncio.to_thread(death_of_node, place.node_id) is not None
 
     async def _mail_until_silence(self, host: _Host, place: NodeAddress) -> str | None:
         """Pass on mail until the host ends; return None, or what its node didn't answer."""
@@ -500,8 +544,6 @@ class RayAgentLauncher:
             if mail.done():
                 mail.result()
                 return None
-            self._bundles.shun(place.node_id)
-            self._loop.submit(self._await_return(host, place.node_id, contact))
             return silence.result()
         finally:
             # Ray itself ends the stream of a silent node only after a minute.
@@ -523,13 +565,39 @@ class RayAgentLauncher:
                 if agent_handle is not None:
                     self.mailbox.put(delivery(agent_handle, mail))
 
-    async def _await_return(self, host: _Host, node: str, contact: NodeContact) -> None:
-        """Use a silent node again once it answers, and end what has gone on there meanwhile."""
-        await contact.answer()
+    async def _await_return(self, host: _Host, node: str) -> None:
+        """Use a lost node again once it answers, and end what has gone on there meanwhile."""
+        contact = NodeContact(address=await self._raylet_address(node))
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(contact.answer(), _VERDICT_S)
+                break
+            # What comes back after that is another node to Ray.
+            if await asyncio.to_thread(death_of_node, node) is not None:
+                return
         ray.kill(host.actor)
+        self.readmit(node)
+
+    def shun(self, node: str) -> None:
+        """Start no agents on a lost node, where Ray still would: it doesn't know of the loss."""
+        self._bundles.shun(node)
+
+    def readmit(self, node: str) -> None:
+        """Use a lost node again, for the agents that wait for room too."""
         self._bundles.readmit(node)
         self._is_requested.set()
         self.mailbox.put([NodeReturned(node_id=node)])
+        with self._lock:
+            waiting = [
+                host
+                for host in {*self._hosts.values()}
+                if node in host.silent and host.place is None and not host.is_gone
+            ]
+            for host in waiting:
+                host.is_replaced = True
+                ray.kill(host.actor)
+                [(number, agent_handle)] = host.agents.items()
+                self._start_own_host(number, agent_handle, host.avoid)
 
 
 def why_gone(
