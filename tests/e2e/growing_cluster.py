@@ -43,7 +43,19 @@ def growing_cluster(
     # The paths of sockets must be short.
     directory = Path(tempfile.mkdtemp(prefix="growing-", dir="/tmp"))
     address = f"{ray.util.get_node_ip_address()}:{_free_port()}"
-    (directory / "config.json").write_text(json.dumps(_config(address, node, max_nodes)))
+    provider = {
+        "type": "external",
+        "module": _PROVIDER,
+        "gcs_address": address,
+        "head_node_id": FAKE_HEAD_NODE_ID,
+        "launch_multiple": True,
+        "use_node_id_as_ip": True,
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    }
+    added = {"max_workers": max_nodes, **node}
+    config = autoscaling_config(provider, head="ray.head.default", added=added)
+    (directory / "config.json").write_text(json.dumps(config))
     environment = {
         **os.environ,
         **OPEN,
@@ -81,27 +93,28 @@ def growing_cluster(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _config(address: str, node: Mapping[str, Any], max_nodes: int) -> dict[str, Any]:
+def autoscaling_config(
+    provider: Mapping[str, Any], *, head: str, added: Mapping[str, Any], idle_s: float = 60
+) -> dict[str, Any]:
+    """Return the configuration of an autoscaler that adds nodes of one type.
+
+    Args:
+        provider: where its nodes come from.
+        head: the type of the node that there is.
+        added: `resources`, `max_workers` and `labels` of the type.
+        idle_s: seconds after which it removes an idle node.
+    """
     commands = ("setup", "initialization", "head_setup", "worker_setup", "head_start_ray")
     return {
         "cluster_name": "growing",
-        "max_workers": max_nodes,
-        "idle_timeout_minutes": 1,
-        "provider": {
-            "type": "external",
-            "module": _PROVIDER,
-            "gcs_address": address,
-            "head_node_id": FAKE_HEAD_NODE_ID,
-            "launch_multiple": True,
-            "use_node_id_as_ip": True,
-            "disable_node_updaters": True,
-            "disable_launch_config_check": True,
-        },
+        "max_workers": added["max_workers"],
+        "idle_timeout_minutes": idle_s / 60,
+        "provider": provider,
         "available_node_types": {
-            "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
-            "added": {"node_config": {}, "min_workers": 0, "max_workers": max_nodes, **node},
+            head: {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+            "added": {"node_config": {}, "min_workers": 0, **added},
         },
-        "head_node_type": "ray.head.default",
+        "head_node_type": head,
         "auth": {},
         "file_mounts": {},
         "file_mounts_sync_continuously": False,

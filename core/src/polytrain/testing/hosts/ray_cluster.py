@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from polytrain.testing.hosts.host import Host
 
@@ -24,7 +25,12 @@ _PORTS = (
 )
 
 
-def ray_on(*hosts: Host, cpus: int = 2, env: Mapping[str, str] | None = None) -> str:
+def ray_on(
+    *hosts: Host,
+    cpus: int = 2,
+    env: Mapping[str, str] | None = None,
+    autoscaling_config: Path | None = None,
+) -> str:
     """Start Ray on hosts, the head on the first, and return the address of the cluster.
 
     A driver inside any host gets it as `RAY_ADDRESS`. Ray ends with the hosts. It listens below
@@ -34,9 +40,12 @@ def ray_on(*hosts: Host, cpus: int = 2, env: Mapping[str, str] | None = None) ->
         hosts: the first has the head.
         cpus: of each host, whatever the machine has.
         env: variables of all of Ray's processes, such as `RAY_health_check_period_ms`.
+        autoscaling_config: the file that configures Ray's autoscaler, which runs in the head.
     """
     head, *others = hosts
     start = [f"--port={_PORT}", "--head", "--include-dashboard=false"]
+    if autoscaling_config is not None:
+        start.append(f"--autoscaling-config={autoscaling_config}")
     _start_node(head, start, cpus=cpus, env=env)
     address = f"{head.address}:{_PORT}"
     with ThreadPoolExecutor(max_workers=len(hosts)) as threads:
