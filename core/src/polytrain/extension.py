@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from polytrain.data.types.columns import empty_table, to_format
     from polytrain.errors import BadDataError
     from polytrain.keras_layers import adapted_digests, nested_layers, unequal_layers
+    from polytrain.linux.kept_states import KeptState, KeptStates
     from polytrain.workers.session.call_counter import Calls
     from polytrain.workers.session.context import Context
+    from polytrain.workers.session.survivor import NotCleanError, Place, StateWriter, Survivor
     from polytrain.workers.session.worker_api import (
         keep_all_batches,
         open_cursor,
         scratch_directory,
         starting_checkpoint,
+        survivor,
     )
 
 __all__ = [
@@ -34,7 +37,13 @@ __all__ = [
     "Cursor",
     "DataPosition",
     "Epoch",
+    "KeptState",
+    "KeptStates",
+    "NotCleanError",
+    "Place",
     "Plan",
+    "StateWriter",
+    "Survivor",
     "TensorShapes",
     "adapted_digests",
     "check_named",
@@ -46,6 +55,7 @@ __all__ = [
     "open_cursor",
     "scratch_directory",
     "starting_checkpoint",
+    "survivor",
     "to_format",
     "unequal_layers",
 ]
@@ -77,11 +87,22 @@ _NAMES = LazyNames(
         "polytrain.errors": ("BadDataError",),
         "polytrain.workers.session.call_counter": ("Calls",),
         "polytrain.workers.session.context": ("Context",),
+        "polytrain.linux.kept_states": (
+            "KeptState",
+            "KeptStates",
+        ),
+        "polytrain.workers.session.survivor": (
+            "NotCleanError",
+            "Place",
+            "StateWriter",
+            "Survivor",
+        ),
         "polytrain.workers.session.worker_api": (
             "keep_all_batches",
             "open_cursor",
             "scratch_directory",
             "starting_checkpoint",
+            "survivor",
         ),
     },
 )

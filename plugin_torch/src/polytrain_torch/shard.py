@@ -12,6 +12,7 @@ from polytrain_plugins import Batches, Shard, ShardView, VirtualBatch
 from polytrain_torch.devices import current_device
 from polytrain_torch.moving import moved
 from polytrain_torch.row_weights import WeightedLoop, weighted_loop
+from polytrain_torch.survivors.points import epoch_is_over, next_batch
 from polytrain_torch.virtual_workers import current
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class TorchShard(ShardView):
         def weighted() -> Iterator[Any]:
             with weighted_loop() as loop:
                 self._loop = loop
+                next_batch()
                 for batch in batches:
                     is_weighted = self._is_weighted_by_function
                     if isinstance(batch, VirtualBatch):
@@ -68,6 +70,8 @@ class TorchShard(ShardView):
                         continue
                     loop.given(1 if is_weighted else self._shard.gradient_weight, batch)
                     yield batch
+                    next_batch()
+                epoch_is_over()
 
         return Batches(weighted, batches.__len__)
 

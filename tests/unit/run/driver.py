@@ -42,6 +42,7 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StopRequests
 from polytrain.run.states import Conclude, State
+from polytrain.run.survivors import Survivors
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import (
     Acknowledge,
@@ -245,6 +246,7 @@ class Driver:
                     observers=observers,
                     attached=attached,
                 ),
+                survivors=Survivors(group=group, journal=journal),
                 lease=lease,
                 journal=journal,
                 background_tasks=background_tasks,

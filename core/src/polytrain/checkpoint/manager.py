@@ -217,6 +217,11 @@ class CheckpointManager:
             self._has_grown = self._has_grown or number == self._last_complete
         self._parts.setdefault(number, {})[part.rank] = part
 
+    def of_state(self, part: PartStored) -> Manifest:
+        """Return the manifest of a whole checkpoint that one rank has written for all."""
+        self._next_number = max(self._next_number, part.checkpoint + 1)
+        return self._manifest({part.rank: part})
+
     def next_complete(self) -> Manifest | None:
         """Return the manifest of the oldest checkpoint that can be committed now.
 

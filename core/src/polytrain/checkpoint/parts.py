@@ -186,6 +186,17 @@ class PartStored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateWritten:
+    """A survivor's state is stored as a whole checkpoint, which isn't committed yet."""
+
+    attempt: int
+    rank: int
+    part: PartStored
+    is_report: bool
+    """Whether it is the checkpoint of a report that the rank was making."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartVoid:
     """A rank's part is invalid: its files have changed since the rank reported them."""
 

@@ -11,6 +11,7 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.preemption import LeavingNode, earliest
 from polytrain.events.rollback import Rollback
 from polytrain.functions.return_values import Returned
+from polytrain.linux.kept_states import KeptState
 from polytrain.linux.nvidia_gpus import GpuUse
 from polytrain.linux.progress_page import WorkerStage
 from polytrain_plugins import Offer, Stopped
@@ -216,6 +217,36 @@ class AgentLost:
     rank: int
     reason: str
     kind: FailureKind = FailureKind.AGENT_LOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepsState:
+    """A worker process keeps its state after each step, for the case that another is lost."""
+
+    attempt: int
+    rank: int
+    size: int
+    """Bytes of the whole state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRead:
+    """The small states of a rank, whose process may be gone."""
+
+    attempt: int
+    rank: int
+    states: tuple[KeptState, ...]
+    is_alive: bool
+    """Whether its process is there, and can be asked for the whole state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateUnwritten:
+    """A survivor has no clean state, or couldn't write it in time."""
+
+    attempt: int
+    rank: int
+    reason: str
 
 
 Event = (

@@ -373,6 +373,21 @@ class AttemptEnded(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorsAsked(Entry):
+    """After a loss, the other ranks were asked for the state of the last step."""
+
+    attempt: Count
+    rank: Ranks | None
+    """The rank that has written it; None if none has."""
+
+    step: Count | None
+    """The number of reports before it."""
+
+    reason: str
+    """Why there is none, so that steps since the last checkpoint are repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StacksDumped(Entry):
     """The stacks of ranks were dumped, because something hung."""
 
@@ -469,6 +484,7 @@ KINDS: Mapping[str, type[Entry]] = {
     "Reports": ReportBlock,
     "Committed": CheckpointCommitted,
     "PartVoid": CheckpointDropped,
+    "SurvivorsAsked": SurvivorsAsked,
     "ValidationRequested": ValidationRequested,
     "ValidationEnded": ValidationEnded,
     "ConditionMet": StopConditionMet,

@@ -18,6 +18,7 @@ from polytrain.checkpoint.parts import (
     PartStored,
     PartTracker,
     PartVoid,
+    StateWritten,
     storage_message,
 )
 from polytrain.checkpoint.starting_point import StartingPoint
@@ -59,6 +60,10 @@ class CheckpointCoordinator:
     _has_warned_of_score: bool = False
     _has_warned_of_lost_steps: bool = False
     _has_warned_of_files: bool = False
+    _highest_staged: int = -1
+    _of_survivors: set[str] = field(default_factory=set)
+    """Directories of checkpoints that nobody reported, and that have no score."""
+
     _waiting: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks whose staged part waits for rank 0's."""
 
@@ -115,6 +120,26 @@ class CheckpointCoordinator:
         self.background_tasks.submit(self.journal.sync)
         self._retire()
 
+    def commit_state(self, written: StateWritten) -> bool:
+        """Commit a survivor's state; return whether it is as new as the newest checkpoint."""
+        part, newest = written.part, self.manager.checkpoints[-1:]
+        if any(manifest.step > part.step for manifest in newest):
+            return False
+        if not written.is_report:
+            # Its metrics would rank it beside the checkpoint that was reported with them.
+            part = replace(part, metrics={})
+        manifest = self.manager.of_state(part)
+        if not written.is_report:
+            self._of_survivors.add(manifest.directory)
+        commit = partial(self._commit, manifest, frozenset())
+        self.background_tasks.submit(commit, attempt=part.attempt)
+        return True
+
+    @property
+    def unused_number(self) -> int:
+        """A number that no checkpoint of this attempt has, and that is higher than all."""
+        return max(self.manager.next_number, self._highest_staged + 1)
+
     def done(self, rank: int) -> Failed | None:
         """Note that a rank's training has ended; return the failure if this ends the attempt."""
         if self._tracker is None:
@@ -146,6 +171,7 @@ class CheckpointCoordinator:
 
     def _staged(self, part: PartStaged) -> Failed | None:
         rank, number = part.rank, part.checkpoint
+        self._highest_staged = max(self._highest_staged, number)
         if self.manager.merges_files and rank != 0:
             self.manager.expect(rank, number)
             self._waiting.setdefault(number, set()).add(rank)
@@ -265,7 +291,7 @@ class CheckpointCoordinator:
     def _check_score(self, directory: str, metrics: Mapping[str, Any]) -> None:
         """Warn once if checkpoints can't be ranked as configured."""
         missing = missing_score(metrics, self.manager.config)
-        if missing is None or self._has_warned_of_score:
+        if missing is None or self._has_warned_of_score or directory in self._of_survivors:
             return
         self._has_warned_of_score = True
         logger.warning(

@@ -61,6 +61,7 @@ from polytrain.run.states import (
     Transition,
     entries_of,
 )
+from polytrain.run.survivors import Survivors
 from polytrain.workers.agents.calls import (
     AgentEvent,
     DrainAttempt,
@@ -69,6 +70,7 @@ from polytrain.workers.agents.calls import (
     ReadStacks,
     SendCheckpoints,
     SendRoster,
+    SurvivorEvent,
 )
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain.workers.session.job import LaunchOrder
@@ -95,6 +97,7 @@ class Controller:
     health_monitor: HealthMonitor
     stop_requests: StopRequests
     remote_requests: RemoteRequests
+    survivors: Survivors
     attached: AttachedWork = field(default_factory=AttachedWork)
     commit_search: CommitSearch = field(default_factory=CommitSearch)
     stop_rule: StopRule = field(default_factory=StopRule)
@@ -133,6 +136,7 @@ class Controller:
                 self.group.wait(self._take, self._wait_limit())
             self._take_results()
             self._fail_if(self.checkpoints.overdue())
+            self.survivors.overdue()
             self._look_who_hangs()
             self._answer_who_wants_stacks()
         self.checkpoints.all_are_good()
@@ -250,6 +254,9 @@ class Controller:
             # In an inline run, the resulting tasks have already finished.
             self._take_results()
             return
+        if isinstance(event, SurvivorEvent):
+            self.survivors.take(event)
+            return
         if isinstance(event, CheckpointsAsked):
             self._take_question(event)
             return
@@ -269,6 +276,8 @@ class Controller:
             self._take_returned(event)
             self._fail_if(self.checkpoints.done(event.rank))
         self._happen(event)
+        if isinstance(event, AgentLost):
+            self.survivors.lost(event.rank)
         # In an inline run, the results are already there.
         self._take_results()
 
@@ -366,8 +375,10 @@ class Controller:
                 # Earlier output may hold the cause; later output is only about lost peers.
                 self.output.flush()
                 self.output.muted = True
-                self.group.call(action)
+                if not self.survivors.ask(self.state, number=self.checkpoints.unused_number):
+                    self.group.call(action)
             case EndAttempt(root=root, reason=reason):
+                self._commit_state()
                 self.journal.write(
                     AttemptEnded(
                         attempt=action.attempt,
@@ -435,6 +446,7 @@ class Controller:
             )
         )
         self.checkpoints.launched(attempt, world_size)
+        self.survivors.launched(attempt, world_size)
         self.health_monitor.launched(attempt, world_size=self.state.world_size)
         self.output.begin_attempt()
         self.publisher.attempt_started(
@@ -457,6 +469,25 @@ class Controller:
                 changes=changes,
             )
         )
+
+    def _commit_state(self) -> None:
+        """Commit the state that a survivor has written, once all that was reported is stored."""
+        written = self.survivors.written()
+        if written is None or not self.checkpoints.commit_state(written):
+            return
+        part = written.part
+        self._finish_tasks()
+        self._take_results()
+        if part.step == self.journal.history.ledger.highest_step + 1:
+            # Rank 0 was lost between the step and its report of it, which nobody repeats.
+            report = Reported(
+                attempt=part.attempt,
+                rank=0,
+                step=part.step,
+                metrics=part.metrics,
+                at=self.journal.clock.now(),
+            )
+            self.publisher.reported(report)
 
     def _announce_drain(self) -> None:
         drain = self.state.drain
@@ -484,6 +515,7 @@ class Controller:
         """Seconds until the next deadline."""
         deadlines = (
             self.checkpoints.deadline,
+            self.survivors.deadline,
             self.health_monitor.deadline,
             self._stacks_requests.deadline,
             self._budget_deadline,

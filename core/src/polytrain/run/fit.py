@@ -48,6 +48,7 @@ from polytrain.run.requests import RemoteRequests
 from polytrain.run.resume import function_fingerprint, unreported, versions_of
 from polytrain.run.run import Run
 from polytrain.run.states import Conclude, State
+from polytrain.run.survivors import Survivors
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
 from polytrain.workers.driver.agent_group import AgentGroup, AgentGroupSpec
@@ -130,6 +131,7 @@ def controller_of(
         ),
         group=group,
         checkpoints=checkpoints,
+        survivors=Survivors(group=group, journal=journal),
         lease=run.lease,
         journal=journal,
         background_tasks=background_tasks,

@@ -83,7 +83,7 @@ def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
     inside = set(part.modules())
     senders = {each for each in inside if each in models_in_ddp} or {
         each.module
-        for each in _models_of_users()
+        for each in ddp_models()
         if each.broadcast_buffers and (each in inside or each.module in inside)
     }
     sent = {id(buffer) for each in senders for buffer in each.buffers()}
@@ -92,7 +92,7 @@ def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: each for name, each in state.items() if name not in left_out}
 
 
-def _models_of_users() -> Iterable[DistributedDataParallel]:
+def ddp_models() -> Iterable[DistributedDataParallel]:
     """Return all DDP models of this process; a module doesn't know the DDP model around it."""
     # By type: reading `__class__` of some objects imports modules.
     return (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))

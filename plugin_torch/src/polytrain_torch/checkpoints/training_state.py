@@ -56,6 +56,7 @@ from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.engine import MODEL_FILE
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.randomness import restore_random_states
+from polytrain_torch.survivors import keeper
 from polytrain_torch.virtual_workers import current
 
 logger = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ class TrainingState:
         """
         checkpoint = checkpoint or get_checkpoint()
         if checkpoint is None:
+            keeper.start(self._parts, {})
             return {}
         directory = Path(checkpoint.path)
         saved = self._read(directory)
@@ -164,6 +166,7 @@ class TrainingState:
             unwrapped(self._parts[name]).load_state_dicts(states)
         restore_random_states(directory)
         progress: State = saved["progress"]
+        keeper.start(self._parts, progress)
         return progress
 
     def _read(self, directory: Path) -> State:
@@ -297,6 +300,9 @@ class TrainingState:
             metrics: as for `polytrain.report`.
             progress: plain data that `restore` returns, such as the next epoch's number.
         """
+        keeps = keeper.keeper()
+        if keeps is not None:
+            keeps.at_report(metrics, progress)
         # Not in the system's directory: report may end this process, and it would stay.
         with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
             self.save(directory, **progress)

@@ -53,6 +53,7 @@ from polytrain_torch.loaders.streams import (
 from polytrain_torch.moving import moved
 from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
 from polytrain_torch.row_weights import weighted_loop
+from polytrain_torch.survivors.points import epoch_is_over, next_batch
 from polytrain_torch.virtual_workers import VirtualWorkers, current, refuse_virtual_workers
 
 logger = logging.getLogger(__name__)
@@ -142,6 +143,7 @@ class PreparedDataLoader:
             if self._virtual is not None:
                 yield from self._virtual_batches(self._virtual, epoch, stops)
                 return
+            next_batch()
             for batch in self._split:
                 epoch.check_alone()
                 # Count a batch before its step, so that a report in the step includes it.
@@ -150,6 +152,8 @@ class PreparedDataLoader:
                 batch = self._on_device(batch)
                 loop.given(stop.weight, batch)
                 yield batch
+                next_batch()
+            epoch_is_over()
 
     def _virtual_batches(
         self, virtual: VirtualWorkers, epoch: Epoch, stops: deque[Stop]
@@ -177,10 +181,13 @@ class PreparedDataLoader:
         with place.cursor.epoch() as epoch:
             place.begin(epoch)
             self._seed_workers(f"{place.seed} {epoch.number}")
+            next_batch()
             for batch in self._split:
                 epoch.check_alone()
                 place.given(epoch)
                 yield self._on_device(batch)
+                next_batch()
+            epoch_is_over()
 
     def _seed_workers(self, seed: str) -> None:
         """Seed the loader's generator, which seeds the worker processes of each iteration.

@@ -18,6 +18,9 @@ from polytrain_torch.row_weights import weigh_model
 models_in_ddp: WeakSet[torch.nn.Module] = WeakSet()
 """Models whose buffers DDP broadcasts from rank 0 before each step."""
 
+after_forward: list[Callable[[], None]] = []
+"""Called when a model has computed its output, before gradients are averaged."""
+
 
 class DataParallel(DistributedDataParallel):
     """DDP that also has the model's public attributes and methods.
@@ -33,6 +36,13 @@ class DataParallel(DistributedDataParallel):
             models_in_ddp.add(self.module)
         # Attributes set so far are DDP's own, even if the model has the same name, such as `dim`.
         self._is_wrapped = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            for call in after_forward:
+                call()
+        return output
 
     def __getattr__(self, name: str) -> Any:
         try:

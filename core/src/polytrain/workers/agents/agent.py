@@ -21,7 +21,16 @@ from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import Exited, Failed, LeaveTimedOut, Stacks, Started, Unkillable
+from polytrain.events.attempt import (
+    Exited,
+    Failed,
+    KeptRead,
+    LeaveTimedOut,
+    Stacks,
+    Started,
+    StateUnwritten,
+    Unkillable,
+)
 from polytrain.linux.processes import describe_exit, kill_session
 from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.policy.placement import NodeAddress
@@ -35,14 +44,16 @@ from polytrain.workers.agents.calls import (
     LaunchProcess,
     Leave,
     RankAssignment,
+    ReadKept,
     ReadStacks,
     SendCheckpoints,
     SendRoster,
     StoreRest,
     StreamOrder,
+    WriteState,
 )
 from polytrain.workers.agents.installed import versions_unlike
-from polytrain.workers.agents.part_storer import PartStorer
+from polytrain.workers.agents.part_storer import AsEvent, PartStorer, of_state
 from polytrain.workers.agents.rank_data import RankData
 from polytrain.workers.agents.storage_check import StorageCheck
 from polytrain.workers.agents.worker_connection import WorkerConnection
@@ -116,6 +127,11 @@ class Agent:
         self._has_roster = -1
         self._to_drain: DrainAttempt | None = None
         self._data = RankData()
+        self._last: WorkerConnection | None = None
+        """The newest connection, whose kept states outlive it."""
+
+        self._asked: WriteState | None = None
+        """The request for a state that the worker process hasn't answered."""
 
     async def place(self) -> NodeAddress:
         """Return this agent's node once it is ready for a rank."""
@@ -175,8 +191,52 @@ class Agent:
                 self._send(attempt, settled_message(checkpoint))
             case SendCheckpoints(attempt=attempt, number=number, checkpoints=checkpoints):
                 self._send(attempt, checkpoints_message(number, checkpoints))
+            case ReadKept(attempt=attempt):
+                self._read_kept(attempt)
+            case WriteState(attempt=attempt):
+                self._ask_for_state(call)
             case _:
                 assert_never(call)
+
+    def _read_kept(self, attempt: int) -> None:
+        last = self._last
+        kept = None if last is None or last.attempt != attempt else last.kept
+        read = KeptRead(
+            attempt=attempt,
+            rank=self._rank,
+            states=() if kept is None else kept.read(),
+            is_alive=self._connection_of(attempt) is not None,
+        )
+        self._events.put_nowait(read)
+
+    def _ask_for_state(self, call: WriteState) -> None:
+        worker, why = self._connection_of(call.attempt), "its process is gone"
+        if worker is not None and worker.kept is not None:
+            try:
+                worker.kept.ask(call)
+            except OSError as error:
+                why = f"it can't be asked: {error}"
+            else:
+                self._asked = call
+                loop = asyncio.get_running_loop()
+                loop.call_later(call.limit_s, self._not_written_in_time, call)
+                return
+        self._unwritten(call.attempt, why)
+
+    def _not_written_in_time(self, call: WriteState) -> None:
+        if self._asked is call:
+            self._asked = None
+            self._unwritten(call.attempt, f"it took more than {call.limit_s:.1f} s")
+
+    def _unwritten(self, attempt: int, why: str) -> None:
+        unwritten = StateUnwritten(attempt=attempt, rank=self._rank, reason=why)
+        self._events.put_nowait(unwritten)
+
+    def _take_state(self, part: StagedPart, is_report: bool) -> None:
+        """Store what a survivor has written, unless it comes too late."""
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.checkpoint == part.checkpoint:
+            self._take_part(part, of_state(part, is_report=is_report))
 
     async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         if order.attempt <= self._killed:
@@ -280,6 +340,7 @@ class Agent:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+        self._forget_kept()
         if self._gpu_meter is not None:
             self._gpu_meter.close()
         await self._data.release()
@@ -321,6 +382,7 @@ class Agent:
             on_event=self._events.put_nowait,
             on_part=self._take_part,
             on_imports=self._preload,
+            on_written=self._take_state,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             gpu_meter=self._gpu_meter,
@@ -350,11 +412,17 @@ class Agent:
         finally:
             for handed_over in lines:
                 handed_over.close()
-        self._worker = worker
+        self._forget_kept()
+        self._worker = self._last = worker
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines), self._spec.route))
         self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
         worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
+
+    def _forget_kept(self) -> None:
+        if self._last is not None and self._last.kept is not None:
+            self._last.kept.close()
+        self._last = self._asked = None
 
     def _give_up(self, worker: WorkerConnection) -> None:
         """Stop waiting for a killed process, which won't run its code again."""
@@ -399,12 +467,12 @@ class Agent:
         _, modules, variables = message
         self._zygotes.preload(modules, variables, self._environment, self._spec.directory)
 
-    def _take_part(self, part: StagedPart) -> None:
+    def _take_part(self, part: StagedPart, as_event: AsEvent | None = None) -> None:
         assert self._scratch is not None
         near = self._spec.store.near_staging
         misplaced = misplaced_part(part, scratch=self._scratch.path, near=near)
         if misplaced is None:
-            self._parts.take(part)
+            self._parts.take(part, as_event)
         else:
             self._events.put_nowait(misplaced)
 

@@ -10,10 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
-from polytrain.events.attempt import Event, HealthEvent, Reported
+from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
+from polytrain.events.attempt import (
+    Event,
+    HealthEvent,
+    KeepsState,
+    KeptRead,
+    Reported,
+    StateUnwritten,
+)
 from polytrain.events.output import BarMoved, Output
 from polytrain.events.preemption import PreemptionInfo
+from polytrain.linux.kept_states import KeptState
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
@@ -118,6 +126,35 @@ class SendCheckpoints:
     """Path, metrics and status of each, as plain values."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadKept:
+    """Read the rank's small states; leads to `KeptRead`, whether or not its process lives."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteState:
+    """Have the worker process write its state as a checkpoint.
+
+    Leads to `StateWritten` or `StateUnwritten` in a bounded time.
+    """
+
+    attempt: int
+    checkpoint: int
+    """The checkpoint's number."""
+
+    point: int
+    """The newest clean point that any rank has reached."""
+
+    kept: Mapping[int, Sequence[KeptState]]
+    """Rank → its small states."""
+
+    limit_s: float
+
+
+SurvivorEvent = KeepsState | KeptRead | StateWritten | StateUnwritten
+
 Call = (
     SendRoster
     | DrainAttempt
@@ -127,6 +164,8 @@ Call = (
     | StoreRest
     | Acknowledge
     | SendCheckpoints
+    | ReadKept
+    | WriteState
 )
 """A call that concerns the worker process of an attempt."""
 
@@ -157,5 +196,14 @@ def assigned(call: Call | LaunchProcess, assignment: RankAssignment | None) -> C
     return replace(call, assignment=assignment) if isinstance(call, LaunchProcess) else call
 
 
-AgentEvent = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | BarMoved | HealthEvent
+AgentEvent = (
+    Event
+    | Reported
+    | CheckpointEvent
+    | CheckpointsAsked
+    | SurvivorEvent
+    | Output
+    | BarMoved
+    | HealthEvent
+)
 """An event of an agent's worker process."""

@@ -7,13 +7,28 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from polytrain.checkpoint.parts import StagedPart, clear_staged, kept_if_unstored, stored_part
+from polytrain.checkpoint.parts import (
+    PartStored,
+    PartVoid,
+    StagedPart,
+    StateWritten,
+    clear_staged,
+    kept_if_unstored,
+    stored_part,
+)
 from polytrain.checkpoint.staging import remove
 from polytrain.checkpoint.store import CheckpointStore
+from polytrain.events.attempt import Failed, StateUnwritten
 from polytrain.workers.agents.calls import AgentEvent
 
 StoredAlready = Mapping[str, str]
 """Name → SHA-256 of files that are stored already."""
+
+
+Outcome = PartStored | PartVoid | Failed
+"""The outcome of storing a part."""
+
+AsEvent = Callable[[Outcome], AgentEvent]
 
 
 class PartStorer:
@@ -42,15 +57,21 @@ class PartStorer:
         self._copies: dict[int, Path] = {}
         """Checkpoint → this node's copy, for an attempt that resumes from it."""
 
-    def take(self, part: StagedPart) -> None:
-        """Store a part. With merged files, parts of ranks above 0 wait for `store_rest`."""
+    def take(self, part: StagedPart, as_event: AsEvent | None = None) -> None:
+        """Store a part. With merged files, parts of ranks above 0 wait for `store_rest`.
+
+        Args:
+            part: the staged part.
+            as_event: returns the event of the outcome, if the part is a survivor's whole state, and
+                waits for nobody.
+        """
         loop = asyncio.get_running_loop()
         rank_0: asyncio.Future[StoredAlready | None] = loop.create_future()
-        if part.rank != 0 and self._merges_files:
+        if part.rank != 0 and self._merges_files and as_event is None:
             self._rank_0[part.attempt_id.attempt, part.checkpoint] = rank_0
         else:
             rank_0.set_result({})
-        task = loop.create_task(self._store_part(part, rank_0))
+        task = loop.create_task(self._store_part(part, rank_0, as_event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -79,14 +100,17 @@ class PartStorer:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _store_part(
-        self, part: StagedPart, rank_0: asyncio.Future[StoredAlready | None]
+        self,
+        part: StagedPart,
+        rank_0: asyncio.Future[StoredAlready | None],
+        as_event: AsEvent | None,
     ) -> None:
         stored_already = await rank_0
         if stored_already is None:
             clear_staged(part)
             return
         self._unstored[part.checkpoint] = part
-        event = await asyncio.get_running_loop().run_in_executor(
+        outcome = await asyncio.get_running_loop().run_in_executor(
             self._thread, stored_part, self._store, part, stored_already
         )
         del self._unstored[part.checkpoint]
@@ -94,4 +118,17 @@ class PartStorer:
             clear_staged(part)
         else:
             self._copies[part.checkpoint] = part.staged
-        self._tell(event)
+        self._tell(outcome if as_event is None else as_event(outcome))
+
+
+def of_state(part: StagedPart, *, is_report: bool) -> AsEvent:
+    """Return what makes an event of a survivor's state: that it can't be stored is no failure."""
+    attempt, rank = part.attempt_id.attempt, part.rank
+
+    def event(outcome: Outcome) -> AgentEvent:
+        if isinstance(outcome, PartStored):
+            return StateWritten(attempt=attempt, rank=rank, part=outcome, is_report=is_report)
+        why = outcome.reason if isinstance(outcome, PartVoid) else outcome.failure.message
+        return StateUnwritten(attempt=attempt, rank=rank, reason=why)
+
+    return event

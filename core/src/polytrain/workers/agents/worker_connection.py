@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
+from polytrain.events.attempt import KeepsState, StateUnwritten
 from polytrain.events.output import BarMoved, Output, OutputRoute
 from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, UtilizationProbe
 from polytrain.observe.stacks import stacks_of
 from polytrain.workers.agents.calls import AgentEvent
+from polytrain.workers.agents.kept_end import KeptEnd
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
 from polytrain.workers.session.job import LaunchOrder
-from polytrain.workers.session.messages import to_event, to_part
+from polytrain.workers.session.messages import to_event, to_part, to_written_part
 
 _RANKS_WITH_BARS = 8
 """Ranks whose bars are shown while they move: a terminal has no room for more."""
@@ -34,6 +36,7 @@ class WorkerConnection:
         on_event: Callable[[AgentEvent], None],
         on_part: Callable[[StagedPart], None],
         on_imports: Callable[[Message], None],
+        on_written: Callable[[StagedPart, bool], None],
         hang_timeout_s: float | None,
         straggler_window_s: float | None,
         gpu_meter: GpuMeter,
@@ -47,6 +50,8 @@ class WorkerConnection:
             on_event: called with the worker process's events and output.
             on_part: called with each part of a checkpoint that it has staged.
             on_imports: called with the message of the modules that it has imported.
+            on_written: called with the state that it has written as a survivor, and whether that is
+                the checkpoint of a report.
             hang_timeout_s: seconds without progress after which an event is sent; None for never.
             straggler_window_s: seconds over which its load is measured; None for never.
             gpu_meter: reads the use of its GPUs.
@@ -64,10 +69,14 @@ class WorkerConnection:
             one_pipe=route.one_pipe,
             on_bars=self._emit_bars if route.shows_bars and rank < _RANKS_WITH_BARS else None,
         )
+        self.kept: KeptEnd | None = None
+        """Its kept states, which outlive it; None if it keeps none. The agent closes it."""
+
         self._rank = rank
         self._on_event = on_event
         self._on_part = on_part
         self._on_imports = on_imports
+        self._on_written = on_written
         self._hang_timeout_s = hang_timeout_s
         self._straggler_window_s = straggler_window_s
         self._gpu_meter = gpu_meter
@@ -178,6 +187,9 @@ class WorkerConnection:
         if message[0] == "imported":
             self._on_imports(message)
             return
+        if message[0] in ("keeps", "written", "unwritten"):
+            self._take_of_survivor(message)
+            return
         if message == ["reports"]:
             self._take_call()
             return
@@ -191,6 +203,20 @@ class WorkerConnection:
         self._on_event(to_event(message, attempt=self.attempt, rank=self._rank))
         if message[0] == "staged":
             self._on_part(to_part(message, attempt_id=self.order.attempt_id, rank=self._rank))
+
+    def _take_of_survivor(self, message: Message) -> None:
+        match message:
+            case ["keeps", kept, capacity, asking, size]:
+                self.kept = KeptEnd.opened(self.child.pid, kept, capacity, asking)
+                if self.kept is not None:
+                    self._on_event(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
+            case ["written", *_, is_report]:
+                attempt_id = self.order.attempt_id
+                part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
+                self._on_written(part, is_report)
+            case ["unwritten", _, why]:
+                unwritten = StateUnwritten(attempt=self.attempt, rank=self._rank, reason=why)
+                self._on_event(unwritten)
 
     def _emit_output(self, stream: str, text: str) -> None:
         self._on_event(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))

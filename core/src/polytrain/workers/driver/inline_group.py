@@ -32,10 +32,12 @@ from polytrain.workers.agents.calls import (
     DrainAttempt,
     Kill,
     Leave,
+    ReadKept,
     ReadStacks,
     SendCheckpoints,
     SendRoster,
     StoreRest,
+    WriteState,
 )
 from polytrain.workers.driver.group import Handler
 from polytrain.workers.processes.channel import ConnectionClosedError, Message
@@ -114,8 +116,9 @@ class InlineGroup:
                 self._inbox.append(leave_message())
             case Kill():
                 self._killed = True
-            case ReadStacks() | StoreRest():
-                # This thread can't dump its own stack while it trains; rank 0 has no rest to store.
+            case ReadStacks() | StoreRest() | ReadKept() | WriteState():
+                # This thread can't dump its own stack while it trains; rank 0 has no rest to store;
+                # a lost process has no survivors.
                 pass
             case _:
                 assert_never(call)

@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -63,6 +64,8 @@ class SocketChannel:
         self._calls_every_s = 0.0
         self._called = -math.inf
         self._sent = 0
+        # A thread answers while the training's own thread may send.
+        self._lock = threading.Lock()
 
     def gather_reports(self, ring: Ring, *, calls_every_s: float) -> None:
         """Start to write reports into a ring, and to call its reader at intervals.
@@ -75,6 +78,10 @@ class SocketChannel:
         self._ring, self._calls_every_s = ring, calls_every_s
 
     def send(self, *messages: Message) -> None:
+        with self._lock:
+            self._send(messages)
+
+    def _send(self, messages: tuple[Message, ...]) -> None:
         if self._ring is not None and messages[0][0] == "report":
             # `after` orders the report among the socket's messages. If the ring is full, the report
             # goes through the socket.

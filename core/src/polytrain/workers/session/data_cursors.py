@@ -69,6 +69,10 @@ class DataCursors:
         """Return the places in the data by name, for each report: in numbers alone."""
         return {name: _place(cursor) for name, cursor in self._cursors.items()}
 
+    def held(self) -> dict[str, Any]:
+        """Return the positions, which don't change any more, by name."""
+        return {name: cursor.position for name, cursor in self._cursors.items()}
+
     def positions(self) -> dict[str, Any]:
         """Return the positions as plain values, by name, for data that was read."""
         return {

@@ -98,6 +98,36 @@ def done_message(stalled_s: float = 0.0, returned: Returned | None = None) -> Me
     return ["done", stalled_s, value]
 
 
+def keeps_message(kept: int, capacity: int, asking: int, size: int) -> Message:
+    """Return the message that the process keeps its state after each step; see `Survivor`.
+
+    Args:
+        kept: descriptor of the memory with its small states.
+        capacity: maximum bytes of a small state.
+        asking: descriptor of the pipe that takes requests.
+        size: bytes of the whole state.
+    """
+    return ["keeps", kept, capacity, asking, size]
+
+
+def written_message(
+    number: int,
+    staged: str,
+    step: int,
+    metrics: Mapping[str, Any],
+    positions: Mapping[str, Any],
+    *,
+    is_report: bool,
+) -> Message:
+    """Return the message that the state is written as a checkpoint's part in this directory."""
+    return ["written", number, staged, step, dict(metrics), dict(positions), is_report]
+
+
+def unwritten_message(number: int, why: str) -> Message:
+    """Return the message that the process has no clean state to write."""
+    return ["unwritten", number, why]
+
+
 def saves_on_request_message() -> Message:
     """Return the message that the training function makes checkpoints on request."""
     return ["saves on request"]
@@ -215,6 +245,21 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
         metrics=metrics,
         positions=positions,
         validation=validation,
+    )
+
+
+def to_written_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
+    """Return the part that a `written` message describes."""
+    _, number, staged, step, metrics, positions, _ = message
+    return StagedPart(
+        attempt_id=attempt_id,
+        rank=rank,
+        checkpoint=number,
+        staged=Path(staged),
+        stamps={},
+        step=step,
+        metrics=metrics,
+        positions=positions,
     )
 
 

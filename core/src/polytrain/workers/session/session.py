@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
-from polytrain.checkpoint.staging import Snapshots, Stamps
+from polytrain.checkpoint.staging import Snapshots, Stagings, Stamps
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.errors import CheckpointError, NotInWorkerError
 from polytrain.events.preemption import PreemptionInfo
@@ -46,6 +46,7 @@ from polytrain.workers.session.reported_checkpoints import (
     ReportedCheckpoint,
     ReportedCheckpointStatus,
 )
+from polytrain.workers.session.survivor import Place, Survivor
 from polytrain_plugins import CheckpointKind, Engine, Report, World
 from polytrain_plugins.close_names import did_you_mean
 
@@ -107,6 +108,15 @@ class WorkerSession:
             job=job, order=order, rank=world.me.rank, channel=channel, scratch=scratch
         )
         self._snapshots = Snapshots()
+        self.survivor = Survivor(
+            channel=channel,
+            attempt=order.attempt_id,
+            rank=world.me.rank,
+            stagings=Stagings(scratch=scratch, near=job.near_staging),
+            place=self._place,
+        )
+        """Keeps the state of the training, if its backend can."""
+
         self._clock = Clock()
         self.context = Context(
             run_name=job.checkpoints.parent.name,
@@ -347,6 +357,13 @@ class WorkerSession:
             self._channel.send(*self._reported(), diverged_message(*diverged))
             while True:
                 self._channel.receive()
+
+    def _place(self) -> Place:
+        return Place(
+            step=self._step,
+            metrics=self._last_metrics,
+            positions=self._cursors.held(),
+        )
 
     def _condition_met(self) -> tuple[Message, ...]:
         """Return the message that the last report meets a condition; empty if it doesn't.

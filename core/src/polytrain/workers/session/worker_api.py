@@ -23,6 +23,7 @@ from polytrain.workers.session.reported_checkpoints import (
     ReportedCheckpoint,
 )
 from polytrain.workers.session.session import WorkerSession
+from polytrain.workers.session.survivor import Survivor
 
 if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
@@ -132,7 +133,9 @@ def get_checkpoint() -> Checkpoint | None:
         CheckpointError: this rank's reported checkpoint isn't kept, because only rank 0's is.
         NotInWorkerError: outside a training function.
     """
-    return _session("get_checkpoint").newest_checkpoint()
+    session = _session("get_checkpoint")
+    session.survivor.reads_checkpoint += 1
+    return session.newest_checkpoint()
 
 
 def get_all_reported_checkpoints(
@@ -251,6 +254,15 @@ def starting_checkpoint() -> Path | None:
         NotInWorkerError: outside a training function.
     """
     return _session("starting_checkpoint").checkpoint
+
+
+def survivor() -> Survivor:
+    """Return what keeps this rank's state for the case that another rank is lost; for plugins.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    return _session("survivor").survivor
 
 
 def scratch_directory() -> Path:

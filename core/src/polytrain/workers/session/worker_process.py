@@ -108,8 +108,11 @@ def run_worker(
             )
             with current_session(session):
                 try:
-                    with _children_end_here(rank):
-                        returned = _train(job, engine, opened, session)
+                    try:
+                        with _children_end_here(rank):
+                            returned = _train(job, engine, opened, session)
+                    finally:
+                        session.survivor.has_ended = True
                 except (ConnectionClosedError, KeyboardInterrupt):
                     raise
                 except BaseException as error:

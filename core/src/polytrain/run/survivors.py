@@ -1,0 +1,187 @@
+"""Asks the ranks that a loss has left for the newest state of the training, before they are killed.
+
+Each rank keeps small states (`linux.kept_states`) that its agent can read. One survivor gets them
+all, and writes what a checkpoint at the newest clean point holds. Whatever goes wrong costs a
+bounded time: then the run goes on from its last checkpoint, and the journal says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from polytrain.checkpoint.parts import StateWritten
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import KeepsState, KeptRead, StateUnwritten
+from polytrain.record.entries import SurvivorsAsked
+from polytrain.record.journal import Journal
+from polytrain.run.states import Ending, State
+from polytrain.workers.agents.calls import Kill, ReadKept, SurvivorEvent, WriteState
+from polytrain.workers.driver.group import WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+_LIMIT_S = 1.0
+_BYTES_PER_S = 5e9
+"""Survivors have a second, and the time that memory takes at this rate."""
+
+_NOT_ASKED = (
+    FailureKind.STORAGE,
+    FailureKind.LEASE_LOST,
+    FailureKind.CHECKPOINT_MISMATCH,
+    FailureKind.DIVERGED,
+)
+"""After these, a state couldn't be committed, or isn't to be trusted."""
+
+
+def newest_point(kept: Mapping[int, KeptRead]) -> int | None:
+    """Return the newest clean point that a rank has reached; None if none has reached any."""
+    return max(map(_point, kept.values()), default=-1) if _any_point(kept) else None
+
+
+def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
+    """Return the ranks whose processes live, in the order in which to ask them for the state.
+
+    A rank that is ahead had all gradients of its last step. Rank 0's state is whole by itself.
+    """
+    living = [rank for rank, read in kept.items() if read.is_alive and _point(read) >= 0]
+    return sorted(living, key=lambda rank: (-_point(kept[rank]), rank))
+
+
+def _point(read: KeptRead) -> int:
+    return max((state.point for state in read.states if not state.is_forecast), default=-1)
+
+
+def _any_point(kept: Mapping[int, KeptRead]) -> bool:
+    return any(_point(read) >= 0 for read in kept.values())
+
+
+@dataclass(slots=True, kw_only=True)
+class Survivors:
+    """What is known of the survivors of the current attempt."""
+
+    group: WorkerGroup
+    journal: Journal
+    _attempt: int = -1
+    _world_size: int = 0
+    _size: int = 0
+    """Bytes of the training's state."""
+
+    _keepers: set[int] = field(default_factory=set)
+    """The ranks that keep their state."""
+
+    _is_asking: bool = False
+    _kept: dict[int, KeptRead] = field(default_factory=dict)
+    _left: list[int] = field(default_factory=list)
+    """The ranks to ask next."""
+
+    _refused: dict[int, str] = field(default_factory=dict)
+    _number: int = 0
+    _until: float = 0.0
+    _written: StateWritten | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """The monotonic time at which to call `overdue` without an event."""
+        return self._until if self._is_asking else None
+
+    def launched(self, attempt: int, world_size: int) -> None:
+        """Note that an attempt starts."""
+        self._attempt, self._world_size, self._size = attempt, world_size, 0
+        self._is_asking, self._written = False, None
+        for known in (self._keepers, self._kept, self._left, self._refused):
+            known.clear()
+
+    def ask(self, state: State, *, number: int) -> bool:
+        """Ask the survivors, and kill them later; return whether there is anybody to ask.
+
+        Args:
+            state: the run's state: its attempt is about to end.
+            number: a number for the checkpoint, which no other has.
+        """
+        ending = state.phase
+        if not isinstance(ending, Ending):
+            # All processes were gone at once.
+            return False
+        kinds = {failure.kind for failure in ending.failures}
+        if not self._keepers or ending.is_planned or kinds.intersection(_NOT_ASKED):
+            return False
+        self._is_asking, self._number = True, number
+        self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
+        self.group.call(ReadKept(attempt=self._attempt))
+        for rank in ending.lost_agents:
+            self.lost(rank)
+        return True
+
+    def take(self, event: SurvivorEvent) -> None:
+        """Handle what an agent says about its rank."""
+        if event.attempt != self._attempt:
+            return
+        match event:
+            case KeepsState(rank=rank, size=size):
+                self._keepers.add(rank)
+                self._size = max(self._size, size)
+            case KeptRead(rank=rank) if self._is_asking:
+                self._kept[rank] = event
+                if len(self._kept) == self._world_size:
+                    self._left = in_order(self._kept)
+                    self._ask_next()
+            case StateWritten(rank=rank, part=part) if self._is_asking:
+                self._written = event
+                self._end(rank=rank, step=part.step)
+            case StateUnwritten(rank=rank, reason=reason) if self._is_asking:
+                self._refused[rank] = reason
+                self._ask_next()
+
+    def lost(self, rank: int) -> None:
+        """Note that a rank's agent is lost: so are its small states, unless they are known."""
+        if self._is_asking and rank not in self._kept:
+            self._end(reason=f"rank {rank}'s random numbers and places are lost with its host")
+
+    def overdue(self) -> None:
+        """Stop asking if the time is over."""
+        if self._is_asking and time.monotonic() >= self._until:
+            self._end(reason=self._refusals or "the survivors didn't answer in time")
+
+    def written(self) -> StateWritten | None:
+        """Remove and return the state that a survivor has written, as rank 0's part."""
+        written, self._written = self._written, None
+        if written is None:
+            return None
+        files = tuple(replace(file, rank=0) for file in written.part.files)
+        return replace(written, part=replace(written.part, rank=0, files=files))
+
+    @property
+    def _refusals(self) -> str:
+        return "; ".join(f"rank {rank}: {why}" for rank, why in sorted(self._refused.items()))
+
+    def _ask_next(self) -> None:
+        point = newest_point(self._kept)
+        if point is None or not self._left:
+            self._end(reason=self._refusals or "no rank has finished a step")
+            return
+        # The agent's limit comes first: its answer says why.
+        limit_s = (self._until - time.monotonic()) * 0.9
+        call = WriteState(
+            attempt=self._attempt,
+            checkpoint=self._number,
+            point=point,
+            kept={rank: read.states for rank, read in self._kept.items()},
+            limit_s=max(0.0, limit_s),
+        )
+        self.group.call(call, (self._left.pop(0),))
+
+    def _end(self, *, rank: int | None = None, step: int | None = None, reason: str = "") -> None:
+        self._is_asking = False
+        self.journal.write(
+            SurvivorsAsked(attempt=self._attempt, rank=rank, step=step, reason=reason)
+        )
+        if rank is None:
+            logger.info(
+                "Steps since the last checkpoint are repeated, if there are any: %s.", reason
+            )
+        else:
+            logger.info("The run goes on from the last step, whose state rank %d has kept.", rank)
+        self.group.call(Kill(attempt=self._attempt))

@@ -1,0 +1,183 @@
+"""Keeps the state of the training after each step, for the case that another rank is lost.
+
+A backend tells how (`StateWriter`). After a loss the agents ask a survivor for its newest clean
+state: a thread of its process writes that, while the training waits in a collective for the lost
+rank. Then the process is killed as after any failure.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgpack
+
+from polytrain.checkpoint.manifest import AttemptId, directory_name
+from polytrain.checkpoint.staging import Stagings, beneath, remove
+from polytrain.linux.kept_states import KeptState, KeptStates
+from polytrain.workers.processes.channel import Channel, SocketChannel
+from polytrain.workers.session.messages import keeps_message, unwritten_message, written_message
+from polytrain.workers.session.metrics import plain_metrics
+
+
+class NotCleanError(Exception):
+    """This rank can't offer a state; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a session knows at a clean point."""
+
+    step: int
+    """The number of reports so far."""
+
+    metrics: Mapping[str, Any]
+    """The metrics of the last report."""
+
+    positions: Mapping[str, Any]
+    """Data set → the position in it."""
+
+    is_report: bool = False
+    """Whether the last report is being made here, with a checkpoint."""
+
+    def after_report(self, metrics: Mapping[str, Any]) -> Place:
+        """Return the place after a report with a checkpoint, which is being made."""
+        return replace(self, step=self.step + 1, metrics=plain_metrics(metrics), is_report=True)
+
+    def plain_positions(self) -> dict[str, Any]:
+        """Return the positions as plain values, for data that was read."""
+        return {
+            name: position.to_plain()
+            for name, position in self.positions.items()
+            if not position.is_beginning
+        }
+
+
+class StateWriter(Protocol):
+    """How a backend writes the newest clean state. A thread calls it while the training waits."""
+
+    def hold(self, point: int, has_time: Callable[[], bool]) -> int:
+        """Keep the training from changing its state, and return the clean point that it is at.
+
+        Args:
+            point: wait for this point, which another rank has reached, while there is time.
+            has_time: whether there is time left to wait.
+
+        Raises:
+            NotCleanError: there is no clean state.
+        """
+
+    def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
+        """Write what a checkpoint at this point holds, and return the session's place there.
+
+        Args:
+            kept: rank → its small states, oldest first.
+            point: the point that `hold` has returned.
+            directory: an empty directory.
+
+        Raises:
+            NotCleanError: the state isn't what it was at the point, or another rank's is lost.
+        """
+
+
+@dataclass(slots=True, kw_only=True)
+class Survivor:
+    """A worker process's side; see the module."""
+
+    channel: Channel
+    attempt: AttemptId
+    rank: int
+    stagings: Stagings
+    place: Callable[[], Place]
+    """Returns the session's place now."""
+
+    has_ended: bool = False
+    """Whether the training function has returned, or raised an error."""
+
+    reads_checkpoint: int = 0
+    """How often the training function has read its starting checkpoint itself."""
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether there is an agent that outlives this process."""
+        return isinstance(self.channel, SocketChannel)
+
+    def keep(self, writer: StateWriter, *, capacity: int, size: int) -> KeptStates:
+        """Start to keep states; return the memory for this rank's small ones.
+
+        Args:
+            writer: writes the whole state after a loss.
+            capacity: maximum bytes of a small state.
+            size: bytes of the whole state.
+        """
+        kept = KeptStates.new(capacity)
+        requests, asking = os.pipe()
+        thread = threading.Thread(
+            target=self._serve, args=(writer, requests), name="polytrain-survivor", daemon=True
+        )
+        thread.start()
+        # The agent opens both by their numbers in this process.
+        self.channel.send(keeps_message(kept.descriptor, capacity, asking, size))
+        return kept
+
+    def _serve(self, writer: StateWriter, requests: int) -> None:
+        with os.fdopen(requests, "rb") as lines:
+            for line in lines:
+                agent, number = map(int, line.split())
+                descriptor = os.open(f"/proc/{agent}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+                with os.fdopen(descriptor, "rb") as file:
+                    request = msgpack.unpackb(file.read(), strict_map_key=False)
+                checkpoint, point, limit_s, kept = request
+                states = {
+                    rank: [
+                        KeptState(point=at, is_forecast=is_forecast, content=content)
+                        for at, is_forecast, content in each
+                    ]
+                    for rank, each in kept.items()
+                }
+                self._answer(writer, checkpoint, point, limit_s, states)
+
+    def _answer(
+        self,
+        writer: StateWriter,
+        number: int,
+        point: int,
+        limit_s: float,
+        kept: Mapping[int, Sequence[KeptState]],
+    ) -> None:
+        deadline = time.monotonic() + limit_s
+
+        def has_time() -> bool:
+            return time.monotonic() < deadline and not self.has_ended
+
+        staging: Path | None = None
+        try:
+            held = writer.hold(point, has_time)
+            staging = self.stagings.new(directory_name(number, self.attempt), self.rank)
+            root, path = beneath(staging)
+            with root.directory(path) as descriptor:
+                place = writer.write(kept, held, Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+        except Exception as error:  # whatever it is, the run goes on from its last checkpoint
+            if staging is not None:
+                remove(staging)
+            why = (
+                str(error)
+                if isinstance(error, NotCleanError)
+                else f"{type(error).__name__}: {error}"
+            )
+            self.channel.send(unwritten_message(number, why))
+            return
+        written = written_message(
+            number,
+            str(staging),
+            place.step,
+            place.metrics,
+            place.plain_positions(),
+            is_report=place.is_report,
+        )
+        self.channel.send(written)

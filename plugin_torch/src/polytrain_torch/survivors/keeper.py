@@ -1,0 +1,623 @@
+"""Keeps this rank's state at each clean point, and writes it after a loss of another rank.
+
+A clean point is the first fetch of a batch after a step, or a report of `TrainingState`. From there
+until the next `optimizer.step` the parameters stay what they are, so nothing large is copied. The
+rest is, each time: buffers, random numbers, places in data, and what other parts hold. A small
+forecast follows each forward pass, before the gradients meet those of other ranks: it stands for
+the point that a rank didn't reach any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from polytrain import get_context
+from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor, survivor
+from polytrain_torch import randomness
+from polytrain_torch.checkpoints.rank_parts import ddp_models, digest, file_of
+from polytrain_torch.checkpoints.safe_serialization import save_safely
+from polytrain_torch.loaders import stream_places
+from polytrain_torch.models.parallel import after_forward, unwrapped
+from polytrain_torch.survivors import points
+from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
+from polytrain_torch.virtual_workers import current as virtual_workers
+
+logger = logging.getLogger(__name__)
+
+_ROOM = 1 << 16
+"""Bytes for a small state to grow."""
+
+_SETTLED_S = 0.02
+"""A training that has stood still for so long at a point waits for the lost rank."""
+
+_NAP_S = 0.001
+
+State = dict[str, Any]
+
+_Kept = tuple[State, bytes]
+"""A small state, and the bytes of all buffers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Point:
+    """What is known of a clean point beside the small state."""
+
+    number: int
+    first: int
+    """Number of the first point after the same step."""
+
+    place: Place
+    versions: Sequence[int]
+    """The version of each large tensor: it changes with every write."""
+
+    frames: Frames | None
+    """The loop's; None at a report, from which every loop can go on."""
+
+    progress: Mapping[str, Any]
+    is_over: bool = False
+    """Whether the epoch had no batch left."""
+
+
+class Keeper:
+    """The `StateWriter` of one attempt's `TrainingState`."""
+
+    def __init__(self, parts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+        """
+        Args:
+            parts: the parts of the training state, which are restored.
+            progress: what the loop knows of its own progress.
+        """
+        self.progress = progress
+        self._parts = parts
+        self._survivor: Survivor = survivor()
+        self._reads_before = self._survivor.reads_checkpoint
+        self._lock = threading.Lock()
+        self._has_stepped = False
+        self._is_dirty = True
+        self._is_held = False
+        self._number = 0
+        self._point: _Point | None = None
+        self._kept: KeptStates | None = None
+        self._loop: Loop | None = None
+        self._frames: Frames = ()
+        self._foreign = ""
+        """What has been found that a checkpoint wouldn't hold; empty if nothing."""
+
+        self._why_not: str | None = None
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._others: dict[str, Any] = {}
+        for name, part in parts.items():
+            if isinstance(part, torch.nn.Module) and _is_plain(unwrapped(part)):
+                self._modules[name] = unwrapped(part)
+            elif isinstance(part, torch.optim.Optimizer):
+                self._optimizers[name] = part
+            else:
+                self._others[name] = part
+        unique = {id(b): b for m in self._modules.values() for b in m.buffers()}
+        self._buffers = list(unique.values())
+        self._views: list[memoryview] = []
+        self._sent: set[int] = set()
+        """Ids of the buffers that DDP sends from rank 0."""
+
+        self._states = -1
+        """Number of the optimizers' states that `_large` has."""
+
+        self._large: list[torch.Tensor] = []
+
+    # Called by the training
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer is about to change the parameters; hold it if the state is."""
+        with self._lock:
+            is_held = self._is_held
+            if not is_held:
+                self._is_dirty = self._has_stepped = True
+        if is_held:
+            # The agent kills this process: its state belongs to the next attempt.
+            threading.Event().wait()
+        if self._loop is None and self._frames:
+            self._see_loop()
+        if not self._foreign and not any(optimizer is each for each in self._optimizers.values()):
+            self._foreign = "an optimizer that steps isn't in TrainingState"
+
+    def before_batch(self, frame: FrameType | None) -> None:
+        """Note that the loop is about to get its next batch."""
+        if self._why_not is None and (self._has_stepped or not self._frames):
+            self._frames = frames_from(frame)
+            if self._has_stepped:
+                self._pass(frames=self._frames)
+
+    def epoch_is_over(self) -> None:
+        """Note that there was no batch left."""
+        point = self._point
+        if point is not None and point.frames is not None and not self._has_stepped:
+            self._point = replace(point, is_over=True)
+
+    def at_report(self, metrics: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+        """Note that the loop reports, with its progress: a restart can go on after that."""
+        self.progress = progress
+        if self._why_not is None and self._kept is not None:
+            self._pass(frames=None, reported=metrics)
+
+    def after_forward(self) -> None:
+        """Keep a forecast of the next point: what a rank can't be asked any more if it is lost."""
+        if self._kept is not None and self._why_not is None:
+            content = pickle.dumps({"random": _random_state()})
+            self._put([content], point=self._number + 1, is_forecast=True)
+
+    def _pass(self, *, frames: Frames | None, reported: Mapping[str, Any] | None = None) -> None:
+        """Keep this rank's small state at a clean point. The training goes on if it can't."""
+        try:
+            if self._kept is None:
+                self._why_not = self._begin()
+            if self._why_not is None:
+                self._keep(frames, reported)
+        except Exception as error:  # a part's state may be anything
+            self._why_not = f"{type(error).__name__}: {error}"
+        if self._why_not is not None and dist.get_rank() == 0:
+            logger.info(
+                "If a rank is lost, steps since the last checkpoint are repeated: %s.",
+                self._why_not,
+            )
+
+    def _keep(self, frames: Frames | None, reported: Mapping[str, Any] | None) -> None:
+        place = self._survivor.place()
+        if reported is not None:
+            place = place.after_report(reported)
+        content = pickle.dumps(self._small(), protocol=5)
+        number = self._number + 1
+        if not self._put([content], point=number, is_forecast=False):
+            self._foreign = "its small parts have grown"
+        last = self._point
+        point = _Point(
+            number=number,
+            first=number if self._has_stepped or last is None else last.first,
+            place=place,
+            versions=[tensor._version for tensor in self._large_tensors()],
+            frames=frames,
+            progress=self.progress,
+        )
+        with self._lock:
+            self._number, self._point = number, point
+            self._is_dirty = self._has_stepped = False
+
+    def _put(self, pieces: Sequence[bytes], *, point: int, is_forecast: bool) -> bool:
+        assert self._kept is not None
+        length = len(pieces[0]).to_bytes(8, "little")
+        return self._kept.put([length, *pieces, *self._views], point=point, is_forecast=is_forecast)
+
+    def _begin(self) -> str | None:
+        """Start to keep states; return the reason if that isn't possible."""
+        why_not = self._unsuitable()
+        if why_not is not None:
+            return why_not
+        self._sent = _sent_buffers()
+        self._views = [_bytes_of(buffer) for buffer in self._buffers]
+        size = len(pickle.dumps(self._small(), protocol=5)) + sum(map(len, self._views))
+        large = sum(tensor.nbytes for tensor in self._large_tensors())
+        self._kept = self._survivor.keep(self, capacity=size * 2 + _ROOM, size=size + large)
+        return None
+
+    def _unsuitable(self) -> str | None:
+        tensors = [*self._large_tensors(), *self._buffers]
+        if not self._survivor.can_keep:
+            return "this run has no agent"
+        if virtual_workers() is not None:
+            return "it has virtual workers"
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            return "its tensors are on a device"
+        if any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in tensors):
+            return "its tensors are sharded"
+        if any(not buffer.is_contiguous() for buffer in self._buffers):
+            return "a buffer isn't contiguous"
+        if any(hasattr(part, "consolidate_state_dict") for part in self._parts.values()):
+            return "each rank has a part of the optimizer's state"
+        if any(isinstance(part, torch.nn.Module) for part in self._others.values()):
+            return "a module has a state beside its parameters and buffers"
+        in_ddp = {id(parameter) for model in ddp_models() for parameter in model.parameters()}
+        trained = [
+            parameter
+            for optimizer in self._optimizers.values()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        if dist.get_world_size() > 1 and any(id(each) not in in_ddp for each in trained):
+            return "an optimizer trains parameters outside of DDP"
+        kept = {id(each) for module in self._modules.values() for each in module.parameters()}
+        if any(id(each) not in kept for each in trained):
+            return "an optimizer trains parameters that aren't in TrainingState"
+        return None
+
+    def _small(self) -> State:
+        return {
+            "random": _random_state(),
+            "places": stream_places.states(),
+            "progress": dict(self.progress),
+            "groups": {
+                name: [_without_parameters(group) for group in optimizer.param_groups]
+                for name, optimizer in self._optimizers.items()
+            },
+            "parts": {name: part.state_dict() for name, part in self._others.items()},
+        }
+
+    def _large_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that aren't copied: parameters, and the optimizers' state."""
+        count = sum(len(each.state) for each in self._optimizers.values())
+        if len(self._large) == 0 or count != self._states:
+            self._large, self._states = list(self._all_large()), count
+        return self._large
+
+    def _all_large(self) -> Iterator[torch.Tensor]:
+        for module in self._modules.values():
+            yield from module.parameters()
+        for optimizer in self._optimizers.values():
+            for state in optimizer.state.values():
+                yield from (each for each in state.values() if isinstance(each, torch.Tensor))
+
+    def _see_loop(self) -> None:
+        known = {id(self)}
+        for part in self._parts.values():
+            known |= {id(part), id(unwrapped(part))}
+            if isinstance(part, torch.nn.Module):
+                known |= {id(each) for each in part.modules()}
+        tensors = [*self._all_large(), *self._buffers]
+        known |= {id(each) for each in tensors}
+        self._loop = Loop(self._frames, known)
+
+    # Called by the survivor's thread
+
+    def hold(self, point: int, has_time: Callable[[], bool]) -> int:
+        """See `StateWriter`."""
+        seen, since = -1, time.monotonic()
+        while True:
+            with self._lock:
+                number = -1 if self._is_dirty else self._number
+                if number != seen:
+                    seen, since = number, time.monotonic()
+                has_settled = number >= point and time.monotonic() - since > _SETTLED_S
+                if number >= 0 and (has_settled or not has_time()):
+                    self._is_held = True
+                    break
+            if not has_time():
+                raise NotCleanError("it was inside of an optimizer's step")
+            time.sleep(_NAP_S)
+        found = self._point
+        assert found is not None
+        self._prove(found)
+        return found.number
+
+    def _prove(self, point: _Point) -> None:
+        """
+        Raises:
+            NotCleanError: the state isn't the point's, or a restart couldn't go on from there.
+        """
+        if self._foreign:
+            raise NotCleanError(self._foreign)
+        if self._survivor.reads_checkpoint != self._reads_before:
+            raise NotCleanError("the training function reads its checkpoint itself")
+        self._expect_unchanged(point)
+        if point.frames is not None:
+            carried = None
+            if self._loop is None or not self._loop.frames:
+                carried = "its loop isn't known"
+            else:
+                carried = self._loop.carried(
+                    point.frames, point.progress, has_batch=not point.is_over
+                )
+            if carried is not None:
+                raise NotCleanError(carried)
+
+    def _expect_unchanged(self, point: _Point) -> None:
+        now = list(self._all_large())
+        if len(now) != len(self._large) or any(
+            mine is not its for mine, its in zip(now, self._large, strict=True)
+        ):
+            raise NotCleanError("parts were replaced after the step")
+        if [tensor._version for tensor in now] != list(point.versions):
+            raise NotCleanError("parameters were changed after the step, outside of an optimizer")
+
+    def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
+        """See `StateWriter`."""
+        mine = dist.get_rank()
+        found = self._point
+        assert found is not None
+        ranks = _Ranks(
+            kept, first=found.first, point=point, mine=mine, buffers=self._buffers, sent=self._sent
+        )
+        states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
+        by_rank = [self._whole(state, buffers) for state, buffers in states]
+        differing = _differing(by_rank, self._compared)
+        found_ = {"ranks": len(by_rank), "names": differing}
+        first = by_rank[0]
+        if "model" in first["parts"]:
+            save_safely(first["parts"].pop("model"), directory / "model.pt")
+            apart = ["model"]
+        else:
+            apart = []
+        for rank, (state, _) in enumerate(states):
+            torch.save(_restorable(state["random"]), directory / randomness.file_of(rank))
+            if state["places"]:
+                save_safely(state["places"], directory / stream_places.file_of(rank))
+            if rank and differing:
+                own = {
+                    kind: {name: by_rank[rank][kind][name] for name in names}
+                    for kind, names in differing.items()
+                }
+                save_safely(own, directory / file_of(rank))
+        save_safely(
+            {
+                "parts": first["parts"],
+                "apart": apart,
+                "sharded": [],
+                "progress": first["progress"],
+                "beside": {},
+                "found": found_,
+            },
+            directory / "state.pt",
+        )
+        # A write meanwhile would have torn the files.
+        self._expect_unchanged(found)
+        return found.place
+
+    def _whole(self, small: State, buffers: Sequence[torch.Tensor]) -> State:
+        """Return a rank's state of all parts, with its own small parts and buffers."""
+        parts: State = {}
+        own = {id(buffer): its for buffer, its in zip(self._buffers, buffers, strict=True)}
+        for name in self._parts:
+            if name in self._modules:
+                module = self._modules[name]
+                state = module.state_dict()
+                for key, buffer in module.named_buffers(remove_duplicate=False):
+                    if key in state:
+                        state[key] = own[id(buffer)]
+            elif name in self._optimizers:
+                state = self._optimizers[name].state_dict()
+                groups = zip(state["param_groups"], small["groups"][name], strict=True)
+                state["param_groups"] = [{**live, **its} for live, its in groups]
+            else:
+                state = small["parts"][name]
+            parts[name] = state
+        return {"parts": parts, "progress": small["progress"]}
+
+    def _compared(self, whole: State) -> State:
+        """Return what may differ between ranks: neither parameters nor what DDP sends."""
+        parts: State = {}
+        for name, state in whole["parts"].items():
+            if name in self._modules:
+                buffers = self._modules[name].named_buffers(remove_duplicate=False)
+                parts[name] = {
+                    key: state[key]
+                    for key, buffer in buffers
+                    if key in state and id(buffer) not in self._sent
+                }
+            elif name in self._optimizers:
+                parts[name] = state["param_groups"]
+            else:
+                parts[name] = state
+        return {"parts": parts, "progress": whole["progress"]}
+
+
+@dataclass
+class _Ranks:
+    """All ranks' small states at one point."""
+
+    kept: Mapping[int, Sequence[KeptState]]
+    first: int
+    """The first point after the last step."""
+
+    point: int
+    mine: int
+    buffers: Sequence[torch.Tensor]
+    sent: set[int]
+    """Ids of the buffers that DDP sends from rank 0."""
+
+    def state(self, rank: int) -> tuple[State, list[torch.Tensor]]:
+        """Return a rank's state and buffers at the point.
+
+        A rank that was lost before it would have done what this one did: all run the same code.
+
+        Raises:
+            NotCleanError: they are lost.
+        """
+        own = self._at(rank, self.point)
+        if own is not None:
+            return own[0], self._tensors(own[1])
+        for point in reversed(range(self.first, self.point)):
+            last, here = self._at(rank, point), self._at(self.mine, point)
+            if last is not None and here is not None:
+                return self._continued(rank, last, here, last, here)
+        theirs, mine = (self._at(each, self.first, is_forecast=True) for each in (rank, self.mine))
+        if theirs is None or mine is None:
+            raise NotCleanError(f"rank {rank} was lost, and its random numbers aren't known")
+        before, here = (self._at(each, self.first - 1) for each in (rank, self.mine))
+        if before is None or here is None:
+            raise NotCleanError(f"rank {rank} was lost in its first step")
+        return self._continued(rank, before, here, theirs, mine)
+
+    def _continued(
+        self, rank: int, before: _Kept, here_before: _Kept, last: _Kept, here_last: _Kept
+    ) -> tuple[State, list[torch.Tensor]]:
+        """Return the state that a lost rank would have at the point.
+
+        Args:
+            rank: the lost rank.
+            before: its state at an earlier point.
+            here_before: this rank's at that point.
+            last: the last that is known of its random numbers and buffers.
+            here_last: the same of this rank.
+        """
+        lost = f"rank {rank} was lost before the end of its step, and"
+        now = self._at(self.mine, self.point)
+        assert now is not None
+        small = now[0]
+        if here_last[0]["random"] != small["random"]:
+            raise NotCleanError(f"{lost} the loop draws random numbers after the step")
+        if small["places"]:
+            raise NotCleanError(f"{lost} its place in its data isn't known")
+        for kind in ("progress", "groups", "parts"):
+            if digest(before[0][kind]) != digest(here_before[0][kind]):
+                raise NotCleanError(f"{lost} a part of TrainingState differs between the ranks")
+        buffers = self._tensors(last[1])
+        its, was_here, is_here = (self._tensors(each[1]) for each in (before, here_before, now))
+        for number, buffer in enumerate(self.buffers):
+            if id(buffer) in self.sent:
+                continue
+            if _equal(its[number], was_here[number]):
+                buffers[number] = is_here[number]
+                continue
+            source = self._source_of(number, is_here)
+            if source is None:
+                raise NotCleanError(f"{lost} a buffer differs between the ranks")
+            buffers[number] = buffers[source]
+        return {**small, "random": last[0]["random"]}, buffers
+
+    def _source_of(self, number: int, values: Sequence[torch.Tensor]) -> int | None:
+        """Return the model's buffer that another one, such as an average's, is a copy of."""
+        return next(
+            (
+                other
+                for other, each in enumerate(self.buffers)
+                if id(each) in self.sent
+                and each.numel() > 1
+                and _equal(values[other], values[number])
+            ),
+            None,
+        )
+
+    def _tensors(self, content: bytes) -> list[torch.Tensor]:
+        found, at = [], 0
+        for buffer in self.buffers:
+            piece = np.frombuffer(content, np.uint8, buffer.nbytes, at).copy()
+            found.append(torch.from_numpy(piece).view(buffer.dtype).reshape(buffer.shape))
+            at += buffer.nbytes
+        return found
+
+    def _at(self, rank: int, point: int, *, is_forecast: bool = False) -> _Kept | None:
+        for each in reversed(self.kept.get(rank, ())):
+            if (each.point, each.is_forecast) == (point, is_forecast):
+                length = int.from_bytes(each.content[:8], "little")
+                return pickle.loads(each.content[8 : 8 + length]), each.content[8 + length :]
+        return None
+
+
+_current: tuple[Any, Keeper] | None = None
+"""The attempt's context, and its keeper."""
+
+_has_hooks = False
+
+
+def start(parts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    """Start to keep the state of an attempt, whose parts are restored. A second one keeps none."""
+    global _current, _has_hooks
+    if not _has_hooks:
+        _has_hooks = True
+        register_optimizer_step_pre_hook(_before_step)
+        after_forward.append(_after_forward)
+    context = get_context()
+    has_another = _current is not None and _current[0] is context
+    _current = context, Keeper({} if has_another else parts, progress)
+    points.listener = _current[1]
+
+
+def keeper() -> Keeper | None:
+    """Return this attempt's keeper; None if no `TrainingState` was restored."""
+    return None if _current is None else _current[1]
+
+
+def _before_step(optimizer: Any, *_: Any) -> None:
+    if _current is not None:
+        _current[1].before_step(optimizer)
+
+
+def _after_forward() -> None:
+    if _current is not None:
+        _current[1].after_forward()
+
+
+def _is_plain(module: torch.nn.Module) -> bool:
+    """Whether a module's state is its parameters and buffers, and nothing else."""
+    base = torch.nn.Module
+    return all(
+        type(each)._save_to_state_dict is base._save_to_state_dict
+        and type(each).get_extra_state is base.get_extra_state
+        and type(each).state_dict is base.state_dict
+        for each in module.modules()
+    )
+
+
+def _sent_buffers() -> set[int]:
+    return {
+        id(buffer)
+        for model in ddp_models()
+        if model.broadcast_buffers and dist.get_world_size() > 1
+        for buffer in model.module.buffers()
+    }
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def _without_parameters(group: Mapping[str, Any]) -> State:
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in group.items()
+        if name != "params"
+    }
+
+
+def _random_state() -> State:
+    numpy: Any = np.random.get_state(legacy=False)
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tobytes()}},
+        "python": random.getstate(),
+    }
+
+
+def _restorable(state: State) -> State:
+    """Return a random state as `randomness.random_state` returns it."""
+    numpy = state["numpy"]
+    key = np.frombuffer(numpy["state"]["key"], np.uint32).astype(np.int64)
+    return {
+        "torch": torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8),
+        "cuda": [],
+        "numpy": {**numpy, "state": {**numpy["state"], "key": torch.from_numpy(key)}},
+        "python": state["python"],
+    }
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _differing(
+    by_rank: Sequence[State], compared: Callable[[State], State]
+) -> dict[str, list[str]]:
+    """Return kind → names of the states that differ between ranks, as `differences` does."""
+    if len(by_rank) == 1:
+        return {}
+    found: dict[str, list[str]] = {}
+    looks = [compared(each) for each in by_rank]
+    for kind in ("parts", "progress"):
+        for name in sorted(set().union(*(each[kind] for each in looks))):
+            digests = {digest(each[kind][name]) if name in each[kind] else b"" for each in looks}
+            if len(digests) > 1:
+                found.setdefault(kind, []).append(name)
+    return found

@@ -1,0 +1,126 @@
+"""A loss costs no step: the ranks that are left have the state of the last one.
+
+The loop has what is hard to keep: BatchNorm, dropout, a scheduler, an average of the weights, and
+gradients that add up over two batches. Its first checkpoint comes at the end of its first epoch, so
+a run that begins an attempt between two epochs has it from a survivor.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e import torch_runs
+from tests.e2e.journals import journal
+from tests.e2e.torch_runs import equal
+
+from polytrain import FailureConfig, Result, RunConfig
+
+
+def train(config: dict[str, Any]) -> None:
+    """Rank `rank` fails at a place of a step, counted from 1, in the first attempt."""
+    import os
+    import random
+    import signal
+
+    import torch
+    import torch.distributed as dist
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    import polytrain_torch
+
+    torch.manual_seed(0)
+    inner = torch.nn.Sequential(
+        torch.nn.Linear(3, 16),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.Dropout(0.3),
+        torch.nn.Linear(16, 1),
+    )
+    chosen = {"process_group": dist.group.WORLD} if config["by"] == "gloo" else {}
+    model = polytrain_torch.prepare_model(inner, parallel_strategy_kwargs=chosen)
+    average = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    x = torch.arange(3.0 * 160).reshape(-1, 3) / 160
+    loader = polytrain_torch.prepare_data_loader(
+        DataLoader(TensorDataset(x, x.sum(1)), batch_size=16, shuffle=True)
+    )
+    polytrain_torch.seed_everything(7)
+    state = polytrain_torch.TrainingState(
+        model=model, optimizer=optimizer, scheduler=scheduler, average=average
+    )
+    done = state.restore()
+    context = polytrain.get_context()
+    fails = context.get_attempt() == 0 and context.get_world_rank() == config["rank"]
+
+    class Steps:
+        """Counts what this attempt does; nothing that trains reads it."""
+
+        taken = 0
+
+    def at(place: str) -> None:
+        Steps.taken += place == "begin"
+        if fails and (place, Steps.taken) == (config["place"], config["step"]):
+            if config["raises"]:
+                raise RuntimeError("this rank's own error")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    register_optimizer_step_post_hook(lambda *_: at("optimizer"))
+    for epoch in range(done.get("epoch", 0), 3):
+        for x, y in loader:
+            at("begin")
+            noise = 1 + 0.1 * random.random()
+            optimizer.zero_grad()
+            for half in (0, 1):
+                loss = (model(x[half::2])[:, 0] - noise * y[half::2]).square().mean() / 2
+                at("forward")
+                loss.backward()
+            at("backward")
+            optimizer.step()
+            at("step")
+            scheduler.step()
+            average.update_parameters(inner)
+        state.report({"rate": scheduler.get_last_lr()[0]}, epoch=epoch + 1)
+        at("report")
+
+
+def fit(quiet: RunConfig, place: str = "", step: int = 0, **config: Any) -> Result:
+    chosen = {"place": place, "step": step, "rank": 1, "by": "", "raises": False, **config}
+    failures = FailureConfig(max_failures=1, retry_user_errors=True)
+    return torch_runs.fit(quiet, train, chosen, failure_config=failures)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    run = RunConfig(storage_path=tmp_path_factory.mktemp("undisturbed"), progress=False)
+    return fit(run)
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "config"),
+    [
+        ("forward", 3, {}),
+        ("optimizer", 4, {"rank": 0}),
+        ("step", 5, {"by": "gloo"}),
+        ("step", 8, {"rank": 0, "by": "gloo"}),
+        ("begin", 7, {"raises": True}),
+    ],
+)
+def test_no_step_is_repeated(
+    quiet: RunConfig, undisturbed: Result, place: str, step: int, config: dict[str, Any]
+) -> None:
+    result = fit(quiet, place, step, **config)
+    assert result.restarts == 1
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    [_, again] = journal(result.path, "Launched")
+    assert again["start"] is not None
+    assert again["step"] == asked["step"]
+    assert equal(result.load_model(), undisturbed.load_model())
+    rates = [each["rate"] for each in result.history if "rate" in each]
+    assert rates == [each["rate"] for each in undisturbed.history if "rate" in each]
+    assert Path(again["start"]).name.startswith("checkpoint_")
