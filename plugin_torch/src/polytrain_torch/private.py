@@ -36,9 +36,11 @@ __all__ = [
     "process_groups",
     "replace_backward_engine",
     "replace_end_of_step",
+    "saves_plainly",
     "timeout_of",
     "tree_leaves",
     "tree_map",
+    "version_of",
     "work_of",
     "write_events",
 ]
@@ -84,6 +86,24 @@ def original_module(module: torch.nn.Module) -> torch.nn.Module | None:
     The wrapper has no public name for it, and its `state_dict` has a prefix in all names.
     """
     return getattr(module, "_orig_mod", None)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return the number of a tensor's writes so far, by which autograd notices them too."""
+    return tensor._version
+
+
+def saves_plainly(module: torch.nn.Module) -> bool:
+    """Return whether the state of a module, not of those in it, is its parameters and buffers.
+
+    Modules with another state replace one of these methods, mostly the one without a public name.
+    """
+    kind, base = type(module), torch.nn.Module
+    return (
+        kind._save_to_state_dict is base._save_to_state_dict
+        and kind.get_extra_state is base.get_extra_state
+        and kind.state_dict is base.state_dict
+    )
 
 
 def replace_backward_engine(make: Callable[[Any], Any]) -> None:

@@ -32,6 +32,7 @@ from polytrain_torch.checkpoints.rank_parts import ddp_models, digest, file_of
 from polytrain_torch.checkpoints.safe_serialization import save_safely
 from polytrain_torch.loaders import stream_places
 from polytrain_torch.models.parallel import after_forward, unwrapped
+from polytrain_torch.private import saves_plainly, version_of
 from polytrain_torch.survivors import points
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
 from polytrain_torch.virtual_workers import current as virtual_workers
@@ -188,7 +189,7 @@ class Keeper:
             number=number,
             first=number if self._has_stepped or last is None else last.first,
             place=place,
-            versions=[tensor._version for tensor in self._large_tensors()],
+            versions=[version_of(tensor) for tensor in self._large_tensors()],
             frames=frames,
             progress=self.progress,
         )
@@ -328,7 +329,7 @@ class Keeper:
             mine is not its for mine, its in zip(now, self._large, strict=True)
         ):
             raise NotCleanError("parts were replaced after the step")
-        if [tensor._version for tensor in now] != list(point.versions):
+        if [version_of(tensor) for tensor in now] != list(point.versions):
             raise NotCleanError("parameters were changed after the step, outside of an optimizer")
 
     def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
@@ -551,13 +552,7 @@ def _after_forward() -> None:
 
 def _is_plain(module: torch.nn.Module) -> bool:
     """Whether a module's state is its parameters and buffers, and nothing else."""
-    base = torch.nn.Module
-    return all(
-        type(each)._save_to_state_dict is base._save_to_state_dict
-        and type(each).get_extra_state is base.get_extra_state
-        and type(each).state_dict is base.state_dict
-        for each in module.modules()
-    )
+    return all(map(saves_plainly, module.modules()))
 
 
 def _sent_buffers() -> set[int]:

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from polytrain_torch.private import version_of
+
 _WORKER_PROCESS = "polytrain.workers.session.worker_process"
 
 _OURS = ("polytrain", "polytrain_plugins", "polytrain_torch")
@@ -200,7 +202,7 @@ def _following(each: dis.Instruction, number: int, number_of: Mapping[int, int])
 def _uses(each: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
     """Return the local variables that an instruction reads, and those that it sets."""
     name = each.opname
-    if "_FAST" not in name and "_DEREF" not in name:
+    if "FAST" not in name and "DEREF" not in name:
         return frozenset(), frozenset()
     names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
     if name == "STORE_FAST_LOAD_FAST":
@@ -243,7 +245,7 @@ class _Looks:
     def _inside(self, value: Any, depth: int) -> tuple[Any, ...]:
         match value:
             case torch.Tensor():
-                return (id(value), value._version)
+                return (id(value), version_of(value))
             case np.ndarray():
                 large = value.nbytes > 1 << 16
                 return (value.shape, value.ctypes.data if large else value.tobytes())
