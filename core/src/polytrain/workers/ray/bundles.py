@@ -308,9 +308,12 @@ def _group_in(table: Mapping[str, dict[str, Any]], bundle: _Bundle) -> dict[str,
 
 
 def _node_in(table: Mapping[str, dict[str, Any]], bundle: _Bundle) -> str | None:
-    """Return the node on which Ray has placed a bundle, by its table; None if it hasn't."""
+    """Return the node on which Ray has placed a bundle, by its table; None if it hasn't.
+
+    While Ray looks for other room for the bundles of a dead node, those of other nodes stay.
+    """
     group = _group_in(table, bundle)
-    if group.get("state") != "CREATED":
+    if group.get("state") not in ("CREATED", "RESCHEDULING"):
         return None
     node: str | None = group["bundles_to_node_id"].get(bundle.index)
-    return node
+    return node or None
