@@ -87,6 +87,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "tensorflow.data.Dataset": ("_functions", "_inputs"),
         "tensorflow.python.data.ops.shuffle_op": ("_ShuffleDataset",),
         "tensorflow.python.data.ops.shuffle_op._ShuffleDataset": ("_seed", "_seed2"),
+        "tensorflow.python.eager.context.Context": ("configure_coordination_service",),
     },
     "tf_keras": {
         "tf_keras.src.engine.data_adapter.DataHandler": (

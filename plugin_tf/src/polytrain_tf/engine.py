@@ -29,6 +29,7 @@ from polytrain_tf.callback_state import save_callbacks
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.numpy_batches import with_arrays_copied
 from polytrain_tf.one_strategy import made_without_cluster, returned_by_its_class
+from polytrain_tf.private import patient_strategies
 from polytrain_tf.saved import Progress, load, save
 from polytrain_tf.summing import summing
 from polytrain_tf.watched_fit import fit_watched
@@ -70,7 +71,7 @@ class TensorFlowEngine(Engine[Any]):
             stack.enter_context(changed_environment(_variables(world)))
             if world.size > 1:
                 # TensorFlow's server takes no address to listen at.
-                with reached_at(world.me.listen_host):
+                with reached_at(world.me.listen_host), patient_strategies():
                     _strategy = tf.distribute.MultiWorkerMirroredStrategy(
                         communication_options=tf.distribute.experimental.CommunicationOptions(
                             timeout_seconds=self._options.timeout_s

@@ -80,6 +80,33 @@ SHUFFLE_ARRAYS = Replaceable(
 )
 """It shuffles in a different order on each worker."""
 
+_HEARTBEATS = Replaceable(
+    "tensorflow.python.eager.context", "Context.configure_coordination_service"
+)
+"""A strategy calls it without the one option that matters here, which has no public name."""
+
+_NEVER_MS = 7 * 24 * 3600 * 1000
+
+
+@contextmanager
+def patient_strategies() -> Iterator[None]:
+    """Create strategies that wait for a worker that stands still, in a `with` block.
+
+    TensorFlow would end the collective operations of all workers once one of them has sent no
+    heartbeat for 10 s, as on a machine that is frozen or very busy. polytrain itself notices
+    workers that are lost or hang.
+    """
+
+    def patient(own: Any) -> Any:
+        def configure(*arguments: Any, **options: Any) -> None:
+            own(*arguments, **{**options, "heartbeat_timeout_in_ms": _NEVER_MS})
+
+        return configure
+
+    with _HEARTBEATS.replaced(patient):
+        yield
+
+
 FIT = Replaceable("keras", "Model.fit")
 """Public, but replaced, since training functions call it on models of their own."""
 
