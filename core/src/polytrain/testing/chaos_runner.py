@@ -252,14 +252,19 @@ def _wrong_end(run: ChaosRun, result: Result) -> Iterator[str]:
     elif error is not None:
         yield f"it failed: {error}"
     if result.restarts not in case.restarts:
-        yield f"there were {result.restarts} restarts, instead of {case.restarts}"
+        why = "; ".join(f"{each.kind.name}: {each}" for each in _failures(run).values())
+        yield f"there were {result.restarts} restarts, instead of {case.restarts} ({why})"
+
+
+def _failures(run: ChaosRun) -> dict[int, Failure]:
+    """Attempt → why it ended early."""
+    journal = entries([(run.directory / "run" / JOURNAL).read_bytes()])
+    ends = (entry for entry in journal if isinstance(entry, AttemptEnded))
+    return {entry.attempt: entry.failure for entry in ends if entry.failure is not None}
 
 
 def _wrong_reasons(run: ChaosRun) -> Iterator[str]:
-    failures: dict[int, Failure] = {}
-    for entry in entries([(run.directory / "run" / JOURNAL).read_bytes()]):
-        if isinstance(entry, AttemptEnded) and entry.failure is not None:
-            failures[entry.attempt] = entry.failure
+    failures = _failures(run)
     for attempt in sorted({fault.attempt for fault in run.plan.injected}):
         expected_ends = run.case.expected_ends(attempt)
         failure = failures.get(attempt)
