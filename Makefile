@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint fix unit test newest lowest sweep hosts conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
-	bench-boosters bench-torch reference screenshot booster-table clean
+	bench-boosters bench-torch bench-cuts bench-faults reference screenshot booster-table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -135,6 +135,12 @@ bench-page: install ## start of the command line, pages of up to a million repor
 
 bench-boosters: $(VENV)/.stamp-bench ## from Parquet files to a booster, against one process, dask and Ray Train
 	@$(BIN)/python tests/benchmarks/bench_boosters.py $(ARGS)
+
+bench-cuts: install ## hosts cut off at random, time to train without them; needs root
+	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_cuts.py $(ARGS)
+
+bench-faults: install ## faults of hosts, time to train again, of each backend; needs root
+	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_faults.py $(ARGS)
 
 bench-torch: $(VENV)/.stamp-bench ## steps per second and whole runs, against torchrun, Lightning, Accelerate, Ray Train and bare TensorFlow
 	@$(BIN)/python tests/benchmarks/bench_torch.py $(ARGS)

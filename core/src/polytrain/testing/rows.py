@@ -75,7 +75,7 @@ def wrong_rows(diary: Path, rows: Sequence[float], model: Mapping[str, Any]) -> 
         model: the run's final model.
     """
     wrong = []
-    steps = _steps_that_count(diary)
+    steps = steps_that_count(diary)
     per_epoch = steps_per_epoch(len(rows))
     if sorted(steps) != list(range(1, EPOCHS * per_epoch + 1)):
         wrong.append(f"the steps that count are {sorted(steps)}")
@@ -91,7 +91,7 @@ def wrong_rows(diary: Path, rows: Sequence[float], model: Mapping[str, Any]) -> 
     return wrong
 
 
-def _steps_that_count(diary: Path) -> dict[int, list[float]]:
+def steps_that_count(diary: Path) -> dict[int, list[float]]:
     """Step → its rows, of all ranks, in the attempt that led to the final model."""
     attempts: dict[str, dict[int, list[float]]] = {}
     starts: dict[str, int] = {}
