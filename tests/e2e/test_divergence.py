@@ -18,7 +18,7 @@ import pytest
 import torch
 from tests.e2e import boosters
 from tests.e2e.journals import journal
-from tests.sweeps import Selected
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -174,30 +174,26 @@ def assert_equal(one: Result, other: Result) -> None:
     assert list(one.history) == list(other.history)
 
 
-def cases(count: int) -> list[tuple[int, ...]]:
-    numbers = random.Random(3)
-    return [tuple(sorted(numbers.sample(range(ROWS), 1 + n % 3))) for n in range(count)]
-
-
 @pytest.mark.sweep
-def test_the_run_ends_as_without_the_poisoned_batches(quiet: RunConfig, selected: Selected) -> None:
+@pytest.mark.parametrize("number", [0, *map(only_in_sweep, range(1, 50))])
+def test_the_run_ends_as_without_the_poisoned_batches(quiet: RunConfig, number: int) -> None:
     """1 to 3 poisoned rows, which are in other batches in each epoch; rank 1 is killed besides."""
-    for number, rows in enumerate(selected(cases(50), 50)):
-        poisoned, workers, every = {*rows}, 2 - number % 2, 1 + number % 3
-        result = fit(
-            quiet,
-            table(poisoned=poisoned),
-            workers=workers,
-            every=every,
-            dies=((0, 2), (1, 5), (2, 9)),
-            on_divergence="rollback",
-            max_rollbacks=2 * len(poisoned),
-            max_failures=3,
-        )
-        reference = fit(quiet, table(), workers=workers, every=every, left_out=poisoned)
-        assert_equal(result, reference)
-        assert 2 <= len(result.rollbacks) <= 2 * len(poisoned)
-        assert all("loss is nan" in rollback.reason for rollback in result.rollbacks)
+    poisoned = {*random.Random(number).sample(range(ROWS), 1 + number % 3)}
+    workers, every = 2 - number % 2, 1 + number % 4
+    result = fit(
+        quiet,
+        table(poisoned=poisoned),
+        workers=workers,
+        every=every,
+        dies=((0, 2), (1, 5), (2, 9)),
+        on_divergence="rollback",
+        max_rollbacks=2 * len(poisoned),
+        max_failures=3,
+    )
+    reference = fit(quiet, table(), workers=workers, every=every, left_out=poisoned)
+    assert_equal(result, reference)
+    assert 2 <= len(result.rollbacks) <= 2 * len(poisoned)
+    assert all("loss is nan" in rollback.reason for rollback in result.rollbacks)
 
 
 def test_batches_of_a_prepared_loader_are_left_out(quiet: RunConfig) -> None:
