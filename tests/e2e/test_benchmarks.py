@@ -54,6 +54,7 @@ ROWS = {
         *("columns of strings", "columns of tensors", "items, in any order"),
         *("arrays", "tensors", "windows", "memory, arrays"),
     ],
+    "exact": [f"2 of 4: {what}" for what in ("a step", "CPU of a step", "memory")],
     "resume": ["in order", "windows", "any order"],
     "checkpoint": ["1 MB: stall", "1 MB: 20 steps"],
     "index": ["100 checkpoints"],
@@ -89,6 +90,7 @@ PEERS = {
     "overhead": ["bare xgboost"],
     "script": ["torchrun", "bare processes", "one process"],
     "torch": ["torchrun"],
+    "exact": ["DDP"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
 EACH_TIME = ("control_plane", "plan", "index", "journal", "report", "resume")

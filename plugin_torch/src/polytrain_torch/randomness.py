@@ -46,9 +46,15 @@ def function_seed() -> int:
 
 def seed_place(place: str) -> None:
     """Seed torch, NumPy and Python by a place in training; `function_seed` stays the same."""
-    seed = function_seed()
-    _seed(place)
-    _stand_for(seed)
+    stands_for = function_seed()
+    seed = seed_of(place, octets=4)
+    random.seed(seed)
+    np.random.seed(seed)
+    # torch.manual_seed formats the stack at each call until CUDA is used.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    _stand_for(stands_for)
 
 
 def _stand_for(seed: int) -> None:
