@@ -171,7 +171,7 @@ class VirtualWorkers:
         """Keep the input of a model's first call until the ranks have been compared."""
         if self._is_shared and not self._is_proven and 0 in self.own:
             number = next(n for n, each in enumerate(self._models) if each is model)
-            self._calls.setdefault(number, FirstCall(inputs, kwargs))
+            self._calls.setdefault(number, FirstCall(model, inputs, kwargs))
 
     def compare_ranks(self) -> None:
         """Compare what the ranks' results depend on. All ranks call this."""

@@ -134,6 +134,9 @@ def summed(leaves: int, sums: Sequence[torch.Tensor]) -> torch.Tensor:
     if size == 1:
         [total] = sums
         return total
+    if sums[0].device.type != "cpu" and dist.get_backend() == "gloo":
+        # gloo exchanges pieces of tensors on the CPU only.
+        return sums[0].copy_(summed(leaves, [each.cpu() for each in sums]))
     counts = [len(subtrees(leaves, size, each)) for each in range(size)]
     piece = len(sums[0]) // size
     if len(sums) == 1:

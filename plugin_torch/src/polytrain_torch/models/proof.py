@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from polytrain_torch.checkpoints.rank_parts import digest
 from polytrain_torch.collectives.gathering import gathered
-from polytrain_torch.devices import current_device
 from polytrain_torch.moving import moved
 from polytrain_torch.private import tree_leaves
 from polytrain_torch.randomness import seed_place
@@ -29,9 +28,11 @@ _CPU = torch.device("cpu")
 class FirstCall:
     """The input of a model's first call, and its precision."""
 
-    def __init__(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
         self.arguments = inputs, kwargs
-        kind = current_device().type
+        kind = _device_of(model).type
         self.precision = (
             kind,
             torch.get_autocast_dtype(kind),
@@ -80,6 +81,10 @@ def _sendable(calls: Mapping[int, FirstCall]) -> dict[int, Any] | None:
     return sent
 
 
+def _device_of(model: torch.nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 def _gradients(model: torch.nn.Module, arguments: Any, precision: Any) -> bytes:
     """Return a digest of the gradients, and leave the model as it was."""
     kind, dtype, is_enabled = precision
@@ -89,7 +94,7 @@ def _gradients(model: torch.nn.Module, arguments: Any, precision: Any) -> bytes:
     for each in parameters:
         each.grad = None
     seed_place("proof")
-    inputs, kwargs = moved(arguments, current_device())
+    inputs, kwargs = moved(arguments, _device_of(model))
     with torch.autocast(kind, dtype=dtype, enabled=is_enabled):
         outputs = tree_leaves(model(*inputs, **kwargs))
     trained = [each for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad]
