@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from polytrain.prediction.predict import PredictionOutput
     from polytrain.ray_names.callbacks import TrainRunContext, UserCallback
     from polytrain.ray_names.trainers import DataParallelTrainer
+    from polytrain.record.repetition import Replay
     from polytrain.workers.session.checkpoint_handling import CheckpointUploadMode
     from polytrain.workers.session.context import Context, TrainContext
     from polytrain.workers.session.reported_checkpoints import (
@@ -87,6 +88,7 @@ __all__ = [
     "PredictionFailedError",
     "PredictionOutput",
     "PreemptionInfo",
+    "Replay",
     "ReportedCheckpoint",
     "ReportedCheckpointStatus",
     "Result",
@@ -159,6 +161,7 @@ _NAMES = LazyNames(
         "polytrain.events.rollback": ("Rollback",),
         "polytrain.prediction.predict": ("PredictionOutput",),
         "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
+        "polytrain.record.repetition": ("Replay",),
         "polytrain.workers.session.checkpoint_handling": ("CheckpointUploadMode",),
         "polytrain.workers.session.context": ("Context", "TrainContext"),
         "polytrain.workers.session.reported_checkpoints": (

@@ -33,7 +33,9 @@ from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, loa
 from polytrain_plugins.close_names import did_you_mean
 
 if TYPE_CHECKING:
+    from polytrain.api.trainer import Trainer
     from polytrain.prediction.predict import PredictionOutput
+    from polytrain.record.repetition import Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -345,6 +347,52 @@ class Result(metaclass=RayTrainClass):
         expect_path(path)
         location = Location.of(self.path, self.storage_filesystem, retry_s=0)
         return satellites.page.write_page(location, Path(path).expanduser())
+
+    @user_frames_only
+    def replay(
+        self,
+        trainer: Trainer,
+        *,
+        from_step: int | None = None,
+        steps: int | None = None,
+        storage_path: str | Path | None = None,
+        ignore: Sequence[str] = (),
+    ) -> Replay:
+        """Train a stretch of the run again, from one of its checkpoints, and compare the reports.
+
+        It runs where it is called, with as many workers as the run had there, and writes nothing
+        into the run. Metrics of rank 0 must be the same to the bit. What a resumed run doesn't
+        repeat exactly, such as an order that a training function draws without a seed, differs.
+
+        Args:
+            trainer: a trainer with what the run was trained with. Its name, storage, conditions to
+                stop, observers, trackers and validations don't count.
+            from_step: start at the newest intact checkpoint up to this step; 0 starts where the
+                run did. By default at the newest one after which there are reports, or else where
+                the run did.
+            steps: number of steps to compare, counted from `from_step`; by default all that
+                follow.
+            storage_path: directory or address for the replay's own files, which are deleted when
+                it ends without an error; by default beside the run.
+            ignore: metrics that may differ, such as times.
+
+        Raises:
+            CheckpointError: there is no intact checkpoint, or no report after it.
+            InvalidJobError: the training function, its config, an option or a data set isn't the
+                run's; it lists every difference. Nothing was started.
+            RunNotFoundError: the run's directory was deleted.
+            TrainingFailedError: the replay failed; its files are kept.
+        """
+        from polytrain.api.replay import replay
+
+        return replay(
+            Location.of(self.path, self.storage_filesystem),
+            trainer,
+            from_step=from_step,
+            steps=steps,
+            storage_path=storage_path,
+            ignore=ignore,
+        )
 
     @property
     def filesystem(self) -> Any:

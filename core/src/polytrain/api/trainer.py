@@ -33,6 +33,7 @@ from polytrain.api.result import Result, recorded, result_of
 from polytrain.api.run_handle import RunHandle, Watcher
 from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.validation_config import ValidationConfig
@@ -174,6 +175,8 @@ class Trainer:
         self._datasets, problems = checked(spec)
         raise_if_any(problems)
         self._spec = spec.with_program()
+        self._start: StartingPoint | None = None
+        """Where a replay starts; None for the starting point of the request."""
 
     def __repr__(self) -> str:
         spec = self._spec
@@ -293,6 +296,11 @@ class Trainer:
             salt=salt_of({} if history is None else history.identity),
         )
 
+    def _identity_in(self, history: RunHistory) -> dict[str, Any]:
+        """The identity that this request has in a run."""
+        self._datasets = identified_datasets(self._datasets)
+        return self._identity(PreviousRun(journal={}, history=history))
+
     def _history(
         self, location: Location, identity: Mapping[str, Any], known: PreviousRun | None
     ) -> RunHistory | None:
@@ -348,7 +356,7 @@ class Trainer:
                 location=location,
                 lease=lease,
                 past=history,
-                origin=start_of(spec),
+                origin=start_of(spec) if self._start is None else self._start,
                 transform=transform_fingerprint(
                     {dataset.name: dataset.config for dataset in self._datasets}
                 ),

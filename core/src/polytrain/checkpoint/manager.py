@@ -331,7 +331,8 @@ class CheckpointManager:
         else:
             location = self.store.location_of(manifest.directory)
             start = from_manifest(manifest, location, own=True)
-        return replace(start, skipped=self.divergences.skipped)
+        # A replay starts with what its run has left out.
+        return replace(start, skipped=self.divergences.skipped or start.skipped)
 
     def newest_intact(self) -> CheckpointInfo | None:
         """Return the newest committed checkpoint that verifies."""

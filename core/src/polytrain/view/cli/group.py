@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "stop": Lazy(module="stop", help="End an active run at its next checkpoint."),
     "stacks": Lazy(module="stacks", help="Print the stacks of a run's ranks."),
     "verify": Lazy(module="verify", help="Compare checkpoints with their hashes."),
+    "replay": Lazy(module="replay", help="Train a stretch of a run again, and compare."),
     "predict": Lazy(module="predict", help="Predict files with a run's model."),
     "sync": Lazy(module="sync", help="Send trackers the steps that they lack."),
     "backends": Lazy(module="backends", help="List the installed backends."),

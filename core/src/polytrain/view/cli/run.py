@@ -70,21 +70,14 @@ def command(
     from polytrain_plugins import RegistryError
 
     is_file = what.endswith(".toml")
-    is_script = module or not (is_file or ":" in what)
-    if is_file:
-        settings = (*settings, *_settings_of(arguments))
+    is_script = _is_script(what, module=module)
     _refuse_options_of_others(is_script=is_script, is_file=is_file)
     try:
         with modules_beside_you():
-            if is_script:
-                trainer = _of_script(
-                    what, arguments, workers=workers, gpu=gpu, max_failures=max_failures,
-                    name=name, storage=storage, module=module,
-                )  # fmt: skip
-            elif is_file:
-                trainer = _of_file(Path(what), settings)
-            else:
-                trainer = _of_module(what)
+            trainer = trainer_of(
+                what, arguments, settings=settings, workers=workers, gpu=gpu,
+                max_failures=max_failures, name=name, storage=storage, module=module,
+            )  # fmt: skip
             result: Any = trainer.fit()
     except (InvalidJobError, RegistryError) as error:
         raise Refused(str(error)) from error
@@ -95,6 +88,38 @@ def command(
     if result.validation_failure:
         return 1
     return 0 if result.finished else CAN_RESUME
+
+
+def _is_script(what: str, *, module: bool) -> bool:
+    return module or not (what.endswith(".toml") or ":" in what)
+
+
+def trainer_of(
+    what: str,
+    arguments: tuple[str, ...],
+    *,
+    module: bool,
+    settings: tuple[str, ...] = (),
+    workers: int = 1,
+    gpu: bool = False,
+    max_failures: int = 0,
+    name: str | None = None,
+    storage: str | None = None,
+) -> Trainer:
+    """Return the trainer that WHAT names.
+
+    Raises:
+        InvalidJobError, RegistryError: its arguments are wrong.
+        click.ClickException: there is none.
+    """
+    if _is_script(what, module=module):
+        return _of_script(
+            what, arguments, workers=workers, gpu=gpu, max_failures=max_failures,
+            name=name, storage=storage, module=module,
+        )  # fmt: skip
+    if what.endswith(".toml"):
+        return _of_file(Path(what), (*settings, *_settings_of(arguments)))
+    return _of_module(what)
 
 
 _OF_SCRIPTS = ("workers", "gpu", "max_failures", "name", "storage")

@@ -1,0 +1,207 @@
+"""`Result.replay`: trains a stretch of a run again, elsewhere, and compares the two."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polytrain.api.backend_checks import raise_if_any
+from polytrain.api.checks import start_of
+from polytrain.checkpoint.manager import is_good
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.errors import CheckpointError, RunNotFoundError
+from polytrain.functions.code_fingerprint import python_version
+from polytrain.policy.stop_rule import STEP
+from polytrain.record.history import JOURNAL, read_as
+from polytrain.record.near_runs import no_run_text
+from polytrain.record.repetition import (
+    Replay,
+    ReportedHistory,
+    Stretch,
+    compare,
+    starting_steps,
+    stretch_of,
+)
+from polytrain.run.identity import content_differences, differences
+from polytrain.storage.location import Location
+from polytrain_plugins import Problem
+
+if TYPE_CHECKING:
+    from polytrain.api.trainer import Trainer
+
+_REMEDY = "Pass what the run was trained with: a replay repeats it"
+
+
+def replay(
+    location: Location,
+    trainer: Trainer,
+    *,
+    from_step: int | None,
+    steps: int | None,
+    storage_path: str | Path | None,
+    ignore: Sequence[str],
+) -> Replay:
+    """Train a stretch of a run again; see `Result.replay`.
+
+    Args:
+        location: the run's location.
+        trainer: what the run was trained with.
+        from_step: the step after which to start.
+        steps: number of steps to repeat.
+        storage_path: where the replay's own files are while it lasts.
+        ignore: names of metrics that may differ.
+    """
+    raise_if_any(tuple(_argument_problems(from_step, steps)))
+    history = read_as(ReportedHistory, location.open().read_log(JOURNAL))
+    if history is None:
+        raise RunNotFoundError(no_run_text(location))
+    raise_if_any(tuple(_problems(trainer, history)))
+    if not len(history.history):
+        raise CheckpointError(f"There is nothing to replay: {location.address} has no reports.")
+    last_step = int(history.history.steps()[-1])
+    start = _start(location, trainer, history, from_step, last_step)
+    stretch = stretch_of(
+        history.attempts,
+        start=start.step,
+        end=last_step if steps is None else max(from_step or 0, start.step) + steps,
+        last_step=last_step,
+        any_workers=trainer._spec.scaling_config.virtual_workers is not None,
+    )
+    if stretch.end <= stretch.start:
+        raise CheckpointError(
+            f"There is nothing to replay: {location.address} has no reports after step "
+            f"{start.step}, where the replay would start"
+            + (f"; {stretch.shortened}." if stretch.shortened else ".")
+        )
+    storage = location.parent if storage_path is None else Location.of(storage_path)
+    with _scratch(storage, location.name) as scratch:
+        again = _repeat(trainer, start, stretch, scratch, name=location.name)
+    compared, difference = compare(history.history, again.history, stretch, ignore=ignore)
+    return Replay(
+        from_step=stretch.start,
+        to_step=stretch.end if difference is None else difference.step,
+        reports=compared,
+        differences=() if difference is None else (difference,),
+        not_compared=tuple(_not_compared(history, stretch)),
+    )
+
+
+def _argument_problems(from_step: int | None, steps: int | None) -> Iterable[Problem]:
+    for name, value, least in (("from_step", from_step, 0), ("steps", steps, 1)):
+        given: object = value
+        if given is not None and (type(given) is not int or given < least):
+            yield Problem(field=name, what=f"it is {given!r}", remedy=f"Give {least} or more")
+
+
+def _problems(trainer: Trainer, history: ReportedHistory) -> Iterator[Problem]:
+    """Yield what differs from what the run was trained with."""
+    identity = trainer._identity_in(history)
+    changed = tuple(differences(history.identity, identity, mutable_on_resume=()))
+    for problem in changed or content_differences(history.identity, identity):
+        yield replace(problem, remedy=_REMEDY)
+    failures = trainer._spec.run_config.failure_config
+    if failures.on_rollback is not None and history.divergences.rollbacks:
+        yield Problem(
+            field="FailureConfig.on_rollback",
+            what="the run has changed its configuration by it, which a replay doesn't repeat",
+            remedy="Replay a run without rollbacks, or one whose rollbacks left batches out",
+        )
+
+
+def _start(
+    location: Location,
+    trainer: Trainer,
+    history: ReportedHistory,
+    from_step: int | None,
+    last_step: int,
+) -> StartingPoint:
+    """Return the newest intact checkpoint up to a step, or else where the run itself started.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, and another step than 0 was asked for.
+    """
+    store = CheckpointStore(location=location)
+    found: dict[int, Manifest] = {}
+    for each in store.find(since_token=history.since_token).manifests:
+        if is_good(each, store.location_of(each.directory).address, history.divergences):
+            found[each.step] = each
+    start = start_of(trainer._spec)
+    for step in starting_steps(found, from_step, last_step):
+        if not store.damage(found[step]):
+            where = store.location_of(found[step].directory)
+            start = from_manifest(found[step], where, own=False)
+            break
+    else:
+        if from_step:
+            there = ", ".join(map(str, sorted(found))) or "none"
+            raise CheckpointError(
+                f"{location.address} has no intact checkpoint at step {from_step} or before. "
+                f"Steps of its checkpoints: {there}. from_step=0 repeats the run from its start."
+            )
+    return replace(start, skipped=history.divergences.skipped)
+
+
+@contextmanager
+def _scratch(storage: Location, name: str) -> Iterator[Location]:
+    """Make room for the replay's own files. They are kept if it fails: they say why."""
+    scratch = storage.below(f"{name}.replay-{secrets.token_hex(4)}")
+    yield scratch
+    location = scratch.parent
+    location.open().delete_below(scratch.name)
+
+
+def _repeat(
+    trainer: Trainer, start: StartingPoint, stretch: Stretch, scratch: Location, *, name: str
+) -> ReportedHistory:
+    """Train the stretch, as a run of the same name in its own storage; return its history."""
+    again, spec = copy.copy(trainer), trainer._spec
+    scaling, config = spec.scaling_config, spec.run_config
+    if scaling.virtual_workers is None and not spec.is_inline:
+        scaling = replace(scaling, num_workers=stretch.num_workers)
+    again._start = start
+    again._spec = replace(
+        spec,
+        scaling_config=replace(scaling, standby=0),
+        validation_config=None,
+        run_config=replace(
+            config,
+            name=name,
+            storage_path=scratch.address,
+            storage_filesystem=scratch.filesystem,
+            if_finished=None,
+            # A divergence isn't avoided here, but compared.
+            failure_config=replace(
+                config.failure_config, on_divergence=None, divergence=None, on_rollback=None
+            ),
+            checkpoint_config=replace(config.checkpoint_config, num_to_keep=1),
+            stop={STEP: stretch.end},
+            time_budget_s=None,
+            observers=(),
+            callbacks=(),
+            track=None,
+            keep_reports="rank_0",
+        ),
+    )
+    again.fit()
+    location = scratch.below(name)
+    repeated = read_as(ReportedHistory, location.open().read_log(JOURNAL))
+    assert repeated is not None, "fit() has opened the journal"
+    return repeated
+
+
+def _not_compared(history: ReportedHistory, stretch: Stretch) -> Iterator[str]:
+    if stretch.shortened:
+        yield f"The replay ended at step {stretch.end}: {stretch.shortened}"
+    before = history.identity["content"]["python"]
+    if before != python_version():
+        yield (
+            f"The code of functions wasn't compared: the run had Python {before}, this is "
+            f"{python_version()}"
+        )

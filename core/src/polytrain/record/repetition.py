@@ -1,0 +1,171 @@
+"""Compares a stretch of a run with its repetition, report by report. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from polytrain.record.entries import ValidationEnded
+from polytrain.record.history import RunHistory
+from polytrain.record.overviews import AttemptOverview
+from polytrain.record.reports import Reports
+
+
+class ReportedHistory(RunHistory):
+    """A history whose reports are as workers made them, without what validations have added."""
+
+    def _take_validation(self, entry: ValidationEnded) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first place at which a repetition differs from the run."""
+
+    step: int
+    kind: Literal["report", "metric"]
+    name: str = ""
+    """The metric's name; empty if a whole report is missing."""
+
+    was: Any = None
+    """The run's value; None if it has none."""
+
+    now: Any = None
+    """The repetition's value; None if it has none."""
+
+    def __str__(self) -> str:
+        if self.kind == "report":
+            has, lacks = ("replay", "run") if self.was is None else ("run", "replay")
+            return f"step {self.step}: the {has} has a report, the {lacks} has none"
+        return f"step {self.step}: {self.kind} {self.name!r} was {self.was!r}, now {self.now!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """What is repeated: the reports after one step, up to another."""
+
+    start: int
+    end: int
+    num_workers: int
+    """Workers with which the run has made these reports."""
+
+    shortened: str = ""
+    """Why it ends before the step that was asked for; empty if it doesn't."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What `Result.replay` has found."""
+
+    from_step: int
+    """Step of the checkpoint from which the replay started; 0 for the start of the run."""
+
+    to_step: int
+    """The last step that was compared."""
+
+    reports: int
+    """Number of reports that were compared."""
+
+    differences: tuple[Difference, ...] = ()
+    """The first report or metric that differs; empty if nothing does."""
+
+    not_compared: tuple[str, ...] = ()
+    """Sentences on what the replay couldn't compare."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences
+
+    def __str__(self) -> str:
+        found = [str(each) for each in self.differences] or [
+            f"{self.reports} reports are equal, from step {self.from_step + 1} to {self.to_step}"
+        ]
+        return ". ".join((*found, *(each.rstrip(".") for each in self.not_compared))) + "."
+
+
+def starting_steps(steps: Collection[int], from_step: int | None, last_step: int) -> list[int]:
+    """Return the steps of checkpoints from which a replay may start, the best first.
+
+    Args:
+        steps: those of all checkpoints, and 0.
+        from_step: the step that was asked for; None for the last from which there are reports.
+        last_step: that of the run's last report.
+    """
+    most = last_step - 1 if from_step is None else from_step
+    return sorted((each for each in steps if each <= most), reverse=True)
+
+
+def stretch_of(
+    attempts: Iterable[AttemptOverview], *, start: int, end: int, last_step: int, any_workers: bool
+) -> Stretch:
+    """Return the stretch after `start`: made by one number of workers, unless any makes the same.
+
+    Args:
+        attempts: the run's attempts, in order.
+        start: step of the checkpoint.
+        end: the last step that was asked for.
+        last_step: that of the run's last report.
+        any_workers: whether any number of workers makes the same reports.
+    """
+    made = list(attempts)
+    at = max(i for i, each in enumerate(made) if each.first_step <= start)
+    workers = made[at].num_workers
+    # Each later attempt has started after this step: it has replaced what came before.
+    others = [each for each in made[at + 1 :] if each.num_workers != workers and not any_workers]
+    stretch = Stretch(start=start, end=end, num_workers=workers)
+    change = min(others, key=lambda each: each.first_step, default=None)
+    if change is not None and change.first_step < min(end, last_step):
+        what = f"from step {change.first_step + 1} on the run had {change.num_workers} workers"
+        return replace(stretch, end=change.first_step, shortened=f"{what}, before {workers}")
+    if last_step < end:
+        return replace(stretch, end=last_step, shortened=f"the run's last report is {last_step}")
+    return stretch
+
+
+def compare(
+    was: Reports, now: Reports, stretch: Stretch, *, ignore: Collection[str]
+) -> tuple[int, Difference | None]:
+    """Return how many reports are compared, and the first difference.
+
+    Args:
+        was: the run's reports.
+        now: those of the repetition.
+        stretch: the steps to compare.
+        ignore: names of metrics that may differ.
+    """
+    is_inside: Callable[[int], bool] = range(stretch.start + 1, stretch.end + 1).__contains__
+    before, again = (
+        {step: metrics for step, metrics in each.since(0) if is_inside(step)} for each in (was, now)
+    )
+    for count, step in enumerate(sorted(before.keys() | again.keys())):
+        if step not in before or step not in again:
+            first, second = before.get(step), again.get(step)
+            return count, Difference(step=step, kind="report", was=first, now=second)
+        name = _differing(before[step], again[step], ignore)
+        if name is not None:
+            values = {"was": before[step].get(name), "now": again[step].get(name)}
+            return count + 1, Difference(step=step, kind="metric", name=name, **values)
+    return len(before), None
+
+
+def _differing(
+    was: Mapping[str, Any], now: Mapping[str, Any], ignore: Collection[str]
+) -> str | None:
+    for name in {**was, **now}:
+        if name in ignore:
+            continue
+        if name not in was or name not in now or not _is_same(was[name], now[name]):
+            return name
+    return None
+
+
+def _is_same(was: Any, now: Any) -> bool:
+    """Whether two values are the same to the bit: 0.0 isn't -0.0, and NaN is NaN."""
+    if type(was) is float and type(now) is float:
+        both_nan = math.isnan(was) and math.isnan(now)
+        return both_nan or (was == now and math.copysign(1, was) == math.copysign(1, now))
+    return json.dumps(was, sort_keys=True) == json.dumps(now, sort_keys=True)

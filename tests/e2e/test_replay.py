@@ -1,0 +1,178 @@
+"""A stretch of a run again: equal, or the first difference named; the run's files stay the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.e2e.boosters import BACKENDS, LOGISTIC, a_table
+
+import polytrain
+from polytrain import (
+    CheckpointConfig,
+    CheckpointError,
+    DataConfig,
+    InvalidJobError,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    make_trainer,
+)
+from polytrain.torch import TrainingState, prepare_model
+from polytrain.view.cli import main
+
+
+def train(config: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = prepare_model(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 1)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["rate"])
+    state = TrainingState(model=model, optimizer=optimizer)
+    step = state.restore().get("step", 0)
+    shard = polytrain.get_dataset_shard("train")
+    while step < config["steps"]:
+        for batch in shard.iter_torch_batches(batch_size=8):
+            x = torch.stack([batch[name] for name in "abc"], 1).float()
+            loss = (model(x)[:, 0] - batch["y"].float()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            metrics = {"loss": loss.item(), "drawn": torch.rand(()).item()}
+            if config.get("flips") == step and not Path(config["marker"]).exists():
+                Path(config["marker"]).touch()
+                flip(model)
+            if step % 5:
+                polytrain.report(metrics)
+            else:
+                state.report(metrics, step=step)
+            if step == config["steps"]:
+                break
+
+
+def flip(model: torch.nn.Module) -> None:
+    """Flip one bit of one weight."""
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 12)
+
+
+def of_another_code(config: dict[str, Any]) -> None:
+    train(config)
+
+
+def rows(seed: int = 0) -> pd.DataFrame:
+    return pd.DataFrame(np.random.default_rng(seed).normal(size=(64, 4)), columns=list("abcy"))
+
+
+def a_trainer(
+    storage: Path,
+    workers: int = 1,
+    *,
+    function: Callable[..., Any] = train,
+    data: pd.DataFrame | None = None,
+    **config: Any,
+) -> Trainer:
+    return make_trainer(
+        "torch",
+        function,
+        train_loop_config={"rate": 0.01, "steps": 20, **config},
+        datasets={"train": rows() if data is None else data},
+        dataset_config=DataConfig(shuffle=True),
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(name="run", storage_path=storage, progress=False),
+    )
+
+
+def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
+    files = [each for each in directory.rglob("*") if each.is_file()]
+    return {str(each): (each.read_bytes(), os.stat(each).st_mtime_ns) for each in files}
+
+
+def test_a_stretch_is_equal_and_nothing_is_written_into_the_run(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path / "runs", workers=2)
+    result = trainer.fit()
+    before = contents(tmp_path / "runs")
+    found = result.replay(trainer, from_step=10, steps=6)
+    assert found.is_equal, found
+    assert (found.from_step, found.to_step, found.reports) == (10, 16, 6)
+    assert contents(tmp_path / "runs") == before
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["run"]
+
+
+def test_a_flipped_bit_is_named_by_its_step(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path / "runs", 0, flips=13, marker=str(tmp_path / "marker"))
+    result = trainer.fit()
+    found = result.replay(trainer, from_step=10, storage_path=tmp_path / "elsewhere")
+    assert not found.is_equal
+    (difference,) = found.differences
+    assert (difference.step, difference.kind, difference.name) == (14, "metric", "loss")
+    assert difference.was == result.history[13]["loss"] != difference.now
+    # Before the flip, and if the metric doesn't count.
+    assert result.replay(trainer, from_step=10, steps=3).is_equal
+    assert result.replay(trainer, from_step=10, ignore=["loss"]).is_equal
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_what_has_changed_is_named_before_anything_starts(tmp_path: Path) -> None:
+    result = a_trainer(tmp_path, 0).fit()
+    before = contents(tmp_path)
+    for field, other in {
+        "train_loop_per_worker": a_trainer(tmp_path, 0, function=of_another_code),
+        "train_loop_config": a_trainer(tmp_path, 0, rate=0.02),
+        "datasets['train']": a_trainer(tmp_path, 0, data=rows(1)),
+    }.items():
+        with pytest.raises(InvalidJobError, match="a replay repeats it") as refused:
+            result.replay(other)
+        assert [problem.field for problem in refused.value.problems] == [field]
+    with pytest.raises(InvalidJobError, match=r"(?s)from_step.*steps"):
+        result.replay(a_trainer(tmp_path, 0), from_step=-1, steps=0)
+    with pytest.raises(CheckpointError, match="no reports after step 20"):
+        result.replay(a_trainer(tmp_path, 0), from_step=20)
+    assert contents(tmp_path) == before
+
+
+def test_the_command_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(JOB)
+    np.savetxt("rows.csv", rows(), delimiter=",", header="a,b,c,y", comments="")
+    assert main(["run", "job.toml"]) == 0
+    assert main(["replay", "--from", "4", "--steps", "4", "runs/job", "job.toml"]) == 0
+    Path("job.toml").write_text(JOB.replace("0.1", "0.2"))
+    assert main(["replay", "runs/job", "job.toml"]) == 2
+
+
+JOB = """
+backend = "reference"
+rounds = 10
+label = "y"
+learning_rate = 0.1
+datasets.train = "rows.csv"
+scaling_config.num_workers = 0
+run_config.name = "job"
+run_config.storage_path = "runs"
+run_config.checkpoint_config.checkpoint_frequency = 2
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rounds_of_boosters_are_equal(tmp_path: Path, backend: str) -> None:
+    trainer = make_trainer(
+        backend,
+        params=LOGISTIC[backend],
+        num_boost_round=8,
+        label="y",
+        datasets={"train": a_table()},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(
+            name="run",
+            storage_path=tmp_path,
+            checkpoint_config=CheckpointConfig(checkpoint_frequency=3),
+        ),
+    )
+    found = trainer.fit().replay(trainer, from_step=4)
+    assert (str(found), found.from_step) == ("5 reports are equal, from step 4 to 8.", 3)

@@ -1,0 +1,92 @@
+"""Which stretch of a run is repeated, and where the two first differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from polytrain.record.overviews import AttemptOverview
+from polytrain.record.repetition import Difference, Stretch, compare, starting_steps, stretch_of
+from polytrain.record.reports import Reports
+
+
+def attempt(first_step: int, num_workers: int) -> AttemptOverview:
+    return AttemptOverview(
+        driver=1,
+        number=0,
+        num_workers=num_workers,
+        first_step=first_step,
+        checkpoint=None,
+        launched=0.0,
+        start_s=0.0,
+    )
+
+
+def stretch(start: int, end: int, *attempts: AttemptOverview, any_workers: bool = False) -> Stretch:
+    return stretch_of(attempts, start=start, end=end, last_step=50, any_workers=any_workers)
+
+
+def test_the_last_attempt_that_made_the_reports_says_how_many_workers() -> None:
+    # The third attempt has replaced what the second one made after step 20.
+    made = attempt(0, 4), attempt(30, 2), attempt(20, 3)
+    assert stretch(10, 15, *made).num_workers == 4
+    assert stretch(20, 25, *made).num_workers == 3
+    assert stretch(40, 45, *made).num_workers == 3
+
+
+def test_a_stretch_ends_where_the_number_of_workers_changes_and_says_so() -> None:
+    made = attempt(0, 4), attempt(20, 4), attempt(30, 2)
+    found = stretch(10, 45, *made)
+    assert found.end == 30
+    assert "from step 31 on the run had 2 workers" in found.shortened
+    assert stretch(10, 45, *made, any_workers=True).end == 45
+    assert not stretch(10, 30, *made).shortened
+
+
+def test_a_stretch_ends_with_the_last_report() -> None:
+    found = stretch(10, 90, attempt(0, 1))
+    assert (found.end, found.shortened) == (50, "the run's last report is 50")
+
+
+def test_the_newest_checkpoint_before_a_step_is_tried_first() -> None:
+    steps = [10, 20, 30]
+    assert starting_steps(steps, 25, 30) == [20, 10]
+    assert starting_steps(steps, 20, 30) == [20, 10]
+    # No report follows the last one.
+    assert starting_steps(steps, None, 30) == [20, 10]
+    assert starting_steps(steps, 0, 30) == []
+
+
+def difference(
+    was: Mapping[int, Mapping[str, Any]], now: Mapping[int, Mapping[str, Any]], *ignore: str
+) -> Difference | None:
+    before, again = Reports(), Reports()
+    for kept, reports in ((before, was), (again, now)):
+        for step, metrics in reports.items():
+            kept.add(step, metrics)
+    inside = Stretch(start=0, end=3, num_workers=1)
+    return compare(before, again, inside, ignore=ignore)[1]
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [(0.1, math.nextafter(0.1, 1)), (0.0, -0.0), (1, 1.0), (math.nan, 1.0), ({"a": 1}, {"a": 2})],
+)
+def test_a_value_that_differs_in_one_bit_is_named(was: Any, now: Any) -> None:
+    found = difference({1: {"a": 1}, 2: {"b": was}}, {1: {"a": 1}, 2: {"b": now}})
+    assert found is not None
+    assert (found.step, found.kind, found.name) == (2, "metric", "b")
+    assert difference({2: {"b": was}}, {2: {"b": now}}, "b") is None
+    assert difference({2: {"b": was}}, {2: {"b": was}}) is None
+
+
+def test_a_report_or_metric_that_one_of_them_lacks_differs() -> None:
+    assert str(difference({1: {}, 2: {}}, {1: {}})) == (
+        "step 2: the run has a report, the replay has none"
+    )
+    assert str(difference({1: {}}, {1: {"a": 1}})) == "step 1: metric 'a' was None, now 1"
+    # Behind the stretch.
+    assert difference({1: {}}, {1: {}, 4: {}}) is None
