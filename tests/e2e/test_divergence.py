@@ -10,6 +10,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -360,3 +361,37 @@ def test_rules_and_changes_that_raise_end_the_run(quiet: RunConfig) -> None:
     assert change.reason == "FailureConfig.on_rollback: ValueError: no idea"
     assert change.failures[0].kind is FailureKind.DIVERGED
     assert "in raises" in str(change)
+
+
+def spikes(config: dict[str, Any]) -> None:
+    """A checkpoint at each step; it fails once at step 12, and its loss jumps at step 13."""
+    import tempfile
+
+    done = 0
+    if (checkpoint := polytrain.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as directory:
+            done = int(Path(directory, "step").read_text())
+    for step in range(done + 1, 16):
+        if step == 12 and polytrain.get_context().get_attempt() == 0:
+            raise ConnectionError("once")
+        loss = 9.0 if step == 13 and config["rate"] == 1 else 1.0
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            polytrain.report({"loss": loss}, checkpoint=Checkpoint.from_directory(directory))
+
+
+def test_a_spike_is_found_by_the_reports_before_a_restart(quiet: RunConfig) -> None:
+    failures = FailureConfig(
+        max_failures=1, on_divergence="rollback", divergence={"loss": 4}, on_rollback=gently
+    )
+    result = make_trainer(
+        "reference",
+        spikes,
+        train_loop_config={"rate": 1.0},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=dataclasses.replace(quiet, failure_config=failures),
+    ).fit()
+    assert [launch["step"] for launch in journal(result.path, "Launched")] == [0, 11, 12]
+    [rollback] = result.rollbacks
+    assert rollback.reason == "loss is 9, more than 4 times 1, the median of its last 12 values"
+    assert [report["loss"] for report in result.history] == [1.0] * 15

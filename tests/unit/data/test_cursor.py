@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -200,3 +201,24 @@ def test_a_cursor_knows_what_is_left_out_in_each_epoch() -> None:
         assert epoch.skipped == (range(2, 5), range(8, 10))
         assert cursor.skipped_next == (range(4, 6),)
     assert cursor.skipped_in(2) == ()
+
+
+def test_frameworks_that_take_batches_ahead_get_none_that_are_left_out() -> None:
+    """In the first epoch the second and the last batch of four are left out, over two ranks."""
+    data = pa.table({"x": range(16)})
+    taken = []
+    for rank in (0, 1):
+        shard = shard_of(data, world_size=2, rank=rank, skipped=[(0, 4, 8), (0, 12, 16)])
+        for _ in range(2):
+            left = shard.num_batches(global_batch_size=4)
+            ahead = shard.iter_ahead(global_batch_size=4)
+            batches = []
+            for batch in ahead:
+                batches.append(batch["x"].tolist())
+                ahead.used()
+            assert len(batches) == left
+            taken.append(batches)
+        assert shard.cursor.position.epoch == 2
+    firsts = [sorted(mine + others) for mine, others in zip(taken[0], taken[2], strict=True)]
+    assert firsts == [[*range(4)], [*range(8, 12)]]
+    assert [len(epoch) for epoch in taken] == [2, 4, 2, 4]

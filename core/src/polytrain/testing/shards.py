@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polytrain.config.configs import DataConfig
@@ -23,6 +23,7 @@ def shard_of(
     as_tables: bool = False,
     virtual_workers: int | None = None,
     position: Mapping[str, Any] | None = None,
+    skipped: Sequence[tuple[int, int, int]] = (),
     **config: Any,
 ) -> RowsShard:
     """The shard "train" of one rank, made as agents and worker processes make it.
@@ -35,6 +36,7 @@ def shard_of(
         as_tables: as for a backend whose demand is `reads_tables`.
         virtual_workers: number of virtual workers that the ranks stand for, if there are any.
         position: where to resume, as in a manifest; by default at the start.
+        skipped: what the run leaves out; see `Rollback.skipped`.
         config: fields of `DataConfig`, except `group`.
     """
     wanted = DataConfig(**config)
@@ -51,6 +53,13 @@ def shard_of(
     holds = spec.held is not Held.NOTHING
     tables = [dataset.held_rows(spec, world_size, rank).read()] if holds else []
     positions = {} if position is None else {"train": position}
-    opened = open_shards([spec], iter(tables), positions, world_size=world_size, rank=rank)["train"]
+    opened = open_shards(
+        [spec],
+        iter(tables),
+        positions,
+        skipped={"train": skipped},
+        world_size=world_size,
+        rank=rank,
+    )["train"]
     assert isinstance(opened, RowsShard)
     return opened
