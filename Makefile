@@ -109,7 +109,7 @@ bench-recovery-agent: install ## time from the loss of an agent, or a node, to t
 bench-overhead: install ## steps per second with no failure, against bare torchrun and xgboost
 	@$(BIN)/python tests/benchmarks/bench_overhead.py $(ARGS)
 
-bench-control-plane: install ## cost of an event of up to 10,000 workers
+bench-control-plane: install ## CPU time and memory of the driver of up to 10,000 workers
 	@$(BIN)/python tests/benchmarks/bench_control_plane.py $(ARGS)
 
 bench-ingest: $(VENV)/.stamp-bench ## rows per second and memory, against Ray Train and DataLoader

@@ -46,9 +46,11 @@ ROWS = {
         for what in ("steps", "overhead", "beside")
     ],
     "control_plane": [
-        f"{size} workers: {what}"
-        for size in ("10", "100", "1,000")
-        for what in ("an event", "events", "a loss")
+        f"100 workers: {what}"
+        for what in (
+            *("start", "report", "checkpoint", "tick", "worker lost", "host lost", "drain", "end"),
+            "memory of each",
+        )
     ],
     "ingest": [
         *("columns of strings", "columns of tensors", "items, in any order"),

@@ -144,6 +144,10 @@ class Failure(ShortRepr):
 
 
 _MAX_STACKS = 8
+
+_MAX_OTHERS = 16
+"""Failures besides the root that an error's text shows: a run may have thousands of ranks."""
+
 """Stacks in an error's text. The journal has all of them."""
 
 
@@ -190,12 +194,18 @@ class TrainingFailedError(PolytrainError):
         root = self.failures[0] if self.failures else None
         lines = [self._verdict(root) if root else self.reason]
         shown = {(root.message, root.traceback), (root.message, "")} if root else set()
+        of_others = 0
         for failure in self.failures:
+            if failure is not root and of_others == _MAX_OTHERS:
+                more = len(self.failures) - 1 - of_others
+                lines.append(f"\n{more} more failures are in the run's journal")
+                break
             if failure.stacks:
                 lines.append(f"\nWhat the ranks were doing:\n{stacks_text(failure.stacks)}")
             # The same exception of several ranks is shown once.
             is_new = (failure.message, failure.traceback) not in shown
             shown.add((failure.message, failure.traceback))
+            of_others += failure is not root and (is_new or failure.kind.is_loss)
             if failure.traceback and is_new:
                 lines.append(_raised(failure))
             elif failure is not root and (is_new or failure.kind.is_loss):

@@ -201,3 +201,14 @@ def test_the_last_words_of_a_process_that_could_not_say_more_are_reported() -> N
     message = str(TrainingFailedError("max_failures=0 allows no restart", (lost,)))
     assert message.startswith("rank 1: killed by SIGSEGV")
     assert message.endswith("last output of rank 1:\nFatal Python error: Segmentation fault")
+
+
+def test_of_thousands_of_failures_the_first_are_shown() -> None:
+    lost = [
+        Failure(kind=FailureKind.NODE_LOST, rank=rank, message="its node is gone")
+        for rank in range(10_000)
+    ]
+    text = str(TrainingFailedError("no restart is left", tuple(lost)))
+    assert "Also on rank 16: its node is gone" in text
+    assert "9983 more failures are in the run's journal" in text
+    assert len(text.splitlines()) < 50

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.run.play import Play, exited, offered, reported
 
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import Done, Joined, Stacks, Started, WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
-from polytrain.policy.hangs import DumpStacks, FailAttempt, HangDetector, WarnUser
+from polytrain.policy.hangs import (
+    AttemptStatus,
+    DumpStacks,
+    FailAttempt,
+    HangDetector,
+    WarnUser,
+    _Census,
+)
 
 LIMIT = 300.0
 
@@ -233,3 +244,52 @@ def test_a_rank_that_joins_while_stacks_are_gathered_was_late_all_the_same() -> 
     found = watched.join(1).stacks(0, 1).look()
     assert isinstance(found, FailAttempt)
     assert found.failure.rank == 1
+
+
+class _LooksAtEveryRank(_Census):
+    def may_hang(self, *, inside: int, all_known: bool) -> bool:
+        return True
+
+
+_SECONDS = st.sampled_from([0.0, 4.0, LIMIT / 2, LIMIT - 1, LIMIT])
+_HAPPENINGS = st.one_of(
+    st.builds(Done, attempt=st.just(0), rank=st.integers(0, 2)),
+    st.builds(
+        WorkerStatus,
+        attempt=st.just(0),
+        rank=st.integers(0, 2),
+        stage=st.sampled_from([WorkerStage.TRAINING, WorkerStage.WAITING_FOR_DATA]),
+        quiet_s=_SECONDS,
+        idle_s=_SECONDS,
+        stopped_s=st.sampled_from([0.0, 20.0]),
+        cpu_s=st.just(0.0),
+    ),
+)
+
+
+@given(st.lists(_HAPPENINGS, max_size=12), st.sampled_from(["kill_if_idle", "kill", "warn"]))
+def test_a_look_at_every_rank_after_every_event_finds_no_more(
+    happenings: list[Done | WorkerStatus], action: Literal["kill_if_idle", "kill", "warn"]
+) -> None:
+    """It would cost the driver of thousands of ranks the square of their number."""
+    config = FailureConfig(hang_timeout_s=LIMIT, hang_action=action)
+    quick, thorough = (HangDetector(config=config, attempt=0, world_size=3) for _ in range(2))
+    thorough._census = _LooksAtEveryRank(config=config)
+    done: set[int] = set()
+
+    def look() -> DumpStacks | WarnUser | FailAttempt | None:
+        status = AttemptStatus(attempt=0, offered=None, done=frozenset(done), steps={})
+        found, expected = (each.look(status, now=0.0) for each in (quick, thorough))
+        assert found == expected
+        return found
+
+    for happening in happenings:
+        if isinstance(happening, Done):
+            done.add(happening.rank)
+        for detector in (quick, thorough):
+            detector.take(happening, now=0.0)
+        while isinstance(look(), DumpStacks):
+            for rank in range(3):
+                for detector in (quick, thorough):
+                    detector.take(Stacks(attempt=0, rank=rank, text="at rest"), now=0.0)
+            look()

@@ -224,3 +224,15 @@ def test_kill_ends_whatever_is_quiet_unless_something_outside_is_waited_for(
     stopped = any(its.stopped_s >= 10 for its in known.values())
     found = verdict(*known.values(), world_size=size, action="kill")
     assert isinstance(found, Hung) == (stopped or (quiet and not waits))
+
+
+@pytest.mark.parametrize("action", ["kill_if_idle", "warn"])
+def test_of_thousands_of_ranks_a_message_names_the_first(
+    action: Literal["kill_if_idle", "warn"],
+) -> None:
+    quiet = [working(rank) for rank in range(5000)]
+    found = verdict(*quiet, world_size=10_000, action=action)
+    assert found.reason.startswith("ranks 0, 1, 2, ")
+    assert "15 and 4984 more have made no progress for 300 s (rank 0 works: " in found.reason
+    assert len(found.reason) < 2000
+    assert found.ranks == frozenset(range(5000))

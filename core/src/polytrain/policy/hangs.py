@@ -11,6 +11,9 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Done, HealthEvent, Joined, Stacks, Started, WorkerStatus
 from polytrain.text.first_few import first_few
 
+_NAMED_AT_MOST = 16
+"""Ranks that a sentence names; of more, the first."""
+
 _MAX_STOP_S = 10.0
 """Maximum seconds that a signal may stop a worker process; an accidental stop is shorter."""
 
@@ -126,7 +129,8 @@ def _described(
     if len(ranks) == 1:
         each = f"it {_doing(inside[ranks[0]])}"
     else:
-        each = ", ".join(f"rank {rank} {_doing(inside[rank])}" for rank in ranks)
+        doing = [f"rank {rank} {_doing(inside[rank])}" for rank in ranks[:_NAMED_AT_MOST]]
+        each = ", ".join([*doing, *(["…"] if len(ranks) > len(doing) else [])])
     if done and all(_is_idle(its) for its in inside.values()):
         each = f"{each}; {_left(done, list(inside), steps)}"
     since = max(inside[rank].quiet_s for rank in ranks)
@@ -163,6 +167,8 @@ def _have(ranks: Sequence[int]) -> str:
 def _named(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
+    if len(ranks) > _NAMED_AT_MOST:
+        return f"ranks {first_few([*map(str, ranks)], _NAMED_AT_MOST)}"
     *others, last = map(str, ranks)
     return f"ranks {', '.join(others)} and {last}"
 

@@ -59,6 +59,12 @@ class BackgroundTasks:
         for _ in range(self._results.qsize()):
             yield self._results.get()
 
+    @property
+    def have_news(self) -> bool:
+        """Whether there is an unfinished task, or an outcome that nobody has taken."""
+        is_busy = self._last is not None and not self._last.done()
+        return is_busy or not self._results.empty()
+
     def finish(self) -> None:
         """Wait until all tasks are finished."""
         if self._last is not None:

@@ -251,8 +251,7 @@ class Controller:
                 self._take_report(event)
             else:
                 self._take_checkpoint_event(event)
-            # In an inline run, the resulting tasks have already finished.
-            self._take_results()
+            self._take_results_of_inline_run()
             return
         if isinstance(event, SurvivorEvent):
             self.survivors.take(event)
@@ -265,7 +264,8 @@ class Controller:
             return
         if isinstance(event, Joined | Done):
             self.health_monitor.take(event)
-        if isinstance(event, Exited) and isinstance(self.state.phase, Leaving | Ending):
+        is_last_call = isinstance(event, Exited) and isinstance(self.state.phase, Leaving | Ending)
+        if is_last_call and self.background_tasks.have_news:
             # Finish pending commits before handling the exit: one may be the next starting point,
             # and a commit that fails now fails the run.
             self._finish_tasks()
@@ -278,8 +278,7 @@ class Controller:
         self._happen(event)
         if isinstance(event, AgentLost):
             self.survivors.lost(event.rank)
-        # In an inline run, the results are already there.
-        self._take_results()
+        self._take_results_of_inline_run()
 
     @property
     def returned(self) -> tuple[Returned | None, ...]:
@@ -294,6 +293,11 @@ class Controller:
         self._returned[done.rank] = done.returned
         if done.returned.kind == "lost":
             logger.warning("What rank %d has returned isn't kept: %s", done.rank, done.returned.why)
+
+    def _take_results_of_inline_run(self) -> None:
+        """Take the results of an event. Those of other runs are taken after all events."""
+        if self.background_tasks.at_once:
+            self._take_results()
 
     def _take_results(self) -> None:
         for event in self.background_tasks.results():

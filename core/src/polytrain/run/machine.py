@@ -245,10 +245,12 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
 
 
 def _drain_attempt(state: State, drain: DrainWanted) -> DrainAttempt:
-    ranks = {
-        node: [rank for rank, its in enumerate(state.nodes) if its == node]
-        for node in sorted(drain.nodes.intersection(state.nodes))
+    ranks: dict[str, list[int]] = {
+        node: [] for node in sorted(drain.nodes.intersection(state.nodes))
     }
+    for rank, node in enumerate(state.nodes):
+        if node in ranks:
+            ranks[node].append(rank)
     preemption = PreemptionInfo(deadline_ms=drain.deadline_ms, preempted_node_to_ranks=ranks)
     return DrainAttempt(attempt=state.attempt, preemption=preemption if ranks else None)
 
