@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from polytrain_plugins import virtual_workers_of
 from polytrain_torch.collectives.shared_sums import SharedSums, size_for
 from polytrain_torch.collectives.tree_sums import (
-    LocalSums,
+    Node,
+    Tree,
     add_subtrees,
     all_subtrees,
     subtrees,
@@ -39,13 +40,13 @@ def by_halves(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def local_sums(leaves: int, world_size: int, rank: int) -> tuple[list[torch.Tensor], int]:
-    """A rank's sums, and how many buffers it needed."""
-    local, all_values, made = LocalSums(leaves), values(leaves), set()
+    """A rank's sums, and how many tensors it held at once."""
+    tree: Tree[torch.Tensor] = Tree(leaves, torch.Tensor.add_)
+    all_values, most = values(leaves), 0
     for leaf in reversed(virtual_workers_of(leaves, world_size, rank)):
-        buffer = local.buffer(all_values[leaf]).copy_(all_values[leaf])
-        made.add(buffer.data_ptr())
-        local.take(leaf, buffer)
-    return local.subtrees(), len(made)
+        most = max(most, len(tree.held) + 1)
+        tree.take(Node(0, leaf), all_values[leaf])
+    return tree.taken(), most
 
 
 @given(world=WORLDS)
@@ -57,7 +58,7 @@ def test_any_number_of_ranks_has_the_bits_of_one_tree(world: tuple[int, int]) ->
 
 
 @pytest.mark.parametrize(("world_size", "most"), [(1, 5), (2, 4), (4, 3), (16, 1)])
-def test_a_rank_holds_logarithmically_many_buffers(world_size: int, most: int) -> None:
+def test_a_rank_holds_logarithmically_many_tensors(world_size: int, most: int) -> None:
     assert local_sums(16, world_size, 0)[1] == most
 
 

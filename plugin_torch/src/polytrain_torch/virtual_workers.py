@@ -25,12 +25,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from polytrain_plugins import VirtualBatch, World, virtual_workers_of
 from polytrain_torch.checkpoints.arithmetic import arithmetic, compare_ranks
 from polytrain_torch.collectives.gathering import gathered
-from polytrain_torch.collectives.tree_sums import LocalSums, summed
+from polytrain_torch.collectives.tree_sums import Node, Tree, summed
 from polytrain_torch.models.proof import FirstCall, prove
 from polytrain_torch.randomness import function_seed, seed_place
 from polytrain_torch.row_weights import weighted_loop
 
 _AddUp = Callable[[list[torch.Tensor]], torch.Tensor]
+_Each = Sequence[torch.Tensor | None]
+"""A gradient for each parameter; None if it has none."""
 
 _current: VirtualWorkers | None = None
 
@@ -111,14 +113,18 @@ def virtual_workers(world: World) -> Iterator[None]:
         register_module_module_registration_hook(_refuse_other_ddp),
     )
     was_deterministic = torch.are_deterministic_algorithms_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
     # cuBLAS is deterministic only with a workspace of fixed size.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)
+    # It takes time, and changes only what reads memory that nobody has written.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(was_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
         for hook in hooks:
             hook.remove()
         _current = None
@@ -297,64 +303,78 @@ class _Gradients:
         self._add_up = add_up
         self._parameters = parameters
         self._count = count
-        self._sums = LocalSums(count)
-        self._sizes = [parameter.numel() for parameter in parameters]
-        # After all values, how many virtual workers have a gradient of each parameter; then the
-        # length is a multiple of the number of ranks.
-        length = sum(self._sizes) + len(parameters)
-        length += -length % dist.get_world_size()
-        self._like = torch.empty(length, dtype=parameters[0].dtype, device=parameters[0].device)
+        self._tree: Tree[_Each] = Tree(count, _added)
 
-    def taken(self) -> list[torch.Tensor | None]:
+    def taken(self) -> _Each:
         """Take the parameters' gradients away, and return them."""
-        earlier = [parameter.grad for parameter in self._parameters]
+        taken = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        return earlier
+        return taken
 
     def take(self, virtual_worker: int) -> None:
         """Take the gradients that a virtual worker has computed."""
-        flat = self._sums.buffer(self._like)
-        *values, counts = self._parts(flat)
-        counts.zero_()
-        for number, (parameter, value) in enumerate(zip(self._parameters, values, strict=True)):
-            if parameter.grad is None:
-                value.zero_()
-            elif parameter.grad.layout is not torch.strided:
-                raise TypeError(
-                    "A parameter has a sparse gradient, which virtual workers don't add. Use "
-                    "torch.nn.Embedding(…, sparse=False)."
-                )
-            else:
-                value.view(parameter.shape).copy_(parameter.grad)
-                counts[number] = 1
-                parameter.grad = None
-        self._sums.take(virtual_worker, flat)
+        taken = self.taken()
+        if any(each is not None and each.layout is not torch.strided for each in taken):
+            raise TypeError(
+                "A parameter has a sparse gradient, which virtual workers don't add. Use "
+                "torch.nn.Embedding(…, sparse=False)."
+            )
+        self._tree.take(Node(0, virtual_worker), taken)
 
-    def average(self, earlier: Sequence[torch.Tensor | None]) -> None:
+    def average(self, earlier: _Each) -> None:
         """Set the parameters' gradients to the mean over all virtual workers.
 
         Args:
             earlier: the gradients before, to which they are added, as in `backward()`.
         """
-        sums = self._sums.subtrees()
-        total = self._add_up(sums)
-        # The parameters keep the total.
-        self._sums.give_back(each for each in sums if each is not total)
-        *values, counts = self._parts(total)
-        used = counts.tolist()
-        for parameter, value, is_used, before in zip(
-            self._parameters, values, used, earlier, strict=False
-        ):
-            if not is_used:
+        sums = self._tree.taken()
+        totals = sums[0] if dist.get_world_size() == 1 else self._of_all_ranks(sums)
+        for parameter, total, before in zip(self._parameters, totals, earlier, strict=True):
+            if total is None:
                 # As after `backward()` without it: optimizers leave it alone.
                 parameter.grad = before
                 continue
-            mean = value.div_(self._count).view(parameter.shape)
+            mean = total.div_(self._count)
             parameter.grad = mean if before is None else before.add_(mean)
 
-    def _parts(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
-        return flat.split([*self._sizes, len(flat) - sum(self._sizes)])
+    def _of_all_ranks(self, sums: Sequence[_Each]) -> _Each:
+        total = self._add_up([self._flat(each) for each in sums])
+        sizes = [parameter.numel() for parameter in self._parameters]
+        *values, used = total.split([*sizes, len(total) - sum(sizes)])
+        return [
+            value.view(parameter.shape) if is_used else None
+            for parameter, value, is_used in zip(
+                self._parameters, values, used[: len(sizes)].tolist(), strict=True
+            )
+        ]
+
+    def _flat(self, gradients: _Each) -> torch.Tensor:
+        """Join gradients into a vector whose length is a multiple of the number of ranks.
+
+        After all values it has a 1 for each parameter with a gradient.
+        """
+        values = [
+            parameter.new_zeros(parameter.numel()) if gradient is None else gradient.reshape(-1)
+            for parameter, gradient in zip(self._parameters, gradients, strict=True)
+        ]
+        used = torch.tensor([float(each is not None) for each in gradients])
+        length = sum(map(len, values)) + len(used)
+        padding = torch.zeros(-length % dist.get_world_size())
+        return torch.cat([*values, torch.cat([used, padding]).to(values[0])])
+
+
+def _added(left: _Each, right: _Each) -> _Each:
+    """Add gradients, as if those that aren't there were zeros."""
+    total: list[torch.Tensor | None] = []
+    for mine, theirs in zip(left, right, strict=True):
+        if mine is None or theirs is None:
+            one = theirs if mine is None else mine
+            # 0.0 makes -0.0 positive, as a sum with another rank's zeros does.
+            total.append(None if one is None else one.add_(0.0))
+        else:
+            total.append(mine.add_(theirs))
+    return total
 
 
 def _grouped(

@@ -3,14 +3,14 @@
 Floating-point addition isn't associative: the order of additions decides the last bits of a sum. So
 the sum over C virtual workers is always the same tree. A node of level k has 2^k consecutive
 virtual workers, fewer at the end of the line, and is the sum of its two halves. A rank adds what it
-has of the tree (`LocalSums`); the largest subtrees that lie within one rank each are left over, and
+has of the tree (`Tree`); the largest subtrees that lie within one rank each are left over, and
 `summed` adds those of all ranks: an all-to-all of pieces, the rest of the tree for each piece, and
 an all-gather. With one subtree a rank these send the bytes of a ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -46,6 +46,12 @@ class Tree(Generic[AnyValue]):
         self.held: list[tuple[Node, AnyValue]] = []
         """Subtrees that are complete and whose neighbours aren't, from the last to the first."""
 
+    def taken(self) -> list[AnyValue]:
+        """Take the sums of the subtrees, from the first virtual worker to the last."""
+        sums = [value for _, value in reversed(self.held)]
+        self.held.clear()
+        return sums
+
     def take(self, node: Node, value: AnyValue) -> None:
         """Add the subtree to the left of all that came so far."""
         level, number = node
@@ -74,37 +80,6 @@ def all_subtrees(leaves: int, world_size: int) -> tuple[Node, ...]:
     return tuple(
         node for rank in range(world_size) for node in reversed(subtrees(leaves, world_size, rank))
     )
-
-
-class LocalSums:
-    """Adds one rank's tensors, in place of the first ones, and keeps those that are free again."""
-
-    def __init__(self, leaves: int) -> None:
-        self._tree: Tree[torch.Tensor] = Tree(leaves, self._added)
-        self._free: list[torch.Tensor] = []
-
-    def buffer(self, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of this shape to write the next virtual worker's values to."""
-        return self._free.pop() if self._free else torch.empty_like(like)
-
-    def take(self, leaf: int, values: torch.Tensor) -> None:
-        """Add a virtual worker's tensor; call this from the last one to the first."""
-        self._tree.take(Node(0, leaf), values)
-
-    def subtrees(self) -> list[torch.Tensor]:
-        """Take the sums, from the first virtual worker to the last, and begin anew."""
-        sums = [value for _, value in reversed(self._tree.held)]
-        self._tree.held.clear()
-        return sums
-
-    def give_back(self, buffers: Iterable[torch.Tensor]) -> None:
-        """Return buffers that nobody reads any more."""
-        self._free.extend(buffers)
-
-    def _added(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        left += right
-        self._free.append(right)
-        return left
 
 
 def add_subtrees(leaves: int, world_size: int, sums: Sequence[torch.Tensor]) -> torch.Tensor:
