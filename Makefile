@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint fix unit test newest lowest sweep hosts conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
-	bench-boosters bench-torch bench-cuts bench-faults bench-exact reference screenshot booster-table clean
+	bench-boosters bench-torch bench-cuts bench-faults bench-exact bench-preflight reference screenshot booster-table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +144,9 @@ bench-faults: install ## faults of hosts, time to train again, of each backend; 
 
 bench-exact: install ## time of a step with virtual workers, against DDP with gradients accumulated by hand
 	@$(BIN)/python tests/benchmarks/bench_exact.py $(ARGS)
+
+bench-preflight: install ## time in which the nodes of a run try their connections
+	@$(BIN)/python tests/benchmarks/bench_preflight.py $(ARGS)
 
 bench-torch: $(VENV)/.stamp-bench ## steps per second and whole runs, against torchrun, Lightning, Accelerate, Ray Train and bare TensorFlow
 	@$(BIN)/python tests/benchmarks/bench_torch.py $(ARGS)

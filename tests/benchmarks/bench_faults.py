@@ -47,8 +47,8 @@ def _frozen(seconds: float) -> Callable[[Host], None]:
 
 
 def _kill_a_worker(host: Host) -> None:
-    # The newest is the last that a zygote has forked.
-    host.run("pkill -KILL --newest --full polytrain.workers")
+    # The newest is the last that a zygote has forked. The shell doesn't match.
+    host.run("pkill -KILL --newest --full [p]olytrain.workers")
 
 
 FAULTS: Mapping[str, Fault] = {

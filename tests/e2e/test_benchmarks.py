@@ -57,6 +57,7 @@ ROWS = {
         *("arrays", "tensors", "windows", "memory, arrays"),
     ],
     "exact": [f"2 of 4: {what}" for what in ("a step", "CPU of a step", "memory")],
+    "preflight": ["2 nodes, 2 connections"],
     "resume": ["in order", "windows", "any order"],
     "checkpoint": ["1 MB: stall", "1 MB: 20 steps"],
     "index": ["100 checkpoints"],
