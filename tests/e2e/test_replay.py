@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from tests.e2e.boosters import BACKENDS, LOGISTIC, a_table
+from tests.sweeps import Selected
 
 import polytrain
 from polytrain import (
@@ -46,7 +48,7 @@ def train(config: dict[str, Any]) -> None:
             metrics = {"loss": loss.item(), "drawn": torch.rand(()).item()}
             if config.get("flips") == step and not Path(config["marker"]).exists():
                 Path(config["marker"]).touch()
-                flip(model)
+                flip(state, random.Random(config["seed"]))
             if step % 5:
                 polytrain.report(metrics)
             else:
@@ -55,10 +57,14 @@ def train(config: dict[str, Any]) -> None:
                 break
 
 
-def flip(model: torch.nn.Module) -> None:
-    """Flip one bit of one weight."""
+def flip(state: TrainingState, chance: random.Random) -> None:
+    """Flip one bit of one tensor of the model or of the optimizer."""
+    model, optimizer = state.parts["model"], state.parts["optimizer"]
+    moments = [each for moments in optimizer.state.values() for each in moments.values()]
+    tensor = chance.choice([*model.parameters(), *moments])
     with torch.no_grad():
-        next(model.parameters()).view(-1)[:1].view(torch.int32).bitwise_xor_(1 << 12)
+        words = tensor.view(-1).view(torch.int32)
+        words[chance.randrange(len(words))] ^= 1 << chance.randrange(31)
 
 
 def of_another_code(config: dict[str, Any]) -> None:
@@ -75,6 +81,7 @@ def a_trainer(
     *,
     function: Callable[..., Any] = train,
     data: pd.DataFrame | None = None,
+    digests: int | None = None,
     **config: Any,
 ) -> Trainer:
     return make_trainer(
@@ -84,7 +91,7 @@ def a_trainer(
         datasets={"train": rows() if data is None else data},
         dataset_config=DataConfig(shuffle=True),
         scaling_config=ScalingConfig(num_workers=workers),
-        run_config=RunConfig(name="run", storage_path=storage, progress=False),
+        run_config=RunConfig(name="run", storage_path=storage, progress=False, digests=digests),
     )
 
 
@@ -94,28 +101,53 @@ def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_a_stretch_is_equal_and_nothing_is_written_into_the_run(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path / "runs", workers=2)
+    trainer = a_trainer(tmp_path / "runs", workers=2, digests=2)
     result = trainer.fit()
     before = contents(tmp_path / "runs")
     found = result.replay(trainer, from_step=10, steps=6)
     assert found.is_equal, found
-    assert (found.from_step, found.to_step, found.reports) == (10, 16, 6)
+    assert (found.from_step, found.to_step, found.reports, found.digests) == (10, 16, 6, 3)
     assert contents(tmp_path / "runs") == before
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["run"]
 
 
-def test_a_flipped_bit_is_named_by_its_step(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path / "runs", 0, flips=13, marker=str(tmp_path / "marker"))
-    result = trainer.fit()
-    found = result.replay(trainer, from_step=10, storage_path=tmp_path / "elsewhere")
-    assert not found.is_equal
-    (difference,) = found.differences
-    assert (difference.step, difference.kind, difference.name) == (14, "metric", "loss")
-    assert difference.was == result.history[13]["loss"] != difference.now
-    # Before the flip, and if the metric doesn't count.
-    assert result.replay(trainer, from_step=10, steps=3).is_equal
-    assert result.replay(trainer, from_step=10, ignore=["loss"]).is_equal
+@pytest.mark.sweep
+def test_a_flipped_bit_is_named_each_time(tmp_path: Path, selected: Selected) -> None:
+    for seed in selected(range(20), 10):
+        step = random.Random(seed).randrange(11, 20)
+        runs, marker = tmp_path / str(seed), str(tmp_path / f"{seed} is done")
+        trainer = a_trainer(runs, 0, digests=1, flips=step, marker=marker, seed=seed)
+        result = trainer.fit()
+        found = result.replay(trainer, from_step=10, storage_path=tmp_path / "elsewhere")
+        first = found.differences[0]
+        assert (first.step, first.kind) == (step, "tensor"), found
+        assert first.name.startswith(("model/", "optimizer/state/"))
+        if step > 11:
+            before = result.replay(trainer, from_step=10, steps=step - 11)
+            assert (before.is_equal, before.digests) == (True, step - 11)
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.sweep
+def test_runs_without_a_fault_raise_no_alarm(tmp_path: Path, selected: Selected) -> None:
+    for number in selected(range(50), 17):
+        trainer = a_trainer(tmp_path / str(number), 0, digests=1 + number % 3, data=rows(number))
+        found = trainer.fit().replay(trainer, from_step=5 * (number % 4))
+        assert found.is_equal, found
+        assert found.digests > 0
+
+
+def test_without_digests_the_first_metric_is_named(tmp_path: Path) -> None:
+    marker = str(tmp_path / "marker")
+    trainer = a_trainer(tmp_path / "runs", 0, flips=13, marker=marker, seed=1)
+    result = trainer.fit()
+    found = result.replay(trainer, from_step=10)
+    (difference,) = found.differences
+    # A low bit shows in the loss only later.
+    assert (difference.step > 13, difference.kind, difference.name) == (True, "metric", "loss")
+    assert difference.was == result.history[difference.step - 1]["loss"] != difference.now
+    assert "Only metrics were compared" in str(found)
+    assert result.replay(trainer, from_step=10, ignore=["loss"]).is_equal
 
 
 def test_what_has_changed_is_named_before_anything_starts(tmp_path: Path) -> None:
@@ -172,7 +204,11 @@ def test_rounds_of_boosters_are_equal(tmp_path: Path, backend: str) -> None:
             name="run",
             storage_path=tmp_path,
             checkpoint_config=CheckpointConfig(checkpoint_frequency=3),
+            digests=4,
         ),
     )
     found = trainer.fit().replay(trainer, from_step=4)
-    assert (str(found), found.from_step) == ("5 reports are equal, from step 4 to 8.", 3)
+    assert (str(found), found.from_step) == (
+        "5 reports are equal, from step 4 to 8, and 2 digests of the state.",
+        3,
+    )

@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -137,6 +137,11 @@ class TorchEngine(Engine[Any]):
     def save(self, model: Any, directory: Path) -> None:
         """Write a module's weights, without DDP's prefix in their names."""
         torch.save(unwrapped(model).state_dict(), directory / MODEL_FILE)
+
+    def digests(self, model: Any) -> Mapping[str, str]:
+        from polytrain_torch.checkpoints.state_digests import digests_held
+
+        return digests_held()
 
     def load(self, directory: Path) -> Any:
         """Return the model's unsharded `state_dict`, on the CPU.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -141,6 +143,26 @@ class Engine(ABC, Generic[Model]):
     def load(self, directory: Path) -> Model:
         """Read what `save` wrote, without running any stored code."""
 
+    def digests(self, model: Model | None) -> Mapping[str, str]:
+        """A digest of each part of the state with which training goes on, by its name.
+
+        `RunConfig(digests=…)` asks rank 0 for them at reports. Equal states have equal digests in
+        all processes. By default they are those of the files that `save` writes.
+
+        Args:
+            model: what the report was given; None in a training function.
+        """
+        if model is None:
+            return {}
+        with tempfile.TemporaryDirectory(prefix="digests-") as name:
+            directory = Path(name)
+            self.save(model, directory)
+            return {
+                file.relative_to(directory).as_posix(): _digest_of(file)
+                for file in sorted(directory.rglob("*"))
+                if file.is_file()
+            }
+
     def model_columns(
         self, directory: Path, columns: Sequence[str], **options: Any
     ) -> Sequence[str] | None:
@@ -188,3 +210,8 @@ class Engine(ABC, Generic[Model]):
         raise UnsupportedCapabilityError(
             f"{type(self).__name__} can't predict: use result.load_model() and its own method."
         )
+
+
+def _digest_of(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]

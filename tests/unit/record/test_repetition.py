@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
+from polytrain.record.entries import DigestsKept, Launched
 from polytrain.record.overviews import AttemptOverview
-from polytrain.record.repetition import Difference, Stretch, compare, starting_steps, stretch_of
+from polytrain.record.repetition import (
+    Difference,
+    ReportedHistory,
+    Stretch,
+    compare,
+    compare_digests,
+    starting_steps,
+    stretch_of,
+)
 from polytrain.record.reports import Reports
 
 
@@ -90,3 +99,35 @@ def test_a_report_or_metric_that_one_of_them_lacks_differs() -> None:
     assert str(difference({1: {}}, {1: {"a": 1}})) == "step 1: metric 'a' was None, now 1"
     # Behind the stretch.
     assert difference({1: {}}, {1: {}, 4: {}}) is None
+
+
+def kept(step: int, digests: str, *names: str) -> DigestsKept:
+    return DigestsKept(step=step, digests=digests, names=names)
+
+
+def test_digests_after_a_restart_replace_those_it_has_undone() -> None:
+    history = ReportedHistory()
+    launched = Launched(attempt=1, step=2, world_size=1)
+    for entry in (
+        kept(1, "a" * 16 + "b" * 16, "first", "second"),
+        kept(2, "c" * 16 + "d" * 16),
+        kept(3, "e" * 16 + "f" * 16),
+        launched,
+        kept(4, "0" * 16, "third"),
+    ):
+        history.take(entry)
+    assert history.digests == {
+        1: {"first": "a" * 16, "second": "b" * 16},
+        2: {"first": "c" * 16, "second": "d" * 16},
+        4: {"third": "0" * 16},
+    }
+
+
+def test_the_first_tensor_that_differs_is_named() -> None:
+    inside = Stretch(start=0, end=3, num_workers=1)
+    was = {2: {"a": "1", "b": "2", "c": "3"}, 3: {"a": "1"}}
+    now = {2: {"a": "1", "b": "0", "c": "0"}, 3: {"a": "1"}}
+    compared, found = compare_digests(was, now, inside)
+    assert (compared, str(found)) == (1, "step 2: tensor 'b' was '2', now '0'")
+    # Steps without digests on one side, and those behind the stretch, don't count.
+    assert compare_digests({1: {"a": "1"}, 4: {"a": "1"}}, {4: {"a": "0"}}, inside) == (0, None)

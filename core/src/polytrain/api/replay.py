@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from polytrain.record.repetition import (
     ReportedHistory,
     Stretch,
     compare,
+    compare_digests,
     starting_steps,
     stretch_of,
 )
@@ -82,14 +84,18 @@ def replay(
         )
     storage = location.parent if storage_path is None else Location.of(storage_path)
     with _scratch(storage, location.name) as scratch:
-        again = _repeat(trainer, start, stretch, scratch, name=location.name)
-    compared, difference = compare(history.history, again.history, stretch, ignore=ignore)
+        kept = [each for each in history.digests if stretch.start < each <= stretch.end]
+        again = _repeat(trainer, start, stretch, scratch, name=location.name, digests=kept)
+    compared, report = compare(history.history, again.history, stretch, ignore=ignore)
+    digests, tensor = compare_digests(history.digests, again.digests, stretch)
+    found = [each for each in (tensor, report) if each is not None]
     return Replay(
         from_step=stretch.start,
-        to_step=stretch.end if difference is None else difference.step,
+        to_step=stretch.end if report is None else report.step,
         reports=compared,
-        differences=() if difference is None else (difference,),
-        not_compared=tuple(_not_compared(history, stretch)),
+        digests=digests,
+        differences=tuple(sorted(found, key=lambda each: each.step)),
+        not_compared=tuple(_not_compared(history, stretch, digests)),
     )
 
 
@@ -158,7 +164,13 @@ def _scratch(storage: Location, name: str) -> Iterator[Location]:
 
 
 def _repeat(
-    trainer: Trainer, start: StartingPoint, stretch: Stretch, scratch: Location, *, name: str
+    trainer: Trainer,
+    start: StartingPoint,
+    stretch: Stretch,
+    scratch: Location,
+    *,
+    name: str,
+    digests: Sequence[int],
 ) -> ReportedHistory:
     """Train the stretch, as a run of the same name in its own storage; return its history."""
     again, spec = copy.copy(trainer), trainer._spec
@@ -187,6 +199,8 @@ def _repeat(
             callbacks=(),
             track=None,
             keep_reports="rank_0",
+            # At the steps at which the run has kept some.
+            digests=math.gcd(*digests) or None,
         ),
     )
     again.fit()
@@ -196,7 +210,9 @@ def _repeat(
     return repeated
 
 
-def _not_compared(history: ReportedHistory, stretch: Stretch) -> Iterator[str]:
+def _not_compared(history: ReportedHistory, stretch: Stretch, digests: int) -> Iterator[str]:
+    if not digests:
+        yield "Only metrics were compared: the run has kept no digests there (RunConfig.digests)"
     if stretch.shortened:
         yield f"The replay ended at step {stretch.end}: {stretch.shortened}"
     before = history.identity["content"]["python"]

@@ -83,6 +83,7 @@ class RunSpec:
                 ),
                 stop=config.stop,
                 time_budget_s=config.time_budget_s,
+                digests=config.digests,
             ),
         )
 

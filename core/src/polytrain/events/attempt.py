@@ -144,6 +144,17 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateDigested:
+    """A rank has computed digests of its state at a report."""
+
+    attempt: int
+    rank: int
+    step: int
+    digests: Mapping[str, str]
+    """Name of a tensor, or of another part → its digest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavesOnRequest:
     """A training function calls `checkpoint_requested()`: it makes a checkpoint on request."""
 

@@ -279,6 +279,21 @@ class MetricsReported(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DigestsKept(Entry):
+    """Digests of rank 0's state at a report."""
+
+    step: Count
+    names: Sequence[str] = ()
+    """The tensors; empty if they are those of the driver's last such entry."""
+
+    digests: str
+    """Their digests one after the other, `DIGEST_LENGTH` characters each."""
+
+
+DIGEST_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportBlock(Entry):
     """Many reports of one rank that follow one another: `report_lines` reads and writes them."""
 
@@ -482,6 +497,7 @@ KINDS: Mapping[str, type[Entry]] = {
     "DrainWanted": DrainRequested,
     "Reported": MetricsReported,
     "Reports": ReportBlock,
+    "Digests": DigestsKept,
     "Committed": CheckpointCommitted,
     "PartVoid": CheckpointDropped,
     "SurvivorsAsked": SurvivorsAsked,

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from polytrain.record.entries import ValidationEnded
+from polytrain.record.entries import (
+    DIGEST_LENGTH,
+    DigestsKept,
+    Entry,
+    Launched,
+    ValidationEnded,
+)
 from polytrain.record.history import RunHistory
 from polytrain.record.overviews import AttemptOverview
 from polytrain.record.reports import Reports
 
 
+@dataclass(slots=True)
 class ReportedHistory(RunHistory):
-    """A history whose reports are as workers made them, without what validations have added."""
+    """A history whose reports are as workers made them, with the digests of rank 0's state."""
+
+    digests: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    """Step → tensor → digest, where they were kept and no restart has undone them."""
+
+    _tensors: Sequence[str] = ()
+
+    def take(self, entry: Entry) -> None:
+        """Take the next entry of the journal; see `RunHistory.take`."""
+        RunHistory.take(self, entry)
+        if entry.token < self._token:
+            return
+        match entry:
+            case Launched(step=step):
+                for later in [each for each in self.digests if each > step]:
+                    del self.digests[later]
+            case DigestsKept(step=step, names=names, digests=digests):
+                self._tensors = names or self._tensors
+                parts = (digests[at : at + DIGEST_LENGTH] for at in _starts(digests))
+                self.digests[step] = dict(zip(self._tensors, parts, strict=False))
 
     def _take_validation(self, entry: ValidationEnded) -> None:
+        # What a validation adds is no part of a report.
         pass
+
+
+def _starts(digests: str) -> range:
+    return range(0, len(digests), DIGEST_LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +57,12 @@ class Difference:
     """The first place at which a repetition differs from the run."""
 
     step: int
-    kind: Literal["report", "metric"]
+    kind: Literal["report", "metric", "tensor"]
     name: str = ""
-    """The metric's name; empty if a whole report is missing."""
+    """The name of the metric or tensor; empty if a whole report is missing."""
 
     was: Any = None
-    """The run's value; None if it has none."""
+    """The run's value, or the tensor's digest; None if it has none."""
 
     now: Any = None
     """The repetition's value; None if it has none."""
@@ -69,8 +100,12 @@ class Replay:
     reports: int
     """Number of reports that were compared."""
 
+    digests: int = 0
+    """Number of reports at which digests of all tensors were compared."""
+
     differences: tuple[Difference, ...] = ()
-    """The first report or metric that differs; empty if nothing does."""
+    """The first report or metric that differs, and the first tensor, in the order of steps; empty
+    if nothing differs."""
 
     not_compared: tuple[str, ...] = ()
     """Sentences on what the replay couldn't compare."""
@@ -83,6 +118,7 @@ class Replay:
     def __str__(self) -> str:
         found = [str(each) for each in self.differences] or [
             f"{self.reports} reports are equal, from step {self.from_step + 1} to {self.to_step}"
+            + (f", and {self.digests} digests of the state" if self.digests else "")
         ]
         return ". ".join((*found, *(each.rstrip(".") for each in self.not_compared))) + "."
 
@@ -150,6 +186,25 @@ def compare(
             values = {"was": before[step].get(name), "now": again[step].get(name)}
             return count + 1, Difference(step=step, kind="metric", name=name, **values)
     return len(before), None
+
+
+def compare_digests(
+    was: Mapping[int, Mapping[str, str]], now: Mapping[int, Mapping[str, str]], stretch: Stretch
+) -> tuple[int, Difference | None]:
+    """Return at how many steps digests are compared, and the first tensor that differs.
+
+    Args:
+        was: step → tensor → digest, of the run.
+        now: those of the repetition.
+        stretch: the steps to compare.
+    """
+    both = [each for each in was if each in now and stretch.start < each <= stretch.end]
+    for count, step in enumerate(sorted(both), start=1):
+        for name in {**was[step], **now[step]}:
+            before, again = was[step].get(name), now[step].get(name)
+            if before != again:
+                return count, Difference(step=step, kind="tensor", name=name, was=before, now=again)
+    return len(both), None
 
 
 def _differing(

@@ -23,6 +23,7 @@ from polytrain.events.attempt import (
     Joined,
     Reported,
     Stacks,
+    StateDigested,
     stop_wanted,
 )
 from polytrain.events.output import BarMoved, Output
@@ -255,6 +256,10 @@ class Controller:
             return
         if isinstance(event, SurvivorEvent):
             self.survivors.take(event)
+            return
+        if isinstance(event, StateDigested):
+            if event.attempt == self.state.attempt:
+                self.publisher.digested(event)
             return
         if isinstance(event, CheckpointsAsked):
             self._take_question(event)

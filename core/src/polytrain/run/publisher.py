@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polytrain.errors import Failure
-from polytrain.events.attempt import Reported
+from polytrain.events.attempt import Reported, StateDigested
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
+from polytrain.record.entries import DigestsKept
 from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
@@ -28,6 +29,9 @@ class Publisher:
     _attempt: Attempt = field(
         default_factory=lambda: Attempt(number=0, checkpoint=None, num_workers=0)
     )
+    _digested: tuple[str, ...] = ()
+    """The tensors of the last digests."""
+
     _is_syncing: bool = False
 
     def run_started(self) -> None:
@@ -58,6 +62,18 @@ class Publisher:
             self.background_tasks.submit(self._sync, attempt=report.attempt)
         if report.rank == 0:
             self.observers.reported(self.run, public)
+
+    def digested(self, digested: StateDigested) -> None:
+        """Keep digests of rank 0's state."""
+        names = tuple(digested.digests)
+        self.journal.write(
+            DigestsKept(
+                step=digested.step,
+                names=() if names == self._digested else names,
+                digests="".join(digested.digests.values()),
+            )
+        )
+        self._digested = names
 
     def attempt_ended(
         self,

@@ -52,6 +52,7 @@ from polytrain_torch.checkpoints.sharded_parts import (
     is_sharded,
     names_parameters,
 )
+from polytrain_torch.checkpoints.state_digests import hold
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.engine import MODEL_FILE
 from polytrain_torch.models.parallel import unwrapped
@@ -105,6 +106,12 @@ class TrainingState:
                 )
         self._parts = parts
         self._sharded.check_optimizers()
+        hold(self)
+
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """The objects whose state is saved, by name."""
+        return self._parts
 
     @property
     def _sharded(self) -> ShardedParts:

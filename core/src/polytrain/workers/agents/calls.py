@@ -17,6 +17,7 @@ from polytrain.events.attempt import (
     KeepsState,
     KeptRead,
     Reported,
+    StateDigested,
     StateUnwritten,
 )
 from polytrain.events.output import BarMoved, Output
@@ -201,6 +202,7 @@ AgentEvent = (
     | Reported
     | CheckpointEvent
     | CheckpointsAsked
+    | StateDigested
     | SurvivorEvent
     | Output
     | BarMoved

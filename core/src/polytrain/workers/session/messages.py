@@ -25,6 +25,7 @@ from polytrain.events.attempt import (
     Offered,
     Reported,
     SavesOnRequest,
+    StateDigested,
 )
 from polytrain.events.preemption import PreemptionInfo
 from polytrain.events.rollback import Rollback, as_skipped
@@ -74,6 +75,11 @@ def report_message(
         at: time of the report, in seconds since the epoch.
     """
     return ["report", step, dict(metrics), stalled_s, has_checkpoint, at]
+
+
+def digested_message(step: int, digests: Mapping[str, str]) -> Message:
+    """Return the message with digests of this rank's state; see `StateDigested`."""
+    return ["digested", step, dict(digests)]
 
 
 def staged_message(
@@ -265,7 +271,7 @@ def to_written_part(message: Message, *, attempt_id: AttemptId, rank: int) -> St
 
 def to_event(
     message: Message, *, attempt: int, rank: int
-) -> Event | Reported | PartStaged | CheckpointsAsked:
+) -> Event | Reported | PartStaged | CheckpointsAsked | StateDigested:
     """Return the event of a worker process's message."""
     match message:
         case ["offer", host, port, details]:
@@ -283,6 +289,8 @@ def to_event(
                 has_checkpoint=has_checkpoint,
                 at=at,
             )
+        case ["digested", step, digests]:
+            return StateDigested(attempt=attempt, rank=rank, step=step, digests=digests)
         case ["saves on request"]:
             return SavesOnRequest(attempt=attempt, rank=rank)
         case ["condition met", stopped]:

@@ -6,8 +6,9 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from polytrain.workers.session.data_cursors import DataCursors
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (
     condition_met_message,
+    digested_message,
     diverged_message,
     report_message,
     saves_on_request_message,
@@ -65,6 +67,10 @@ _STATUSES = {
     ValidationStatus.TIMED_OUT.value: ReportedCheckpointStatus.VALIDATION_TIMEOUT,
     ValidationStatus.FAILED.value: ReportedCheckpointStatus.VALIDATION_FAILED,
 }
+
+
+MAX_DIGESTS = 10_000
+"""Tensors of one state with digests: each takes 16 bytes in the journal each time."""
 
 
 class WorkerSession:
@@ -148,6 +154,9 @@ class WorkerSession:
                 skips=job.skips_bad_batches,
             )
 
+        self._model: Any = None
+        """The model of the last report of declarative training."""
+
         self._is_ending = False
         """Whether a report has met a condition."""
 
@@ -169,6 +178,7 @@ class WorkerSession:
         """Report a step of declarative training; see `polytrain_plugins.Session`."""
         beat()
         with self._lock:
+            self._model = model
             self._take_metrics(step, plain_metrics(metrics))
             met = self._condition_met()
             if self._writes and model is not None and self._is_due(step):
@@ -409,8 +419,18 @@ class WorkerSession:
                 has_checkpoint=has_checkpoint,
                 at=self._clock.now(),
             ),
+            *self._digested(),
             *met,
         ]
+
+    def _digested(self) -> Iterator[Message]:
+        """Yield the digests of rank 0's state, if they are due at this step."""
+        every = self._job.spec.run_config.digests
+        if every is None or self._step % every or self.world.me.rank != 0:
+            return
+        found = self._engine.digests(self._model)
+        if found:
+            yield digested_message(self._step, dict(islice(found.items(), MAX_DIGESTS)))
 
     @property
     def _writes(self) -> bool:
