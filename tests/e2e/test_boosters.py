@@ -276,7 +276,7 @@ def test_the_order_of_the_rows_makes_no_difference(
 def test_a_run_that_is_killed_ends_in_the_same_model(
     quiet: RunConfig, table: pa.Table, backend: str, more: dict[str, Any]
 ) -> None:
-    """Between two checkpoints, too: rounds are done once more, and draw what they drew."""
+    """Between two checkpoints, too. Rounds of DART are done once more, and draw what they drew."""
     config = dataclasses.replace(
         quiet,
         # Both kills may come at one step, which without this would look like a bug of the user's.
@@ -294,6 +294,17 @@ def test_a_run_that_is_killed_ends_in_the_same_model(
     assert result.restarts == 2
     assert model_of(result) == model_of(undisturbed)
     assert result.history == undisturbed.history
+
+
+def test_a_round_draws_the_same_though_its_seed_is_lightgbms_own(
+    quiet: RunConfig, table: pa.Table
+) -> None:
+    """A new booster begins with LightGBM's own seed for columns, which is 2."""
+    options: dict[str, Any] = {"backend": "lightgbm", "params": DRAWING["lightgbm"]}
+    first = fit(quiet, table, 0, num_boost_round=2, **options).checkpoint
+    resumed = fit(quiet, table, 0, num_boost_round=4, restore_from=first, **options)
+    at_once = fit(quiet, table, 0, num_boost_round=4, **options)
+    assert model_of(resumed) == model_of(at_once)
 
 
 @pytest.mark.on_ray

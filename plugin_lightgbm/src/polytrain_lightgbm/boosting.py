@@ -91,14 +91,19 @@ class Boosting:
             leaves = Leaves(booster, model, options, agreement.rows["train"], self.collective)
         return self._boost(booster, datasets["train"], agreement, draws, leaves, report)
 
-    def text_of(self, booster: lightgbm.Booster) -> str:
-        """Return the model's text, as LightGBM in one process writes it."""
+    def text_of(self, booster: lightgbm.Booster, iterations: int = -1) -> str:
+        """Return the model's text, as LightGBM in one process writes it.
+
+        Args:
+            booster: the model.
+            iterations: how many of its first iterations; -1 for all.
+        """
         if not self._reported_params:
-            return booster.model_to_string(num_iteration=-1)
+            return booster.model_to_string(num_iteration=iterations)
         if self._first_score is None:
-            text = booster.model_to_string(num_iteration=-1)
+            text = booster.model_to_string(num_iteration=iterations)
         else:
-            text = self._first_score.as_text(booster)
+            text = self._first_score.as_text(booster, iterations)
         trees = text.partition(_PARAMETERS)[0]
         return (
             trees
@@ -136,6 +141,10 @@ class Boosting:
             evaluation_result_list=None,
         )
         first, model = len(history.rounds), booster
+        if first > 0:
+            # A new booster has LightGBM's own seeds. One that is this round's already would draw on
+            # from where it is.
+            booster.reset_parameter(column_seeds(options, first - 1))
         for round_ in range(first, total):
             before = replace(env, iteration=given + round_)
             _call(options.callbacks, before, before_iteration=True)

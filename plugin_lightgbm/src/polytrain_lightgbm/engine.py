@@ -21,6 +21,7 @@ from polytrain_lightgbm.boosting import Boosting
 from polytrain_lightgbm.collective import Collective, LeaderListener, connected, listening
 from polytrain_lightgbm.datasets import halves, predicted
 from polytrain_lightgbm.history import History
+from polytrain_lightgbm.kept_rounds import KeptRounds, can_keep
 from polytrain_lightgbm.names import as_lightgbm_has_it
 from polytrain_lightgbm.network import (
     QUIET,
@@ -106,7 +107,8 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         tables = {name: shard.to_arrow() for name, shard in shards.items()}
 
-        report = RoundReports(session, reported=done)
+        state = KeptRounds(history=self._history, save=self._save) if can_keep(options) else None
+        report = RoundReports(session, reported=done, state=state)
 
         if self._collective is not None:
             self._boosting = Boosting(
@@ -148,13 +150,18 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
 
     def save(self, model: lightgbm.Booster, directory: Path) -> None:
         # Save all trees: a restart resumes from the last round, not from the best.
+        self._save(model, -1, self._history, directory)
+
+    def _save(
+        self, model: lightgbm.Booster, iterations: int, history: History, directory: Path
+    ) -> None:
         text = (
-            model.model_to_string(num_iteration=-1)
+            model.model_to_string(num_iteration=iterations)
             if self._boosting is None
-            else self._boosting.text_of(model)
+            else self._boosting.text_of(model, iterations)
         )
         (directory / MODEL_FILE).write_text(text)
-        (directory / HISTORY_FILE).write_text(self._history.to_json())
+        (directory / HISTORY_FILE).write_text(history.to_json())
 
     def load(self, directory: Path) -> lightgbm.Booster:
         booster = lightgbm.Booster(model_file=directory / MODEL_FILE)

@@ -41,13 +41,17 @@ class FirstScore:
                     value = booster.get_leaf_output(index, leaf)
                     booster.set_leaf_output(index, leaf, value + self.scores[index])
 
-    def as_text(self, booster: lightgbm.Booster) -> str:
+    def as_text(self, booster: lightgbm.Booster, iterations: int = -1) -> str:
         """Return the model's text, with first trees as LightGBM in one process writes them.
 
         LightGBM can set only a tree's leaves. The inner nodes' values and the shrinkage are changed
         in the text.
+
+        Args:
+            booster: the model.
+            iterations: how many of its first iterations; -1 for all.
         """
-        text = booster.model_to_string(num_iteration=-1)
+        text = booster.model_to_string(num_iteration=iterations)
         trees = _first_trees(booster) if self._shrinkages else []
         for index, shrinkage in self._shrinkages.items():
             # It isn't 1 if DART has scaled the tree since.

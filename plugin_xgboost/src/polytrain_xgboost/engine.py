@@ -37,6 +37,7 @@ from polytrain_xgboost.evaluating import has_stopped
 from polytrain_xgboost.external import spooled
 from polytrain_xgboost.history import History
 from polytrain_xgboost.intercept import marked_as_estimated
+from polytrain_xgboost.kept_rounds import KeptRounds, can_keep
 from polytrain_xgboost.matrices import prediction_matrix
 from polytrain_xgboost.parameters import device_for
 
@@ -94,7 +95,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
                 forget_best_round(model)
             if _is_finished(model, self._history, options):
                 return model
-        report = RoundReports(session, reported=len(self._history.rounds))
+        reported = len(self._history.rounds)
         if options.needs_all_rounds:
             self._history = History()
             model = trees_of(options.xgb_model)
@@ -107,6 +108,15 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         check_build(params)
         if model is not None:
             check_booster(model, params)
+        state = KeptRounds(
+            history=self._history,
+            save=self._save,
+            has_attributes=options.early_stopping_rounds is not None or bool(options.callbacks),
+            scales_old_trees=params.get("booster") == "dart",
+        )
+        report = RoundReports(
+            session, reported=reported, state=state if can_keep(options, params) else None
+        )
         # Rank 0 evaluates, and sends the metrics to the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         directory = session.scratch if options.external_memory else None
@@ -126,11 +136,14 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             return self._boosting.train({"train": rows, **tables}, model, report)
 
     def save(self, model: xgboost.Booster, directory: Path) -> None:
+        self._save(model, self._history, directory)
+
+    def _save(self, model: xgboost.Booster, history: History, directory: Path) -> None:
         saved = bytes(model.save_raw())
         if self._boosting is not None and self._boosting.has_estimated:
             saved = marked_as_estimated(saved)
         (directory / MODEL_FILE).write_bytes(saved)
-        (directory / HISTORY_FILE).write_text(self._history.to_json())
+        (directory / HISTORY_FILE).write_text(history.to_json())
 
     def load(self, directory: Path) -> xgboost.Booster:
         return xgboost.Booster(model_file=directory / MODEL_FILE)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import polytrain
+from polytrain.boosting.round_keeper import RoundKeeper, RoundState
 from polytrain_plugins import Session
 from polytrain_plugins.close_names import did_you_mean
 
@@ -138,13 +139,16 @@ def checkpointed_model(callback: type[RayTrainReporter]) -> Any:
 class RoundReports:
     """Reports the rounds of an attempt to its session."""
 
-    def __init__(self, session: Session, *, reported: int) -> None:
+    def __init__(self, session: Session, *, reported: int, state: RoundState | None = None) -> None:
         """
         Args:
             session: the attempt's session.
             reported: number of rounds reported before the restart. Some models repeat them.
+            state: saves the last round if another rank is lost; None if this training can't.
         """
         self._session = session
+        has_peers = session.world.size > 1
+        self._keeper = None if state is None or not has_peers else RoundKeeper(state)
         self._reported = reported
         self._has_warned = session.world.me.rank > 0
 
@@ -167,4 +171,6 @@ class RoundReports:
                 ", ".join(names),
             )
         if round_ > self._reported:
+            if self._keeper is not None:
+                self._keeper.ended(round_, metrics, model)
             self._session.report(step=round_, metrics=metrics, model=model)

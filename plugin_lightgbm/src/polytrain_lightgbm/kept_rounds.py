@@ -1,0 +1,58 @@
+"""What a rank saves of the last round if another rank is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+from lightgbm.basic import EvalResult
+
+from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.history import History
+from polytrain_lightgbm.parameters import value
+
+Save = Callable[[lightgbm.Booster, int, History, Path], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRounds:
+    """The `RoundState` of LightGBM."""
+
+    history: History
+    save: Save
+    """Writes a checkpoint of the model's first iterations."""
+
+    def note(self, model: lightgbm.Booster) -> dict[str, Any]:
+        """See `RoundState`."""
+        return {
+            "rounds": self.rounds(model),
+            "evaluations": [list(result) for result in self.history.rounds[-1]],
+            "best_iteration": self.history.best_iteration,
+        }
+
+    def rounds(self, model: lightgbm.Booster) -> int:
+        """See `RoundState`."""
+        return model.current_iteration()
+
+    def write(
+        self, model: lightgbm.Booster, round_: int, note: Mapping[str, Any], directory: Path
+    ) -> None:
+        """See `RoundState`."""
+        history = History(
+            rounds=[
+                *self.history.rounds[: round_ - 1],
+                [EvalResult(*result) for result in note["evaluations"]],
+            ],
+            best_iteration=note["best_iteration"],
+            given_iterations=self.history.given_iterations,
+        )
+        self.save(model, note["rounds"], history, directory)
+
+
+def can_keep(options: LightGBM) -> bool:
+    """Return whether a round leaves the earlier trees as they are until it ends, on the CPU."""
+    on_cpu = value(options.params, "device_type", "cpu") == "cpu"
+    return on_cpu and not options.renews_leaves and not options.needs_all_rounds
