@@ -15,7 +15,9 @@ from tests.e2e import torch_runs
 from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
 
-from polytrain import FailureConfig, Result, RunConfig
+from polytrain import Checkpoint, FailureConfig, Result, RunConfig
+
+NOTHING: dict[str, Any] = {}
 
 
 def train(config: dict[str, Any]) -> None:
@@ -50,9 +52,11 @@ def train(config: dict[str, Any]) -> None:
         DataLoader(TensorDataset(x, x.sum(1)), batch_size=16, shuffle=True)
     )
     polytrain_torch.seed_everything(7)
-    state = polytrain_torch.TrainingState(
-        model=model, optimizer=optimizer, scheduler=scheduler, average=average
-    )
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    if config["averages"]:
+        # Its buffers are each rank's own.
+        parts["average"] = average
+    state = polytrain_torch.TrainingState(**parts)
     done = state.restore()
     context = polytrain.get_context()
     fails = context.get_attempt() == 0 and context.get_world_rank() == config["rank"]
@@ -88,10 +92,17 @@ def train(config: dict[str, Any]) -> None:
         at("report")
 
 
-def fit(quiet: RunConfig, place: str = "", step: int = 0, **config: Any) -> Result:
-    chosen = {"place": place, "step": step, "rank": 1, "by": "", "raises": False, **config}
+def fit(
+    quiet: RunConfig,
+    place: str = "",
+    step: int = 0,
+    changes: dict[str, Any] = NOTHING,
+    **config: Any,
+) -> Result:
+    chosen = {"place": place, "step": step, "rank": 1, "by": "", "raises": False}
+    chosen |= {"averages": True, **config}
     failures = FailureConfig(max_failures=1, retry_user_errors=True)
-    return torch_runs.fit(quiet, train, chosen, failure_config=failures)
+    return torch_runs.fit(quiet, train, chosen, failure_config=failures, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +135,14 @@ def test_no_step_is_repeated(
     rates = [each["rate"] for each in result.history if "rate" in each]
     assert rates == [each["rate"] for each in undisturbed.history if "rate" in each]
     assert Path(again["start"]).name.startswith("checkpoint_")
+
+
+def test_another_number_of_workers_goes_on_from_it(quiet: RunConfig, tmp_path: Path) -> None:
+    """On three workers the rest of the epoch is trained, and the others after it."""
+    lost = fit(quiet, "forward", 3, averages=False)
+    [_, again] = journal(lost.path, "Launched")
+    changes = {"workers": 3, "restore_from": Checkpoint(again["start"]), "name": "on three"}
+    result = fit(quiet, changes=changes, averages=False)
+    assert len(result.history) == 3
+    steps_of_an_epoch = -(-8 * 16 // 48) + 2
+    assert result.history[0]["rate"] == pytest.approx(0.01 * 0.99**steps_of_an_epoch)

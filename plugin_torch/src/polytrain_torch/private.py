@@ -7,7 +7,8 @@ renames one. It imports torch only; `lightning.private` has Lightning's names.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "version_of",
+    "versions_of",
     "work_of",
     "write_events",
 ]
@@ -91,6 +93,14 @@ def original_module(module: torch.nn.Module) -> torch.nn.Module | None:
 def version_of(tensor: torch.Tensor) -> int:
     """Return the number of a tensor's writes so far, by which autograd notices them too."""
     return tensor._version
+
+
+def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return the versions of many tensors."""
+    return [*map(_version_of, tensors)]
+
+
+_version_of = attrgetter("_version")
 
 
 def saves_plainly(module: torch.nn.Module) -> bool:

@@ -67,7 +67,8 @@ class KeptStates:
             point: number of the clean point.
             is_forecast: see `KeptState`.
         """
-        if sum(map(len, pieces)) > self.capacity:
+        content = b"".join(pieces)
+        if len(content) > self.capacity:
             return False
         self._written += 1
         number = point % _POINTS
@@ -77,11 +78,9 @@ class KeptStates:
         header = self._memory[begin : begin + _HEADER].cast("Q")
         header[_BEGUN] = self._written
         at = begin + _HEADER
-        for piece in pieces:
-            self._memory[at : at + len(piece)] = piece
-            at += len(piece)
+        self._memory[at : at + len(content)] = content
         header[_POINT], header[_IS_FORECAST] = point, is_forecast
-        header[_LENGTH] = at - begin - _HEADER
+        header[_LENGTH] = len(content)
         # Last: until then the state doesn't count.
         header[_ENDED] = self._written
         return True

@@ -10,7 +10,7 @@ from functools import partial
 from typing import assert_never
 
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
+from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
@@ -255,6 +255,8 @@ class Controller:
             self._take_results_of_inline_run()
             return
         if isinstance(event, SurvivorEvent):
+            if isinstance(event, StateWritten):
+                self.state = note(self.state, event) or self.state
             self.survivors.take(event)
             return
         if isinstance(event, StateDigested):

@@ -20,6 +20,7 @@ from polytrain.checkpoint.parts import (
     PartStaged,
     PartStored,
     PartVoid,
+    StateWritten,
 )
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
@@ -136,17 +137,22 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             return _agent_lost(state, event, now=now)
 
 
-def note(state: State, event: Reported | CheckpointEvent) -> State | None:
+def note(state: State, event: Reported | CheckpointEvent | StateWritten) -> State | None:
     """Return the state after an event that needs no decision; None if the event is stale."""
     if isinstance(state.phase, Concluded):
         return None
     match event:
-        case Reported(attempt=attempt) | PartStaged(attempt=attempt) if _is_over(state, attempt):
+        case (
+            Reported(attempt=attempt) | PartStaged(attempt=attempt) | StateWritten(attempt=attempt)
+        ) if _is_over(state, attempt):
             return None
         case Reported(rank=rank, step=reached):
             return replace(state, steps=state.steps.insert(rank, reached), has_reported=True)
         case PartStaged():
             return replace(state, saves=True)
+        case StateWritten():
+            # It has trained, even if it was lost before its first report.
+            return replace(state, has_reported=True)
         case Committed(manifest=manifest):
             return replace(state, committed=manifest.step)
         case PartStored() | PartVoid():

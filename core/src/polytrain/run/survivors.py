@@ -81,6 +81,7 @@ class Survivors:
     _number: int = 0
     _until: float = 0.0
     _written: StateWritten | None = None
+    _has_warned: bool = False
 
     @property
     def deadline(self) -> float | None:
@@ -179,9 +180,10 @@ class Survivors:
             SurvivorsAsked(attempt=self._attempt, rank=rank, step=step, reason=reason)
         )
         if rank is None:
-            logger.info(
-                "Steps since the last checkpoint are repeated, if there are any: %s.", reason
-            )
+            level = logging.INFO if self._has_warned else logging.WARNING
+            self._has_warned = True
+            why = "Steps since the last checkpoint are repeated, if there are any: %s."
+            logger.log(level, why, reason)
         else:
             logger.info("The run goes on from the last step, whose state rank %d has kept.", rank)
         self.group.call(Kill(attempt=self._attempt))

@@ -18,6 +18,9 @@ from polytrain_torch.row_weights import weigh_model
 models_in_ddp: WeakSet[torch.nn.Module] = WeakSet()
 """Models whose buffers DDP broadcasts from rank 0 before each step."""
 
+prepared_models: WeakSet[DistributedDataParallel] = WeakSet()
+"""The DDP models that `prepare_model` has made in this process."""
+
 after_forward: list[Callable[[], None]] = []
 """Called when a model has computed its output, before gradients are averaged."""
 
@@ -32,6 +35,7 @@ class DataParallel(DistributedDataParallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         weigh_model(self)
+        prepared_models.add(self)
         if self.broadcast_buffers:
             models_in_ddp.add(self.module)
         # Attributes set so far are DDP's own, even if the model has the same name, such as `dim`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-import random
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from polytrain import get_context
@@ -31,9 +32,10 @@ from polytrain_torch import randomness
 from polytrain_torch.checkpoints.rank_parts import ddp_models, digest, file_of
 from polytrain_torch.checkpoints.safe_serialization import save_safely
 from polytrain_torch.loaders import stream_places
-from polytrain_torch.models.parallel import after_forward, unwrapped
-from polytrain_torch.private import saves_plainly, version_of
+from polytrain_torch.models.parallel import after_forward, prepared_models, unwrapped
+from polytrain_torch.private import saves_plainly, versions_of
 from polytrain_torch.survivors import points
+from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
 from polytrain_torch.virtual_workers import current as virtual_workers
 
@@ -49,6 +51,9 @@ _NAP_S = 0.001
 
 State = dict[str, Any]
 
+_LENGTHS = struct.Struct("<4Q")
+"""The lengths of three generators' states, and of what else a small state has."""
+
 _Kept = tuple[State, bytes]
 """A small state, and the bytes of all buffers."""
 
@@ -63,7 +68,7 @@ class _Point:
 
     place: Place
     versions: Sequence[int]
-    """The version of each large tensor: it changes with every write."""
+    """The version of each parameter: it changes with every write."""
 
     frames: Frames | None
     """The loop's; None at a report, from which every loop can go on."""
@@ -111,7 +116,9 @@ class Keeper:
                 self._others[name] = part
         unique = {id(b): b for m in self._modules.values() for b in m.buffers()}
         self._buffers = list(unique.values())
+        self._parameters = [p for m in self._modules.values() for p in m.parameters()]
         self._views: list[memoryview] = []
+        self._generators = Generators()
         self._sent: set[int] = set()
         """Ids of the buffers that DDP sends from rank 0."""
 
@@ -139,9 +146,13 @@ class Keeper:
     def before_batch(self, frame: FrameType | None) -> None:
         """Note that the loop is about to get its next batch."""
         if self._why_not is None and (self._has_stepped or not self._frames):
-            self._frames = frames_from(frame)
-            if self._has_stepped:
-                self._pass(frames=self._frames)
+            if (
+                not self._frames
+                or self._frames[0][0] is not frame
+                or (frame.f_lasti != self._frames[0][1])
+            ):
+                self._frames = frames_from(frame)
+            self._pass(frames=self._frames)
 
     def epoch_is_over(self) -> None:
         """Note that there was no batch left."""
@@ -158,8 +169,7 @@ class Keeper:
     def after_forward(self) -> None:
         """Keep a forecast of the next point: what a rank can't be asked any more if it is lost."""
         if self._kept is not None and self._why_not is None:
-            content = pickle.dumps({"random": _random_state()})
-            self._put([content], point=self._number + 1, is_forecast=True)
+            self._put({}, point=self._number + 1, is_forecast=True)
 
     def _pass(self, *, frames: Frames | None, reported: Mapping[str, Any] | None = None) -> None:
         """Keep this rank's small state at a clean point. The training goes on if it can't."""
@@ -180,16 +190,16 @@ class Keeper:
         place = self._survivor.place()
         if reported is not None:
             place = place.after_report(reported)
-        content = pickle.dumps(self._small(), protocol=5)
+        self._large_tensors()
         number = self._number + 1
-        if not self._put([content], point=number, is_forecast=False):
+        if not self._put(self._small(), point=number, is_forecast=False):
             self._foreign = "its small parts have grown"
         last = self._point
         point = _Point(
             number=number,
             first=number if self._has_stepped or last is None else last.first,
             place=place,
-            versions=[version_of(tensor) for tensor in self._large_tensors()],
+            versions=versions_of(self._parameters),
             frames=frames,
             progress=self.progress,
         )
@@ -197,19 +207,22 @@ class Keeper:
             self._number, self._point = number, point
             self._is_dirty = self._has_stepped = False
 
-    def _put(self, pieces: Sequence[bytes], *, point: int, is_forecast: bool) -> bool:
+    def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:
         assert self._kept is not None
-        length = len(pieces[0]).to_bytes(8, "little")
-        return self._kept.put([length, *pieces, *self._views], point=point, is_forecast=is_forecast)
+        pieces = [*self._generators.states(), pickle.dumps(small, protocol=5) if small else b""]
+        lengths = _LENGTHS.pack(*map(len, pieces))
+        return self._kept.put(
+            [lengths, *pieces, *self._views], point=point, is_forecast=is_forecast
+        )
 
     def _begin(self) -> str | None:
         """Start to keep states; return the reason if that isn't possible."""
         why_not = self._unsuitable()
         if why_not is not None:
             return why_not
-        self._sent = _sent_buffers()
         self._views = [_bytes_of(buffer) for buffer in self._buffers]
-        size = len(pickle.dumps(self._small(), protocol=5)) + sum(map(len, self._views))
+        pieces = [*self._generators.states(), pickle.dumps(self._small(), protocol=5)]
+        size = sum(map(len, (*pieces, *self._views)))
         large = sum(tensor.nbytes for tensor in self._large_tensors())
         self._kept = self._survivor.keep(self, capacity=size * 2 + _ROOM, size=size + large)
         return None
@@ -230,7 +243,14 @@ class Keeper:
             return "each rank has a part of the optimizer's state"
         if any(isinstance(part, torch.nn.Module) for part in self._others.values()):
             return "a module has a state beside its parameters and buffers"
-        in_ddp = {id(parameter) for model in ddp_models() for parameter in model.parameters()}
+        models = self._models()
+        in_ddp = {id(parameter) for model in models for parameter in model.parameters()}
+        self._sent = {
+            id(buffer)
+            for model in models
+            if model.broadcast_buffers and dist.get_world_size() > 1
+            for buffer in model.module.buffers()
+        }
         trained = [
             parameter
             for optimizer in self._optimizers.values()
@@ -244,9 +264,16 @@ class Keeper:
             return "an optimizer trains parameters that aren't in TrainingState"
         return None
 
+    def _models(self) -> list[DistributedDataParallel]:
+        """Return the DDP models around or inside of the parts."""
+        inside = {each for module in self._modules.values() for each in module.modules()}
+        found = [each for each in prepared_models if each.module in inside]
+        # Looking for torch's own takes a while, which a restart would wait for.
+        is_known = len(found) or dist.get_world_size() == 1
+        return found if is_known else [*ddp_models()]
+
     def _small(self) -> State:
         return {
-            "random": _random_state(),
             "places": stream_places.states(),
             "progress": dict(self.progress),
             "groups": {
@@ -307,6 +334,8 @@ class Keeper:
         Raises:
             NotCleanError: the state isn't the point's, or a restart couldn't go on from there.
         """
+        if point.number == 1:
+            raise NotCleanError("it has taken no step since it started")
         if self._foreign:
             raise NotCleanError(self._foreign)
         if self._survivor.reads_checkpoint != self._reads_before:
@@ -329,7 +358,7 @@ class Keeper:
             mine is not its for mine, its in zip(now, self._large, strict=True)
         ):
             raise NotCleanError("parts were replaced after the step")
-        if [version_of(tensor) for tensor in now] != list(point.versions):
+        if versions_of(self._parameters) != point.versions:
             raise NotCleanError("parameters were changed after the step, outside of an optimizer")
 
     def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
@@ -351,7 +380,7 @@ class Keeper:
         else:
             apart = []
         for rank, (state, _) in enumerate(states):
-            torch.save(_restorable(state["random"]), directory / randomness.file_of(rank))
+            torch.save(restorable(state["random"]), directory / randomness.file_of(rank))
             if state["places"]:
                 save_safely(state["places"], directory / stream_places.file_of(rank))
             if rank and differing:
@@ -511,8 +540,13 @@ class _Ranks:
     def _at(self, rank: int, point: int, *, is_forecast: bool = False) -> _Kept | None:
         for each in reversed(self.kept.get(rank, ())):
             if (each.point, each.is_forecast) == (point, is_forecast):
-                length = int.from_bytes(each.content[:8], "little")
-                return pickle.loads(each.content[8 : 8 + length]), each.content[8 + length :]
+                at, pieces = _LENGTHS.size, []
+                for length in _LENGTHS.unpack_from(each.content):
+                    pieces.append(each.content[at : at + length])
+                    at += length
+                *generators, small = pieces
+                state: State = pickle.loads(small) if small else {}
+                return {**state, "random": tuple(generators)}, each.content[at:]
         return None
 
 
@@ -555,15 +589,6 @@ def _is_plain(module: torch.nn.Module) -> bool:
     return all(map(saves_plainly, module.modules()))
 
 
-def _sent_buffers() -> set[int]:
-    return {
-        id(buffer)
-        for model in ddp_models()
-        if model.broadcast_buffers and dist.get_world_size() > 1
-        for buffer in model.module.buffers()
-    }
-
-
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
@@ -574,27 +599,6 @@ def _without_parameters(group: Mapping[str, Any]) -> State:
         name: value.clone() if isinstance(value, torch.Tensor) else value
         for name, value in group.items()
         if name != "params"
-    }
-
-
-def _random_state() -> State:
-    numpy: Any = np.random.get_state(legacy=False)
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": {**numpy, "state": {**numpy["state"], "key": numpy["state"]["key"].tobytes()}},
-        "python": random.getstate(),
-    }
-
-
-def _restorable(state: State) -> State:
-    """Return a random state as `randomness.random_state` returns it."""
-    numpy = state["numpy"]
-    key = np.frombuffer(numpy["state"]["key"], np.uint32).astype(np.int64)
-    return {
-        "torch": torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8),
-        "cuda": [],
-        "numpy": {**numpy, "state": {**numpy["state"], "key": torch.from_numpy(key)}},
-        "python": state["python"],
     }
 
 

@@ -1,0 +1,202 @@
+"""How many steps random kills cost: none, if a survivor has kept the last one.
+
+Worker processes are killed at random moments, again and again, until the run has had so many
+failures. Each rank notes each step that it has taken, in a file: a step that the next attempt takes
+again was lost. At the end the weights have to be those of a run without a kill, to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
+
+
+def train(config: dict[str, Any]) -> None:
+    """BatchNorm and dropout; steps of some milliseconds."""
+    import os
+    import time
+
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    import polytrain_torch
+
+    class Count:
+        """The number of steps, as a part of the state."""
+
+        steps = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.steps = state["steps"]
+
+    torch.manual_seed(0)
+    width = config["width"]
+    inner = torch.nn.Sequential(
+        torch.nn.Linear(8, width),
+        torch.nn.BatchNorm1d(width),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(width, width),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, 1),
+    )
+    chosen = {"process_group": dist.group.WORLD} if config["by"] == "gloo" else {}
+    model = polytrain_torch.prepare_model(inner, parallel_strategy_kwargs=chosen)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x = torch.randn(64 * config["batches"], 8)
+    loader = polytrain_torch.prepare_data_loader(
+        DataLoader(TensorDataset(x, x.sum(1)), batch_size=32, shuffle=True)
+    )
+    polytrain_torch.seed_everything(7)
+    count = Count()
+    parts = {"model": model, "optimizer": optimizer, "count": count}
+    state = polytrain_torch.TrainingState(**parts)
+    done = state.restore()
+    context = polytrain.get_context()
+    me = context.get_attempt(), context.get_world_rank()
+    log = os.open(config["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(event: str) -> None:
+        line = f"{event} {me[0]} {me[1]} {count.steps} {time.time()} {os.getpid()}\n"
+        os.write(log, line.encode())
+
+    note("begins")
+    for epoch in range(done.get("epoch", 0), config["epochs"]):
+        for x, y in loader:
+            loss = (model(x)[:, 0] - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            count.steps += 1
+            note("step")
+        state.report({"steps": count.steps}, epoch=epoch + 1)
+
+
+class Killer(threading.Thread):
+    """Kills a random rank at random moments, once in each attempt."""
+
+    def __init__(self, log: Path, kills: int, seed: int, longest_s: float) -> None:
+        super().__init__(daemon=True)
+        self.log, self.left, self.longest_s = log, kills, longest_s
+        self.random = random.Random(seed)
+        self.killed: dict[int, float] = {}
+
+    def run(self) -> None:
+        attempt = 0
+        while self.left:
+            time.sleep(0.005)
+            begun = [line for line in lines(self.log) if line[0] == "step" and line[1] == attempt]
+            if not begun:
+                continue
+            time.sleep(self.random.random() * self.longest_s)
+            rank = self.random.randrange(2)
+            pids = {line[2]: line[5] for line in lines(self.log) if line[1] == attempt}
+            self.killed[attempt] = time.time()
+            try:
+                os.kill(pids[rank], signal.SIGKILL)
+            except (KeyError, ProcessLookupError):
+                return
+            self.left -= 1
+            attempt += 1
+
+
+def lines(log: Path) -> list[tuple[str, int, int, int, float, int]]:
+    if not log.exists():
+        return []
+    found = []
+    for line in log.read_text().splitlines():
+        event, attempt, rank, steps, at, pid = line.split()
+        found.append((event, int(attempt), int(rank), int(steps), float(at), int(pid)))
+    return found
+
+
+def fit(directory: Path, by: str, width: int, epochs: int, batches: int) -> Result:
+    config = {
+        "by": by,
+        "width": width,
+        "epochs": epochs,
+        "batches": batches,
+        "log": str(directory / "steps"),
+    }
+    return make_trainer(
+        "torch",
+        train,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=directory,
+            name="run",
+            progress=False,
+            failure_config=FailureConfig(max_failures=-1),
+        ),
+    ).fit()
+
+
+def weights(result: Result) -> bytes:
+    return b"".join(each.numpy().tobytes() for each in result.load_model().values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--by", default="shared,gloo")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batches", type=int, default=500)
+    parser.add_argument("--longest-s", type=float, default=0.3)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    sizes = arguments.width, arguments.epochs, arguments.batches
+    for by in arguments.by.split(","):
+        with tempfile.TemporaryDirectory() as there:
+            undisturbed, killed = Path(there, "undisturbed"), Path(there, "killed")
+            for each in (undisturbed, killed):
+                each.mkdir()
+            expected = weights(fit(undisturbed, by, *sizes))
+            killer = Killer(killed / "steps", arguments.kills, arguments.seed, arguments.longest_s)
+            killer.start()
+            result = fit(killed, by, *sizes)
+            found = lines(killed / "steps")
+            lost, times, reasons = [], [], []
+            for attempt, at in killer.killed.items():
+                last = max(line[3] for line in found if line[1] == attempt)
+                again = [line for line in found if line[1] == attempt + 1]
+                begun = [line[3] for line in again if line[0] == "begins"]
+                if not begun:
+                    continue
+                lost.append(max(0, last - begun[0]))
+                new = [line[4] for line in again if line[3] > last]
+                times += [min(new) - at] if new else []
+            for line in Path(result.path, "journal.jsonl").read_text().splitlines():
+                entry = json.loads(line)
+                if entry["event"] == "SurvivorsAsked" and entry["reason"]:
+                    reasons.append(entry["reason"])
+            is_equal = weights(result) == expected
+            print(
+                f"{by}: {result.restarts} kills, {sum(lost)} steps lost in "
+                f"{sum(each > 0 for each in lost)} of them (at most {max(lost, default=0)}), "
+                f"weights {'equal' if is_equal else 'DIFFER'}; "
+                f"kill to new step: {statistics.median(times):.2f} s (median), "
+                f"{max(times):.2f} s (longest)"
+            )
+            for reason in sorted(set(reasons)):
+                print(f"  {reasons.count(reason)} times: {reason}")
+
+
+if __name__ == "__main__":
+    main()
