@@ -132,7 +132,7 @@ def test_a_deadlock_is_explained_by_every_ranks_stack(quiet: RunConfig) -> None:
     with pytest.raises(TrainingFailedError) as caught:
         fit(rank_0_waits_for_a_lock, quiet)
     failure = caught.value.failures[0]
-    assert (failure.kind, failure.rank, failure.step) == (FailureKind.HANG, None, 0)
+    assert (failure.kind, failure.rank, failure.step) == (FailureKind.HANG, None, 1)
     assert "waits_for_itself" in failure.stacks[0]
     assert "waits_for_the_others" in failure.stacks[1]
     assert re.search("no rank has made progress or spent CPU time for .* s", str(caught.value))

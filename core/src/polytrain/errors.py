@@ -114,7 +114,7 @@ class Failure(ShortRepr):
     """Address of the rank's node; empty if that isn't known."""
 
     step: int = 0
-    """The last step that the rank had reported."""
+    """The last step that the rank had reported; if all ranks hang, that of the furthest."""
 
     output: str = field(default="", repr=False)
     """The end of the rank's standard error, or of all its output if both are one terminal, pipe or
