@@ -79,10 +79,20 @@ def digest(*states: Any) -> str:
     return total.hexdigest()
 
 
-def perceptron() -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(32, 10)
-    )
+class Perceptron(torch.nn.Module):
+    """With layers that share a weight, that are frozen, and that only some micro-batches use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.frozen = torch.nn.Linear(64, 64).requires_grad_(False)
+        self.last, self.rare = torch.nn.Linear(64, 10), torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor, is_rare: bool) -> torch.Tensor:
+        x = torch.relu(self.second(torch.relu(self.first(self.frozen(x)))))
+        x = torch.nn.functional.dropout(x, 0.3)
+        return self.last(x) + (self.rare(x) if is_rare else 0)
 
 
 def convolutional() -> torch.nn.Module:
@@ -98,16 +108,19 @@ def convolutional() -> torch.nn.Module:
 
 
 def trains_a_perceptron() -> None:
-    """On rows of a shard."""
+    """On rows of a shard, compiled."""
     torch.manual_seed(1)
-    model = prepare_model(perceptron())
+    network = Perceptron()
+    network.compile(backend="aot_eager")
+    model = prepare_model(network)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     shard = polytrain.get_dataset_shard()
     for _ in range(2):
         for batch in shard.iter_torch_batches(global_batch_size=32):
             optimizer.zero_grad()
             for part in micro_batches(batch):
-                loss = torch.nn.functional.cross_entropy(model(part["x"]), part["y"])
+                output = model(part["x"], bool(part["y"][0] == 1))
+                loss = torch.nn.functional.cross_entropy(output, part["y"])
                 loss.backward()
             optimizer.step()
             polytrain.report({"loss": loss.item(), "draw": torch.rand(()).item()})
