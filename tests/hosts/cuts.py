@@ -336,8 +336,10 @@ class Running:
         return at
 
     def _await_standby(self) -> None:
+        """Wait until the standby's process is there: it begins to start when it has its room."""
         self._cluster.renew()
-        eventually(lambda: self._cluster.look()[1] == 0, 60)
+        hosts = self._cluster.others
+        eventually(lambda: all(any("RayHost" in p for p in _processes_on(h)) for h in hosts), 120)
 
     def strike(self, cut: Cut) -> None:
         if cut.with_standby:
