@@ -107,7 +107,7 @@ def kept(step: int, digests: str, *names: str) -> DigestsKept:
 
 def test_digests_after_a_restart_replace_those_it_has_undone() -> None:
     history = ReportedHistory()
-    launched = Launched(attempt=1, step=2, world_size=1)
+    launched = Launched(attempt=1, step=2, start=None, world_size=1)
     for entry in (
         kept(1, "a" * 16 + "b" * 16, "first", "second"),
         kept(2, "c" * 16 + "d" * 16),
