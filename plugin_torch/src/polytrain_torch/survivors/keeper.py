@@ -114,10 +114,12 @@ class Keeper:
                 self._optimizers[name] = part
             else:
                 self._others[name] = part
-        unique = {id(b): b for m in self._modules.values() for b in m.buffers()}
-        self._buffers = list(unique.values())
+        self._buffers = self._buffers_now()
         self._parameters = [p for m in self._modules.values() for p in m.parameters()]
         self._views: list[memoryview] = []
+        self._addresses: list[int] = []
+        """Where the buffers were when the views of them were made."""
+
         self._generators = Generators()
         self._sent: set[int] = set()
         """Ids of the buffers that DDP sends from rank 0."""
@@ -138,8 +140,14 @@ class Keeper:
         if is_held:
             # The agent kills this process: its state belongs to the next attempt.
             threading.Event().wait()
-        if self._loop is None and self._frames:
-            self._see_loop()
+        if self._why_not is not None:
+            return
+        if self._loop is None and self._frames and not self._foreign:
+            try:
+                self._see_loop()
+            except Exception as error:  # variables and states may be anything
+                why = f"{type(error).__name__}: {error}"
+                self._foreign = f"its variables can't be looked at: {why}"
         if not self._foreign and not any(optimizer is each for each in self._optimizers.values()):
             self._foreign = "an optimizer that steps isn't in TrainingState"
 
@@ -221,6 +229,7 @@ class Keeper:
         if why_not is not None:
             return why_not
         self._views = [_bytes_of(buffer) for buffer in self._buffers]
+        self._addresses = [buffer.data_ptr() for buffer in self._buffers]
         pieces = [*self._generators.states(), pickle.dumps(self._small(), protocol=5)]
         size = sum(map(len, (*pieces, *self._views)))
         large = sum(tensor.nbytes for tensor in self._large_tensors())
@@ -271,6 +280,11 @@ class Keeper:
         # Looking for torch's own takes a while, which a restart would wait for.
         is_known = len(found) or dist.get_world_size() == 1
         return found if is_known else [*ddp_models()]
+
+    def _buffers_now(self) -> list[torch.Tensor]:
+        """Return each buffer once."""
+        unique = {id(each): each for m in self._modules.values() for each in m.buffers()}
+        return list(unique.values())
 
     def _small(self) -> State:
         return {
@@ -353,6 +367,11 @@ class Keeper:
                 raise NotCleanError(carried)
 
     def _expect_unchanged(self, point: _Point) -> None:
+        buffers = self._buffers_now()
+        if [id(each) for each in buffers] != [id(each) for each in self._buffers] or [
+            each.data_ptr() for each in buffers
+        ] != self._addresses:
+            raise NotCleanError("a module replaces its buffers")
         now = list(self._all_large())
         if len(now) != len(self._large) or any(
             mine is not its for mine, its in zip(now, self._large, strict=True)
