@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test newest lowest sweep hosts conformance crash chaos bench-script bench-startup bench-scale bench-report bench-lost-steps bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test newest lowest sweep hosts conformance crash chaos bench-script bench-startup bench-scale bench-report bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
 	bench-boosters bench-torch bench-cuts bench-faults bench-exact bench-preflight reference screenshot booster-table clean
 
@@ -99,6 +99,9 @@ bench-scale: install ## time to the first line of 2 to 128 workers on two nodes 
 
 bench-report: $(VENV)/.stamp-bench ## cost of one report, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_report.py $(ARGS)
+
+bench-lost-rounds: install ## rounds that random kills cost, and the model at the end, for boosters
+	@$(BIN)/python tests/benchmarks/bench_lost_rounds.py $(ARGS)
 
 bench-lost-steps: install ## steps that random kills cost, and the weights at the end, for torch
 	@$(BIN)/python tests/benchmarks/bench_lost_steps.py $(ARGS)
