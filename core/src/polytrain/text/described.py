@@ -93,7 +93,9 @@ def is_default(value: Any, field: Field[Any]) -> bool:
     if value is default:
         return True
     # Of other types comparing may give an array, or read data.
-    if not (isinstance(value, _COMPARABLE) and isinstance(default, _COMPARABLE)):
+    if not (is_dataclass(value) or isinstance(value, _COMPARABLE)):
+        return False
+    if is_dataclass(value) and type(value) is not type(default):
         return False
     return bool(described(value) == described(default))
 
