@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from polytrain.api.backend_checks import raise_if_any
 from polytrain.api.checks import start_of
+from polytrain.api.trainer import Trainer, identity_in, spec_of, starting_from
 from polytrain.checkpoint.manager import is_good
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
@@ -34,9 +33,6 @@ from polytrain.record.repetition import (
 from polytrain.run.identity import content_differences, differences
 from polytrain.storage.location import Location
 from polytrain_plugins import Problem
-
-if TYPE_CHECKING:
-    from polytrain.api.trainer import Trainer
 
 _REMEDY = "Pass what the run was trained with: a replay repeats it"
 
@@ -60,7 +56,7 @@ def replay(
         storage_path: where the replay's own files are while it lasts.
         ignore: names of metrics that may differ.
     """
-    raise_if_any(tuple(_argument_problems(from_step, steps)))
+    raise_if_any(tuple(_argument_problems(trainer, from_step, steps)))
     history = read_as(ReportedHistory, location.open().read_log(JOURNAL))
     if history is None:
         raise RunNotFoundError(no_run_text(location))
@@ -74,7 +70,7 @@ def replay(
         start=start.step,
         end=last_step if steps is None else max(from_step or 0, start.step) + steps,
         last_step=last_step,
-        any_workers=trainer._spec.scaling_config.virtual_workers is not None,
+        any_workers=spec_of(trainer).scaling_config.virtual_workers is not None,
     )
     if stretch.end <= stretch.start:
         raise CheckpointError(
@@ -99,7 +95,15 @@ def replay(
     )
 
 
-def _argument_problems(from_step: int | None, steps: int | None) -> Iterable[Problem]:
+def _argument_problems(
+    trainer: object, from_step: int | None, steps: int | None
+) -> Iterable[Problem]:
+    if not isinstance(trainer, Trainer):
+        yield Problem(
+            field="trainer",
+            what=f"it is of type {type(trainer).__name__}",
+            remedy="Pass a trainer with what the run was trained with: a run stores no code",
+        )
     for name, value, least in (("from_step", from_step, 0), ("steps", steps, 1)):
         given: object = value
         if given is not None and (type(given) is not int or given < least):
@@ -108,11 +112,11 @@ def _argument_problems(from_step: int | None, steps: int | None) -> Iterable[Pro
 
 def _problems(trainer: Trainer, history: ReportedHistory) -> Iterator[Problem]:
     """Yield what differs from what the run was trained with."""
-    identity = trainer._identity_in(history)
+    identity = identity_in(trainer, history)
     changed = tuple(differences(history.identity, identity, mutable_on_resume=()))
     for problem in changed or content_differences(history.identity, identity):
         yield replace(problem, remedy=_REMEDY)
-    failures = trainer._spec.run_config.failure_config
+    failures = spec_of(trainer).run_config.failure_config
     if failures.on_rollback is not None and history.divergences.rollbacks:
         yield Problem(
             field="FailureConfig.on_rollback",
@@ -138,7 +142,7 @@ def _start(
     for each in store.find(since_token=history.since_token).manifests:
         if is_good(each, store.location_of(each.directory).address, history.divergences):
             found[each.step] = each
-    start = start_of(trainer._spec)
+    start = start_of(spec_of(trainer))
     for step in starting_steps(found, from_step, last_step):
         if not store.damage(found[step]):
             where = store.location_of(found[step].directory)
@@ -173,12 +177,11 @@ def _repeat(
     digests: Sequence[int],
 ) -> ReportedHistory:
     """Train the stretch, as a run of the same name in its own storage; return its history."""
-    again, spec = copy.copy(trainer), trainer._spec
+    spec = spec_of(trainer)
     scaling, config = spec.scaling_config, spec.run_config
     if scaling.virtual_workers is None and not spec.is_inline:
         scaling = replace(scaling, num_workers=stretch.num_workers)
-    again._start = start
-    again._spec = replace(
+    again = replace(
         spec,
         scaling_config=replace(scaling, standby=0),
         validation_config=None,
@@ -198,12 +201,14 @@ def _repeat(
             observers=(),
             callbacks=(),
             track=None,
+            # What it shows would name files that are deleted at the end.
+            progress=False,
             keep_reports="rank_0",
             # At the steps at which the run has kept some.
             digests=math.gcd(*digests) or None,
         ),
     )
-    again.fit()
+    starting_from(start, trainer, spec=again).fit()
     location = scratch.below(name)
     repeated = read_as(ReportedHistory, location.open().read_log(JOURNAL))
     assert repeated is not None, "fit() has opened the journal"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import pickle
 from collections.abc import Callable, Mapping
@@ -296,11 +297,6 @@ class Trainer:
             salt=salt_of({} if history is None else history.identity),
         )
 
-    def _identity_in(self, history: RunHistory) -> dict[str, Any]:
-        """The identity that this request has in a run."""
-        self._datasets = identified_datasets(self._datasets)
-        return self._identity(PreviousRun(journal={}, history=history))
-
     def _history(
         self, location: Location, identity: Mapping[str, Any], known: PreviousRun | None
     ) -> RunHistory | None:
@@ -429,6 +425,24 @@ def _trained(
         if result.error is not None:
             raise result.error from _root_exception(result.error)
     return result
+
+
+def spec_of(trainer: Trainer) -> RunSpec:
+    """The arguments of a trainer."""
+    return trainer._spec
+
+
+def identity_in(trainer: Trainer, history: RunHistory) -> dict[str, Any]:
+    """The identity that a trainer's request has in a run."""
+    trainer._datasets = identified_datasets(trainer._datasets)
+    return trainer._identity(PreviousRun(journal={}, history=history))
+
+
+def starting_from(start: StartingPoint, trainer: Trainer, *, spec: RunSpec) -> Trainer:
+    """A copy of a trainer that starts its run at a checkpoint of another one."""
+    copied = copy.copy(trainer)
+    copied._start, copied._spec = start, spec
+    return copied
 
 
 def _no_backend(given: Any) -> Problem:
