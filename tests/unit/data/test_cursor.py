@@ -203,6 +203,13 @@ def test_a_cursor_knows_what_is_left_out_in_each_epoch() -> None:
     assert cursor.skipped_in(2) == ()
 
 
+def test_a_batch_that_is_too_short_before_what_is_left_out_is_not_counted() -> None:
+    """Position 4 alone would be a batch with a row for one of the two ranks."""
+    shard = shard_of(pa.table({"x": range(16)}), world_size=2, rank=1, skipped=[(0, 5, 8)])
+    left = shard.num_batches(batch_size=2)
+    assert left == len([*shard.iter_batches(batch_size=2)]) == 3
+
+
 def test_frameworks_that_take_batches_ahead_get_none_that_are_left_out() -> None:
     """In the first epoch the second and the last batch of four are left out, over two ranks."""
     data = pa.table({"x": range(16)})

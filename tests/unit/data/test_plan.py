@@ -384,6 +384,9 @@ def test_batches_of_another_size_leave_the_same_rows_out(
     size: int, start: int, hole: range, cut: Cut
 ) -> None:
     plan = Plan(rows=60, shards=1)
+    for least in (1, size):
+        counted = plan.num_batches(start, size, cut, least=least, skipped=[hole])
+        assert counted == len([*plan.global_batches(start, size, cut, least=least, skipped=[hole])])
     batches = [*plan.global_batches(start, size, cut, skipped=[hole])]
     given_rows = [row for batch in batches for row in batch]
     assert given_rows == sorted({*given_rows} - {*hole})

@@ -155,6 +155,33 @@ def test_it_is_said_why_nothing_can_be_left_out(bad: dict[str, DataPlace], probl
     assert "on_rollback" in found
 
 
+def test_where_only_an_epoch_has_ended_nothing_can_be_left_out() -> None:
+    """As in a report after the epoch, of a metric of the validation."""
+    skipped, problem = left_out({"train": place(0, 100)}, {"train": place(1, 0)})
+    assert skipped == {}
+    assert "no data set that polytrain reads was read" in problem
+    loaders = {"train": place(0, 100), "valid": place(0, 10)}
+    assert left_out(loaders, {"train": place(1, 0), "valid": place(0, 20)})[0] == {
+        "valid": ((0, 10, 20),)
+    }
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_loader_that_is_opened_in_the_middle_of_an_epoch_begins_there(epoch: int) -> None:
+    """The first batch after a restart is bad; then that of a loader which is opened later."""
+    rule = divergence_rule(FailureConfig(on_divergence="rollback"))
+    assert rule is not None
+    mine = DivergenceWatch(rule, rank=0, step=4, places={}, before=(), skips=True)
+    for n, name in enumerate(("a", "b")):
+        mine.opened(name, place(epoch, 14))
+        # What is opened again goes on where it was.
+        mine.opened(name, place(epoch, 16))
+        metrics = {"loss": math.nan}
+        found = mine.look(attempt=1, step=5 + n, metrics=metrics, places={name: place(epoch, 16)})
+        assert found is not None
+        assert (found[0].skipped, found[1]) == ({name: ((epoch, 14, 16),)}, "")
+
+
 def test_what_a_rollback_could_not_leave_out_is_known_with_the_first_report() -> None:
     unread, whole = watch(), watch()
     assert look(unread, 5, 1.0, 40) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 from tests.unit.checkpoint.checkpoints import manifest
@@ -16,13 +17,14 @@ from polytrain.checkpoint.parts import (
     PartVoid,
 )
 from polytrain.errors import FailureKind
-from polytrain.events.attempt import Diverged
+from polytrain.events.attempt import ConditionMet, Diverged, Drained, stop_wanted
 from polytrain.events.rollback import Rollback
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import DivergenceFound, Transitioned, decoded, encoded
 from polytrain.run.machine import note, step
 from polytrain.run.states import EndAttempt, Launch, entries_of
 from polytrain.workers.agents.calls import Kill
+from polytrain_plugins import Stopped
 
 STORED = PartStored(attempt=0, rank=0, checkpoint=0, step=1, metrics={}, positions={}, files=())
 VOID = PartVoid(attempt=0, rank=1, checkpoint=4, reason="'model' was written to")
@@ -75,8 +77,8 @@ def diverged(rank: int, *, step: int, good_step: int, problem: str = "") -> Dive
     return Diverged(attempt=0, found=found, problem=problem)
 
 
-def with_rollbacks(play: Play) -> Play:
-    policy = FailurePolicy(on_divergence="rollback", max_rollbacks=1)
+def with_rollbacks(play: Play, how: Literal["rollback", "fail"] = "rollback") -> Play:
+    policy = FailurePolicy(on_divergence=how, max_rollbacks=1)
     play.state = replace(play.state, policy=policy)
     return play
 
@@ -93,6 +95,36 @@ def test_an_attempt_that_diverges_is_followed_by_another_from_before_it() -> Non
     assert ended.root is not None
     assert (ended.root.kind, ended.root.rank) == (FailureKind.DIVERGED, 1)
     assert play.state.committed == 6
+
+
+@pytest.mark.parametrize("order", ["condition first", "divergence first", "at a planned end"])
+@pytest.mark.parametrize("how", ["rollback", "fail"])
+def test_a_condition_that_is_met_by_what_has_diverged_finishes_no_run(order: str, how: Any) -> None:
+    """Rank 0 has met the condition at step 10, and its checkpoint is committed late."""
+    play = with_rollbacks(Play(2), how).launched().training()
+    stopped = Stopped(by="condition", reason="training_step", step=10)
+    met = ConditionMet(attempt=0, rank=0, stopped=stopped)
+    bad = diverged(1, step=10, good_step=9)
+    if order == "at a planned end":
+        play.tell(met, Drained(attempt=0, rank=0), bad)
+    else:
+        play.tell(*((met, bad) if order == "condition first" else (bad, met)))
+    play.tell(Committed(manifest=manifest(4, step=10), stamps={}))
+    play.tell(exited(0, killed=True), exited(1, killed=True))
+    assert play.state.committed < 10
+    if how == "fail":
+        assert not play.conclusion().succeeded
+        assert play.conclusion().failures[0].kind is FailureKind.DIVERGED
+        return
+    assert isinstance(play.latest[-1], Launch)
+    assert play.state.drain is None
+
+
+def test_who_interrupts_a_run_that_diverges_has_it_interrupted() -> None:
+    play = with_rollbacks(Play(2)).launched().training()
+    play.tell(stop_wanted(Stopped(by="signal", reason="SIGTERM")))
+    play.tell(diverged(1, step=10, good_step=9), exited(0, killed=True), exited(1, killed=True))
+    assert play.conclusion().stopped is not None
 
 
 def test_of_two_ranks_the_one_whose_reports_were_good_for_less_long_decides() -> None:

@@ -219,7 +219,11 @@ class DivergenceWatch:
         could."""
 
         self._before = deque(before, maxlen=WINDOW)
-        self._good: tuple[int, Mapping[str, DataPlace]] = step, places
+        self._good: tuple[int, dict[str, DataPlace]] = step, {**places}
+
+    def opened(self, name: str, place: DataPlace) -> None:
+        """Take the place at which data that the training function brings itself begins."""
+        self._good[1].setdefault(name, place)
 
     def look(
         self,
@@ -243,7 +247,7 @@ class DivergenceWatch:
             self._is_first = False
             self.notice = self._left_out(places)[1]
         if wrong is None:
-            self._good = step, places
+            self._good = step, {**places}
             if compares:
                 self._before.append(metrics)
             return None
@@ -282,9 +286,11 @@ def left_out(
         bad: the same at the bad one; a data set that is new there began at its beginning.
     """
     moved = {
-        name: (good[name].place if name in good else (0, 0), now)
+        name: (start, now)
         for name, now in bad.items()
-        if now.place != (good[name].place if name in good else (0, 0))
+        for start in [good[name].place if name in good else (0, 0)]
+        # Where only an epoch has ended, no row was read.
+        if _is_epoch(start, now) or any(_between(start, now))
     }
     if "train" in moved:
         # The others are read to validate.

@@ -35,7 +35,7 @@ class ConfigChanges:
     """The original request; None if nothing changes it."""
 
     _done: int = 0
-    """Number of rollbacks for which the function was called."""
+    """Number of rollbacks that are dealt with."""
 
     _changes: dict[str, Any] = field(default_factory=dict)
 
@@ -49,7 +49,8 @@ class ConfigChanges:
         """Return the changed arguments of the request, pickled; None if there are none.
 
         Args:
-            rollbacks: all of the run. A run that is resumed calls the function for each again.
+            rollbacks: all of the run. A run that is resumed calls the function again, for each
+                that has left no batches out.
 
         Raises:
             OnRollbackError: the function has failed.
@@ -60,10 +61,14 @@ class ConfigChanges:
         assert function is not None
         for rollback in rollbacks[self._done :]:
             try:
-                self._changes = self._changed(function, self.spec, rollback)
+                # What has left batches out, before the function was given, has changed nothing.
+                if not rollback.skipped:
+                    self._changes = self._changed(function, self.spec, rollback)
             except Exception as error:
                 raise OnRollbackError(error, rollback) from error
             self._done += 1
+        if not self._changes:
+            return None
         try:
             return pickled_with(*code_of_job(*self._changes.values()), value=self._changes)
         except Exception as error:

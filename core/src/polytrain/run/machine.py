@@ -154,10 +154,18 @@ def note(state: State, event: Reported | CheckpointEvent | StateWritten) -> Stat
             # It has trained, even if it was lost before its first report.
             return replace(state, has_reported=True)
         case Committed(manifest=manifest):
+            if _has_diverged_before(state, manifest.step):
+                return state
             return replace(state, committed=manifest.step)
         case PartStored() | PartVoid():
             # These always count: the agent outlives its worker process.
             return state
+
+
+def _has_diverged_before(state: State, step: int) -> bool:
+    """Return whether a rank has found that the attempt had diverged before or at a step."""
+    diverged = state.phase.diverged if isinstance(state.phase, Ending) else None
+    return diverged is not None and step > diverged.found.good_step
 
 
 def _is_stale(state: State, event: Event) -> bool:
@@ -424,6 +432,9 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
     state = replace(state, phase=ending)
     if len(ending.gone) < state.world_size:
         return replace(transition, state=state)
+    if ending.is_planned and ending.diverged is not None:
+        # It was found while the attempt ended: what the plan was about is of no use any more.
+        ending = ending.also(ending.diverged.failure)
     after = (
         _after_planned_end(state, now) if ending.is_planned else _after_failure(state, ending, now)
     )
@@ -456,10 +467,13 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     others = tuple(failure for failure in failures if failure is not root)
     ended = EndAttempt(attempt=state.attempt, root=root, reason="", failures=(root, *others))
     if state.drain is not None and state.drain.purpose is Purpose.STOP:
-        if state.committed >= state.drain.until_step:
+        finishes = state.drain.stopped is not None and state.drain.stopped.is_final
+        # What has diverged is no end of a run, whatever condition it has met.
+        is_void = finishes and ending.diverged is not None
+        if state.committed >= state.drain.until_step and not is_void:
             # The driver that resumes the run, if it is resumed, applies the failure policy.
             return _stopped(state, state.drain, ended)
-        # The run's last checkpoint is lost: the next attempt makes it.
+        # The run's last checkpoint is lost, or bad: the next attempt makes it.
         state = replace(state, drain=None)
     decision = state.policy.decide(attempts)
     ended = replace(ended, reason=decision.reason)

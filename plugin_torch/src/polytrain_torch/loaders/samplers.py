@@ -124,7 +124,9 @@ class PlannedBatches(EpochSampler):
 
     def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
         plan = self.cursor.position.plan
-        return plan.num_batches(start, self._batch_rows, self._cut, skipped=skipped)
+        return plan.num_batches(
+            start, self._batch_rows, self._cut, least=self._size, skipped=skipped
+        )
 
 
 class SeededRows(list[Any]):

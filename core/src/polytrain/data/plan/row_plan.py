@@ -132,11 +132,18 @@ class Plan:
             start = stop
 
     def num_batches(
-        self, start: int, batch_rows: int, cut: Cut, *, skipped: Sequence[range] = ()
+        self,
+        start: int,
+        batch_rows: int,
+        cut: Cut,
+        *,
+        least: int = 1,
+        skipped: Sequence[range] = (),
     ) -> int:
-        """The number of global batches from a position to the epoch's end."""
+        """The number of global batches from a position to the epoch's end; see `global_batches`."""
         if skipped:
-            return sum(1 for _ in self.global_batches(start, batch_rows, cut, skipped=skipped))
+            found = self.global_batches(start, batch_rows, cut, least=least, skipped=skipped)
+            return sum(1 for _ in found)
         left = max(0, self.rows - start)
         return left // batch_rows if cut == "drop" else -(-left // batch_rows)
 

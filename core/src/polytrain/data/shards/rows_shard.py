@@ -77,9 +77,15 @@ class RowsShard(BatchedShard):
         return self._spec.transform.of(table, f"rows {wanted.start} to {wanted.stop - 1}", *key)
 
     def _num_batches_from(
-        self, start: int, global_rows: int, cut: Cut, skipped: Sequence[range] = ()
+        self,
+        start: int,
+        global_rows: int,
+        cut: Cut,
+        *,
+        least: int = 1,
+        skipped: Sequence[range] = (),
     ) -> int:
-        return self._plan.num_batches(start, global_rows, cut, skipped=skipped)
+        return self._plan.num_batches(start, global_rows, cut, least=least, skipped=skipped)
 
     def _batches(
         self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1

@@ -76,7 +76,13 @@ class BatchedShard(Shard):
 
     @abstractmethod
     def _num_batches_from(
-        self, start: int, global_rows: int, cut: Cut, skipped: Sequence[range] = ()
+        self,
+        start: int,
+        global_rows: int,
+        cut: Cut,
+        *,
+        least: int = 1,
+        skipped: Sequence[range] = (),
     ) -> int:
         """Return the number of batches from a position to the epoch's end, but for skipped ones.
 
@@ -117,8 +123,7 @@ class BatchedShard(Shard):
     ) -> Batches:
         refuse_local_shuffle(local_shuffle_buffer_size, local_shuffle_seed)
         global_rows = self._global_rows(batch_size, global_batch_size)
-        # A size that is given for all workers mustn't depend on their number.
-        least = self._world_size if global_batch_size is None else 1
+        least = self._least(global_batch_size)
         wanted = format or ("numpy" if batch_format in (None, "default") else batch_format)
         if wanted not in get_args(BatchFormat):
             name = "format" if format else "batch_format"
@@ -182,8 +187,18 @@ class BatchedShard(Shard):
         drop_last: bool = False,
     ) -> int:
         global_rows = self._global_rows(batch_size, global_batch_size)
-        cursor, cut = self.cursor, self._cut(drop_last)
-        return self._num_batches_from(cursor.next_start, global_rows, cut, cursor.skipped_next)
+        return self._num_batches_from(
+            self.cursor.next_start,
+            global_rows,
+            self._cut(drop_last, shares=True),
+            least=self._least(global_batch_size),
+            skipped=self.cursor.skipped_next,
+        )
+
+    def _least(self, global_batch_size: int | None) -> int:
+        """Return how many rows a global batch should have at least."""
+        # A size that is given for all workers mustn't depend on their number.
+        return self._world_size if global_batch_size is None else 1
 
     def iter_ahead(
         self,

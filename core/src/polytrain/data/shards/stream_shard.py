@@ -92,7 +92,13 @@ class StreamShard(BatchedShard):
         return self._whole
 
     def _num_batches_from(
-        self, start: int, global_rows: int, cut: Cut, skipped: Sequence[range] = ()
+        self,
+        start: int,
+        global_rows: int,
+        cut: Cut,
+        *,
+        least: int = 1,
+        skipped: Sequence[range] = (),
     ) -> int:
         self._refuse("how many batches it gives")
 

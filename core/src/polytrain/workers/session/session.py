@@ -301,7 +301,11 @@ class WorkerSession:
 
     def cursor(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
         """Open a position in data that the training function brings itself."""
-        return self._cursors.open(plan, name)
+        cursor = self._cursors.open(plan, name)
+        if self._divergence is not None:
+            for opened, place in self._cursors.places().items():
+                self._divergence.opened(opened, place)
+        return cursor
 
     def keep_all_batches(self, why: str) -> None:
         """Let a rollback leave no batch out; see `worker_api.keep_all_batches`."""
