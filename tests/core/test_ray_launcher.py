@@ -67,6 +67,7 @@ def launcher_of(
     mailbox: queue.SimpleQueue[Delivery],
     *,
     spread: bool = False,
+    standby: bool = False,
 ) -> RayAgentLauncher:
     from polytrain.workers.ray.launcher import RayAgentLauncher
 
@@ -75,7 +76,7 @@ def launcher_of(
         job=b"job",
         resources=resources,
         spread=spread,
-        shares_hosts=True,
+        shares_hosts=not standby,
         mailbox=mailbox,
     )
 
@@ -247,7 +248,7 @@ def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
 
 
 @pytest.mark.usefixtures("ray_here")
-@pytest.mark.parametrize("kind", ["spread", "own group", "bundle of the run"])
+@pytest.mark.parametrize("kind", ["spread", "own group", "bundle of the run", "device", "standby"])
 def test_a_lost_node_gets_no_agent_until_it_is_back(tmp_path: Path, kind: str) -> None:
     """Ray takes it for alive."""
     import ray
@@ -255,8 +256,10 @@ def test_a_lost_node_gets_no_agent_until_it_is_back(tmp_path: Path, kind: str) -
     here = ray.get_runtime_context().get_node_id()
     mailboxes: list[queue.SimpleQueue[Delivery]] = [queue.SimpleQueue(), queue.SimpleQueue()]
     spec = agent_spec(tmp_path)
+    resources = {"CPU": 0.5, **({"device": 0.5} if kind == "device" else {})}
     launcher, other = (
-        launcher_of(spec, {"CPU": 0.5}, mailbox, spread=kind == "spread") for mailbox in mailboxes
+        launcher_of(spec, resources, mailbox, spread=kind == "spread", standby=kind == "standby")
+        for mailbox in mailboxes
     )
     with contextlib.ExitStack() as stack:
         for each in (launcher, other):

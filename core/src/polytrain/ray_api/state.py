@@ -35,6 +35,22 @@ def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
     return False
 
 
+def is_refused(node_id: str, timeout_s: float = 2.0) -> bool:
+    """Return whether a node's host answers that its raylet has ended: it refuses connections.
+
+    Args:
+        node_id: the node.
+        timeout_s: seconds after which to return False.
+    """
+    try:
+        socket.create_connection(raylet_addresses()[node_id], timeout_s).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, LookupError):
+        pass
+    return False
+
+
 def raylet_addresses() -> dict[str, tuple[str, int]]:
     """Return where the raylets of all nodes listen, the dead ones too, by node id."""
     return {

@@ -228,6 +228,13 @@ class Agent:
             self._asked = None
             self._unwritten(call.attempt, f"it took more than {call.limit_s:.1f} s")
 
+    def _not_written(self, attempt: int, checkpoint: int, why: str) -> None:
+        """Report that a survivor can't write its state, unless that was reported already."""
+        asked = self._asked
+        if asked is not None and (asked.attempt, asked.checkpoint) == (attempt, checkpoint):
+            self._asked = None
+            self._unwritten(attempt, why)
+
     def _unwritten(self, attempt: int, why: str) -> None:
         unwritten = StateUnwritten(attempt=attempt, rank=self._rank, reason=why)
         self._events.put_nowait(unwritten)
@@ -383,6 +390,7 @@ class Agent:
             on_part=self._take_part,
             on_imports=self._preload,
             on_written=self._take_state,
+            on_unwritten=self._not_written,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             gpu_meter=self._gpu_meter,

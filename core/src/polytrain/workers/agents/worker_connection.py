@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.events.attempt import KeepsState, StateUnwritten
+from polytrain.events.attempt import KeepsState
 from polytrain.events.output import BarMoved, Output, OutputRoute
 from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, UtilizationProbe
@@ -37,6 +37,7 @@ class WorkerConnection:
         on_part: Callable[[StagedPart], None],
         on_imports: Callable[[Message], None],
         on_written: Callable[[StagedPart, bool], None],
+        on_unwritten: Callable[[int, int, str], None],
         hang_timeout_s: float | None,
         straggler_window_s: float | None,
         gpu_meter: GpuMeter,
@@ -52,6 +53,8 @@ class WorkerConnection:
             on_imports: called with the message of the modules that it has imported.
             on_written: called with the state that it has written as a survivor, and whether that is
                 the checkpoint of a report.
+            on_unwritten: called with the attempt and the number of a state that it can't write as a
+                survivor, and with the reason.
             hang_timeout_s: seconds without progress after which an event is sent; None for never.
             straggler_window_s: seconds over which its load is measured; None for never.
             gpu_meter: reads the use of its GPUs.
@@ -77,6 +80,7 @@ class WorkerConnection:
         self._on_part = on_part
         self._on_imports = on_imports
         self._on_written = on_written
+        self._on_unwritten = on_unwritten
         self._hang_timeout_s = hang_timeout_s
         self._straggler_window_s = straggler_window_s
         self._gpu_meter = gpu_meter
@@ -214,9 +218,8 @@ class WorkerConnection:
                 attempt_id = self.order.attempt_id
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
                 self._on_written(part, is_report)
-            case ["unwritten", _, why]:
-                unwritten = StateUnwritten(attempt=self.attempt, rank=self._rank, reason=why)
-                self._on_event(unwritten)
+            case ["unwritten", checkpoint, why]:
+                self._on_unwritten(self.attempt, checkpoint, why)
 
     def _emit_output(self, stream: str, text: str) -> None:
         self._on_event(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))

@@ -18,7 +18,11 @@ class BundleLauncher(Protocol):
         """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
 
     def move_back(self, bundles: Collection[int]) -> frozenset[int]:
-        """Undo the move of those of these bundles that aren't placed yet; return them."""
+        """Undo the move of those of these bundles that aren't placed yet.
+
+        Returns:
+            the bundles for which to request agents anew: these, and others that moved with them.
+        """
 
     def free_unused(self) -> None:
         """Free the room that no bundle needs after a move."""

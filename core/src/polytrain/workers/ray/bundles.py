@@ -2,8 +2,8 @@
 
 A run of a fixed size reserves all of its bundles at once. Those on a node that is lost, or that the
 run leaves, can move to another group: Ray itself moves a bundle only when it is sure that the node
-is dead, which takes it seconds. Any other agent, on standby or in an elastic run, has its own group
-of one bundle, which Ray places when there is room.
+is dead, which takes it about a minute if the node is silent. Any other agent, on standby or in an
+elastic run, has its own group of one bundle, which Ray places when there is room.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class AgentBundles:
     _bundles: dict[int, _Bundle] = field(default_factory=dict)
     """Number of the agent → its bundle."""
 
-    _reserved: set[Reservation] = field(default_factory=set)
-    """The groups of the run's bundles."""
+    _reserved: dict[Reservation, tuple[str, Collection[str]]] = field(default_factory=dict)
+    """The groups of the run's bundles → their placement strategy, and the nodes to exclude."""
 
     _kept: list[tuple[str, Reservation]] = field(default_factory=list)
     """Nodes and own groups of agents that were lost."""
@@ -96,37 +96,59 @@ class AgentBundles:
             if idle:
                 self._run.update(zip(bundles, idle, strict=True))
             else:
-                name = f"{self._name}-moved-{secrets.token_hex(4)}"
+                name = self._name_of_moved()
                 self._run.update(self._group_of(bundles, name, strategy, avoid))
             self._moved_from.update(before)
             self._left = [each for each in self._left if each not in idle] + [*before.values()]
 
     def move_back(self, bundles: Iterable[int]) -> frozenset[int]:
-        """Undo the move of those of these bundles whose new room Ray hasn't found; return them."""
+        """Undo the move of those of these bundles whose new room Ray hasn't found.
+
+        Returns:
+            these bundles, and the others of their group, for which less room has been requested:
+            request agents anew for all of them.
+        """
         table: dict[str, dict[str, Any]] = placement_group_table()
         with self._lock:
             back = {
                 bundle: self._moved_from.pop(bundle)
                 for bundle in bundles
-                if bundle in self._moved_from
-                and _group_in(table, self._run[bundle]).get("state") != "CREATED"
+                if bundle in self._moved_from and _node_in(table, self._run[bundle]) is None
             }
+            abandoned = [self._run[bundle] for bundle in back]
             self._run.update(back)
-            self._left = [each for each in self._left if each not in back.values()]
-        # The groups that were to be their new room have no other bundles.
+            self._left = [each for each in self._left if each not in back.values()] + abandoned
+            rest = self._request_less(
+                {each.reservation for each in abandoned if _is_pending(table, each)}
+            )
         self.free_unused()
-        return frozenset(back)
+        return frozenset(back) | rest
+
+    def _request_less(self, groups: Iterable[Reservation]) -> frozenset[int]:
+        """Replace groups that wait for room for more bundles than use them; return the bundles."""
+        replaced: set[int] = set()
+        for group in groups:
+            rest = [bundle for bundle, its in self._run.items() if its.reservation is group]
+            if rest:
+                strategy, avoid = self._reserved[group]
+                self._run.update(self._group_of(rest, self._name_of_moved(), strategy, avoid))
+                replaced.update(rest)
+        return frozenset(replaced)
+
+    def _name_of_moved(self) -> str:
+        return f"{self._name}-moved-{secrets.token_hex(4)}"
 
     def free_unused(self) -> None:
         """Free groups none of whose bundles the run uses."""
         with self._lock:
             used = {bundle.reservation for bundle in self._run.values()}
-            unused = self._reserved - used
+            unused = self._reserved.keys() - used
             self._left = [each for each in self._left if each.reservation in used]
             self._moved_from = {
                 n: each for n, each in self._moved_from.items() if each.reservation in used
             }
-            self._reserved &= used
+            for group in unused:
+                del self._reserved[group]
         for group in unused:
             group.free()
 
@@ -141,7 +163,7 @@ class AgentBundles:
             strategy,
             labels=[self._not_on(avoid, bundle) for bundle in bundles],
         )
-        self._reserved.add(group)
+        self._reserved[group] = strategy, avoid
         return {
             bundle: _Bundle(reservation=group, index=index) for index, bundle in enumerate(bundles)
         }
@@ -205,12 +227,6 @@ class AgentBundles:
         with self._lock:
             self._bundles[number] = found
 
-    @property
-    def silent(self) -> frozenset[str]:
-        """The nodes that don't answer, although Ray doesn't know yet that they are lost."""
-        with self._lock:
-            return frozenset(self._silent)
-
     def shun(self, node: str) -> None:
         """Place no more agents on a node, which doesn't answer."""
         with self._lock:
@@ -220,6 +236,12 @@ class AgentBundles:
         """Place agents on a node that answers again."""
         with self._lock:
             self._silent.discard(node)
+
+    def excluded(self, number: int) -> frozenset[str]:
+        """Return the nodes that an agent's request excludes because they are silent."""
+        with self._lock:
+            bundle = self._bundles.get(number)
+            return frozenset(self._silent) if bundle is None else bundle.silent
 
     def renew(self, numbers: Iterable[int]) -> None:
         """Request the groups anew that exclude a node which has been silent and answers again.
@@ -305,6 +327,11 @@ class AgentBundles:
 def _group_in(table: Mapping[str, dict[str, Any]], bundle: _Bundle) -> dict[str, Any]:
     """Return what Ray's table says of a bundle's group; empty if it is gone."""
     return table.get(bundle.reservation.group.id.hex(), {})
+
+
+def _is_pending(table: Mapping[str, dict[str, Any]], bundle: _Bundle) -> bool:
+    """Return whether a bundle's group has had no room yet."""
+    return _group_in(table, bundle).get("state") == "PENDING"
 
 
 def _node_in(table: Mapping[str, dict[str, Any]], bundle: _Bundle) -> str | None:

@@ -37,7 +37,13 @@ from polytrain.policy.autoscaling import Demand, Outlook, outlook
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.starting import Starting
-from polytrain.ray_api.state import death_of_node, is_reachable, node_addresses, raylet_addresses
+from polytrain.ray_api.state import (
+    death_of_node,
+    is_reachable,
+    is_refused,
+    node_addresses,
+    raylet_addresses,
+)
 from polytrain.workers.agents.agent_host import (
     AgentHandle,
     Delivery,
@@ -175,7 +181,7 @@ class RayAgentLauncher:
         self._bundles.move(bundles, strategy, avoid)
 
     def move_back(self, bundles: Collection[int]) -> frozenset[int]:
-        """Undo the move of those of these bundles that Ray hasn't placed; return them."""
+        """Undo the move of those of these bundles that Ray hasn't placed; see `AgentBundles`."""
         return self._bundles.move_back(bundles)
 
     def free_unused(self) -> None:
@@ -334,7 +340,8 @@ class RayAgentLauncher:
         Args:
             timeout_s: seconds to wait for Ray to confirm it.
         """
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         self._is_requested.set()
         deadline = time.monotonic() + timeout_s
         # Keep a reference: the placer may be ending by itself.
@@ -414,8 +421,7 @@ class RayAgentLauncher:
         self, number: int, agent_handle: AgentHandle, avoid: frozenset[str]
     ) -> None:
         """Start an actor that holds the resources of its only agent."""
-        in_bundle = self._bundles.strategy_of(number) is not None
-        silent = frozenset() if in_bundle else self._bundles.silent
+        silent = self._bundles.excluded(number)
         options = self._own_options(number, avoid | silent)
         self._start_host(options, {number: agent_handle}, avoid=avoid, silent=silent)
 
@@ -503,13 +509,17 @@ class RayAgentLauncher:
         listener.add_done_callback(self._listeners.discard)
 
     async def _listen(self, host: _Host) -> None:
-        """Pass on the mail of a host's agents until the host is gone."""
+        """Pass on the mail of a host's agents until the host is gone, and report their loss."""
+        error: RayError | None = None
+        silence = None
         try:
             host.place = await host.actor.place.remote()
             silence = await self._mail_until_silence(host, host.place)
-        except RayError as error:
-            if host.is_replaced:
-                return
+        except RayError as raised:
+            error = raised
+        if host.is_replaced:
+            return
+        if error is not None:
             kind, reason = await asyncio.to_thread(
                 why_gone, error, host.place, self.spec.runtime_env
             )
@@ -517,16 +527,21 @@ class RayAgentLauncher:
             if isinstance(error, ActorUnavailableError):
                 # Kill it in case it lives: nothing listens to it now.
                 ray.kill(host.actor)
+        elif silence is not None and host.place is not None:
+            kind = FailureKind.NODE_LOST
+            reason = f"its node {host.place.host} is silent: {silence}"
+            is_early = True
         else:
-            kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
-            is_early = silence is not None
-            if is_early:
-                kind = FailureKind.NODE_LOST
-                reason = f"its node {host.place.host} is silent: {silence}"
+            kind, reason, is_early = FailureKind.AGENT_LOST, "its agent has ended", False
+        may_return = False
         if is_early and host.place is not None:
-            self.shun(host.place.node_id)
-            self._loop.submit(self._await_return(host, host.place.node_id))
-        self._lose(host, kind, reason, node_may_return=is_early)
+            node = host.place.node_id
+            self.shun(node)
+            # A raylet that has ended doesn't return: its node only seems to live until Ray knows.
+            may_return = not await asyncio.to_thread(is_refused, node)
+            if may_return:
+                self._loop.submit(self._await_return(host, node))
+        self._lose(host, kind, reason, node_may_return=may_return)
 
     async def _is_known_dead(self, place: NodeAddress | None) -> bool:
         """Return whether Ray has noticed that a node is dead."""
@@ -562,7 +577,7 @@ class RayAgentLauncher:
         async for reference in host.actor.events.options(num_returns="streaming").remote():
             for number, mail in await reference:
                 agent_handle = host.agents.get(number)
-                if agent_handle is not None:
+                if agent_handle is not None and not host.is_replaced:
                     self.mailbox.put(delivery(agent_handle, mail))
 
     async def _await_return(self, host: _Host, node: str) -> None:
@@ -588,16 +603,22 @@ class RayAgentLauncher:
         self._is_requested.set()
         self.mailbox.put([NodeReturned(node_id=node)])
         with self._lock:
+            if self._is_closed:
+                return
             waiting = [
-                host
-                for host in {*self._hosts.values()}
+                (number, host)
+                for number, host in self._hosts.items()
                 if node in host.silent and host.place is None and not host.is_gone
             ]
-            for host in waiting:
+            # Those that have their room elsewhere are starting.
+            placed = self._bundles.placed([number for number, _ in waiting]) if waiting else {}
+            for number, host in waiting:
+                if number in placed:
+                    continue
                 host.is_replaced = True
                 ray.kill(host.actor)
-                [(number, agent_handle)] = host.agents.items()
-                self._start_own_host(number, agent_handle, host.avoid)
+                self._bundles.renew([number])
+                self._start_own_host(number, host.agents[number], host.avoid)
 
 
 def why_gone(
