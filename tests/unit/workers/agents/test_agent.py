@@ -10,13 +10,22 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 from tests.unit.workers.agents.agent_specs import agent_spec
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.events.attempt import Exited, Failed, Stacks, Started, Unkillable
+from polytrain.events.attempt import (
+    Exited,
+    Failed,
+    KeepsState,
+    Stacks,
+    Started,
+    StateUnwritten,
+    Unkillable,
+)
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
@@ -27,12 +36,15 @@ from polytrain.workers.agents.calls import (
     RankAssignment,
     ReadStacks,
     SendRoster,
+    WriteState,
 )
+from polytrain.workers.agents.kept_end import KeptEnd
 from polytrain.workers.agents.shard_cache import ShardCache
 from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.processes.zygote_client import Listener
 from polytrain.workers.session.job import JobMemory, LaunchOrder
+from polytrain.workers.session.messages import keeps_message, unwritten_message
 from polytrain_plugins import Offer
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
@@ -216,5 +228,39 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
             await agent.carry_out(launch_call(attempt))
             await received(agent, Failed)
         assert os.listdir("/proc/self/fd") == before
+
+    with_agent(spec, test)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_state_that_is_not_written_is_reported_once(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """The process says why, and the time for its answer ends."""
+    monkeypatch.setattr(KeptEnd, "opened", Mock())
+    limit_s = 0.0 if is_late else 0.05
+
+    async def test(agent: Agent) -> None:
+        await agent.carry_out(launch_call())
+        process = SocketChannel(FakeZygoteClient.theirs)
+        process.send(keeps_message(0, 1, 0, 1))
+        await received(agent, KeepsState)
+        await agent.carry_out(
+            WriteState(attempt=0, checkpoint=7, point=1, kept={}, limit_s=limit_s)
+        )
+        over = asyncio.Event()
+        asyncio.get_running_loop().call_later(limit_s, over.set)
+        if is_late:
+            await over.wait()
+        process.send(unwritten_message(7, "it is between two steps"))
+        await received(agent, StateUnwritten)
+        await over.wait()
+        agent.process_ended(0, "exited with code 0", killed=False)
+        rest = []
+        async for batch in agent.events():
+            rest += batch
+            if any(isinstance(event, Exited) for event in rest):
+                break
+        assert [event for event in rest if isinstance(event, StateUnwritten)] == []
 
     with_agent(spec, test)

@@ -228,12 +228,12 @@ class Agent:
             self._asked = None
             self._unwritten(call.attempt, f"it took more than {call.limit_s:.1f} s")
 
-    def _not_written(self, attempt: int, checkpoint: int, why: str) -> None:
-        """Report that a survivor can't write its state, unless that was reported already."""
+    def _not_written(self, checkpoint: int, why: str) -> None:
+        """Report that a survivor can't write its state, unless it is reported to be late."""
         asked = self._asked
-        if asked is not None and (asked.attempt, asked.checkpoint) == (attempt, checkpoint):
+        if asked is not None and asked.checkpoint == checkpoint:
             self._asked = None
-            self._unwritten(attempt, why)
+            self._unwritten(asked.attempt, why)
 
     def _unwritten(self, attempt: int, why: str) -> None:
         unwritten = StateUnwritten(attempt=attempt, rank=self._rank, reason=why)

@@ -37,7 +37,7 @@ class WorkerConnection:
         on_part: Callable[[StagedPart], None],
         on_imports: Callable[[Message], None],
         on_written: Callable[[StagedPart, bool], None],
-        on_unwritten: Callable[[int, int, str], None],
+        on_unwritten: Callable[[int, str], None],
         hang_timeout_s: float | None,
         straggler_window_s: float | None,
         gpu_meter: GpuMeter,
@@ -53,8 +53,8 @@ class WorkerConnection:
             on_imports: called with the message of the modules that it has imported.
             on_written: called with the state that it has written as a survivor, and whether that is
                 the checkpoint of a report.
-            on_unwritten: called with the attempt and the number of a state that it can't write as a
-                survivor, and with the reason.
+            on_unwritten: called with the number of a checkpoint that it can't write as a survivor,
+                and with the reason.
             hang_timeout_s: seconds without progress after which an event is sent; None for never.
             straggler_window_s: seconds over which its load is measured; None for never.
             gpu_meter: reads the use of its GPUs.
@@ -219,7 +219,7 @@ class WorkerConnection:
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
                 self._on_written(part, is_report)
             case ["unwritten", checkpoint, why]:
-                self._on_unwritten(self.attempt, checkpoint, why)
+                self._on_unwritten(checkpoint, why)
 
     def _emit_output(self, stream: str, text: str) -> None:
         self._on_event(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -231,16 +232,12 @@ class AgentGroup:
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._update_pool(handle):
             timeout = 0.0
-        try:
-            mail = self._mailbox.get(timeout=self._wait_limit(timeout))
-            while True:
-                for event in mail:
-                    self._take(event, handle)
-                    self._update_pool(handle)
-                mail = self._mailbox.get_nowait()
-        except queue.Empty:
-            self._pool.look_at_the_clock()
-            self._update_pool(handle)
+        for mail in arrived_mail(self._mailbox, self._wait_limit(timeout)):
+            for event in mail:
+                self._take(event, handle)
+                self._update_pool(handle)
+        self._pool.look_at_the_clock()
+        self._update_pool(handle)
 
     def wake(self) -> None:
         self._mailbox.put(())
@@ -373,6 +370,24 @@ class AgentGroup:
         limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)
         deadline = self._pool.deadline
         return limit_s if deadline is None else min(limit_s, max(0.0, deadline - time.monotonic()))
+
+
+def arrived_mail(mailbox: queue.SimpleQueue[Delivery], timeout_s: float) -> Iterator[Delivery]:
+    """Wait for mail, and yield all that has arrived by then.
+
+    What arrives while that is handled is left to the next call. Workers may report as fast as the
+    driver handles reports, and only between two calls it looks at commits, stops and deadlines.
+
+    Args:
+        mailbox: the mailbox, which only this thread reads.
+        timeout_s: maximum seconds to wait.
+    """
+    with contextlib.suppress(queue.Empty):
+        first = mailbox.get(timeout=timeout_s)
+        others = mailbox.qsize()
+        yield first
+        for _ in range(others):
+            yield mailbox.get_nowait()
 
 
 def zygote_for(
