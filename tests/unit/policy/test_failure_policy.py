@@ -171,6 +171,50 @@ def test_an_error_of_another_cause_is_retried(other: Failure) -> None:
     assert FailurePolicy(max_failures=2).decide([before, attempt_of(other)]).restart
 
 
+PASSING = {
+    "a service": "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='h', port={n})",
+    "a loader's process": "RuntimeError: DataLoader worker (pid(s) {n}) exited unexpectedly",
+    "a device": "torch.AcceleratorError: CUDA error: unspecified launch failure {n}",
+}
+
+
+@pytest.mark.parametrize("message", PASSING.values(), ids=PASSING)
+def test_an_exception_that_may_pass_has_to_come_three_times_or_at_the_same_step(
+    message: str,
+) -> None:
+    """On whichever rank, and at the same line; it got no further than one before."""
+
+    def at(rank: int, step: int, *, committed: int = 0) -> FailedAttempt:
+        error = in_function("fetch", line=7, step=step, message=message.format(n=rank))
+        return attempt_of(dataclasses.replace(error, rank=rank), committed=committed)
+
+    policy = FailurePolicy(max_failures=-1)
+    first, second, third = at(3, 700), at(1, 400), at(2, 500)
+    assert policy.decide([first, second]).restart
+    decision = policy.decide([first, second, third])
+    assert not decision.restart
+    assert "the same error at steps 700 and 400, and this one came only to step 500" in (
+        decision.reason
+    )
+    assert not policy.decide([first, at(1, 700)]).restart
+    # With progress, or another failure in between.
+    assert policy.decide([first, second, at(2, 701)]).restart
+    assert policy.decide([first, second, at(2, 500, committed=450)]).restart
+    assert policy.decide([first, at(1, 400, committed=300), at(2, 350, committed=300)]).restart
+    assert policy.decide([first, second, LOST, third]).restart
+    assert FailurePolicy(max_failures=-1, retry_user_errors=True).decide([first] * 9).restart
+
+
+def test_memory_that_runs_out_again_has_to_do_so_at_the_same_step() -> None:
+    def at(step: int, left: int) -> FailedAttempt:
+        error = in_function("train", line=7, step=step, message=f"OutOfMemoryError: {left} MiB")
+        return attempt_of(dataclasses.replace(error, kind=FailureKind.OUT_OF_MEMORY))
+
+    policy = FailurePolicy(max_failures=-1)
+    assert policy.decide([at(5, 20), at(3, 22), at(2, 12)]).restart
+    assert not policy.decide([at(5, 20), at(5, 22)]).restart
+
+
 def test_a_hang_of_the_same_rank_at_the_same_step_ends_the_run() -> None:
     hangs = [failure(FailureKind.HANG, message=f"no progress for {s} s", step=4) for s in (300, 12)]
     policy = FailurePolicy(max_failures=-1)
@@ -179,8 +223,18 @@ def test_a_hang_of_the_same_rank_at_the_same_step_ends_the_run() -> None:
     assert all(policy.decide([*map(attempt_of, [hangs[0], each])]).restart for each in elsewhere)
 
 
-def test_code_that_always_fails_at_the_start_takes_two_attempts() -> None:
-    message = "before it had joined the others: RuntimeError: no way from rank {}"
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        ("ModuleNotFoundError: No module named 'x'", 2),
+        ("AttributeError: rank {} has no such thing", 2),
+        ("torch.distributed.DistStoreError: timed out after 300s", 3),
+        ("RuntimeError: no way from rank {}", 3),
+    ],
+)
+def test_code_that_always_fails_at_the_start_takes_few_attempts(error: str, attempts: int) -> None:
+    """A join that takes too long may pass: the step, which is the same, says nothing."""
+    message = f"before it had joined the others: {error}"
     traceback = 'Traceback\n  File "/home/me/backend.py", line 3, in joined'
     starts = [
         attempt_of(
@@ -193,10 +247,10 @@ def test_code_that_always_fails_at_the_start_takes_two_attempts() -> None:
             has_reported=False,
             lasted_s=1.0,
         )
-        for rank in (0, 1)
+        for rank in range(attempts)
     ]
     policy = FailurePolicy(max_failures=-1)
-    assert policy.decide(starts[:1]).restart
+    assert policy.decide(starts[:-1]).restart
     assert not policy.decide(starts).restart
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
-from typing import Literal
+from typing import Any, Literal
 
 from polytrain.errors import Failure, FailureKind
 
@@ -41,7 +41,10 @@ _BUGS = frozenset(
     }
 )
 """Exceptions that recur in the next attempt. A broken collective raises other exceptions, also on
-every rank."""
+every rank, and so does what passes: a service that doesn't answer, or a process that is gone."""
+
+_TIMES = 3
+"""Consecutive attempts that may end by the same exception of another type, wherever it comes."""
 
 _BAD_DATA = frozenset({"BadDataError"})
 """Exceptions that reject the data, which the next attempt reads again."""
@@ -72,22 +75,24 @@ class RankError:
     """File and line of each call that led to it; empty if it isn't an exception."""
 
     def comes_again_in(self, later: RankError) -> bool:
-        """Whether a later error has the same cause, and its rank got no further.
+        """Whether a later error has the same cause, and is known to come each time.
 
-        An exception of the code comes again if its type and the calls that led to it are the same,
-        whatever its message says and wherever it came earlier. What may come from outside, such as
-        a broken connection, has to come at the same step.
+        A bug comes again if its rank gets no further, wherever it came earlier. What may come from
+        outside, such as a broken connection, has to come at the same step. Before the first step
+        that says nothing.
         """
-        if self.kind is not later.kind:
-            return False
-        if self.message == later.message and self.step == later.step:
-            return True
-        is_same = bool(self.place) and (_type_of(self.message), self.place) == (
-            _type_of(later.message),
-            later.place,
-        )
-        is_of_the_code = self.kind in _RAISED or self.kind is FailureKind.STARTUP
-        return is_of_the_code and is_same and later.step <= self.step
+        is_bug = self.kind in _OF_THE_CODE and _type_of(self.message) in _BUGS
+        if later.step == self.step and (is_bug or self.kind is not FailureKind.STARTUP):
+            is_equal = (self.kind, self.message) == (later.kind, later.message)
+            return is_equal or self.cause == later.cause
+        return is_bug and later.step < self.step and self.cause == later.cause
+
+    @property
+    def cause(self) -> tuple[Any, ...]:
+        """What errors of the same cause have in common: of an exception the type and the calls."""
+        if self.place and (self.kind in _RAISED or self.kind in _OF_THE_CODE):
+            return self.kind, _type_of(self.message), self.place
+        return self.kind, self.message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,28 +262,57 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
 def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
     """Return the rule that ends the run if an error recurs without progress: a bug.
 
-    It may occur on any rank, and needn't be the root cause of both attempts. If a checkpoint was
+    It may occur on any rank, and needn't be the root cause of all attempts. If a checkpoint was
     committed in between, or the rank got further, the run has made progress, and the rule doesn't
-    apply.
+    apply. An exception that may pass ends the run only if it comes several times in a row.
     """
 
     def rule(attempts: Attempts) -> Decision | None:
         if how is True or len(attempts) < 2:
             return None
         before, latest = attempts[-2:]
+        if latest.committed > before.committed:
+            return None
         pairs = product(before.errors, latest.errors)
         repeated = next((pair for pair in pairs if pair[0].comes_again_in(pair[1])), None)
-        if repeated is None or latest.committed > before.committed:
-            return None
-        then, now = (error.step for error in repeated)
-        further = "" if now == then else f", and this one came only to step {now}"
+        which = "the attempt before had the same error at step"
+        if repeated is not None:
+            then, now = (f"{error.step}" for error in repeated)
+        else:
+            steps = _steps_of_one_cause(attempts[-_TIMES:])
+            if steps is None:
+                return None
+            which = f"the {_TIMES - 1} attempts before had the same error at steps"
+            then, now = " and ".join(map(str, steps[:-1])), f"{steps[-1]}"
+        further = "" if now in then.split() else f", and this one came only to step {now}"
         return Decision(
             restart=False,
-            reason=f"not retried, because the attempt before had the same error at step {then}"
-            f"{further}: it would come again",
+            reason=f"not retried, because {which} {then}{further}: it would come again",
         )
 
     return rule
+
+
+def _steps_of_one_cause(attempts: Attempts) -> tuple[int, ...] | None:
+    """Return the steps at which an exception has ended so many attempts without progress.
+
+    None if there is none.
+    """
+    if len(attempts) < _TIMES or attempts[-1].committed > attempts[0].committed:
+        return None
+    furthest: list[dict[tuple[Any, ...], int]] = []
+    for attempt in attempts:
+        steps: dict[tuple[Any, ...], int] = {}
+        for error in attempt.errors:
+            if error.kind in _OF_THE_CODE:
+                steps[error.cause] = max(error.step, steps.get(error.cause, 0))
+        furthest.append(steps)
+    for cause in furthest[-1]:
+        if all(cause in steps for steps in furthest):
+            *before, latest = (steps[cause] for steps in furthest)
+            if latest <= max(before):
+                return (*before, latest)
+    return None
 
 
 def failed_starts_are_limited(limit: int) -> Rule:
@@ -344,6 +378,13 @@ _RAISED = (
     FailureKind.OUT_OF_MEMORY,
 )
 """Failures that the user's own code raises."""
+
+_OF_THE_CODE = (
+    FailureKind.USER_ERROR,
+    FailureKind.CHECKPOINT_MISMATCH,
+    FailureKind.STARTUP,
+)
+"""Failures that may come of the code alone, without a step that they depend on."""
 
 
 def failed_attempt(
