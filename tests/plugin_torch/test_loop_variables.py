@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
 
@@ -41,7 +44,7 @@ class Training:
     def steps(self) -> None:
         """Take an optimizer's step."""
         if self.loop is None:
-            self.loop = Loop(self.frames, {id(self)})
+            self.loop = Loop(self.frames, [self])
         self.step += 1
         if self.step == STEPS:
             self.look(has_batch=True)
@@ -170,3 +173,189 @@ def test_what_a_loop_carries_is_named(loop: Callable[[Training], None], name: st
 def test_a_number_that_is_in_the_progress_comes_back() -> None:
     assert found_by(counter, count=STEPS) is None
     assert found_by(counter, other=STEPS) is not None
+
+
+class Holder:
+    """What training functions have beside numbers: something with attributes."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+
+def added_up(begin: Any, add: Callable[[Any, int], None]) -> Callable[[Training], None]:
+    """Return a loop that carries a value, which each step adds to."""
+
+    def loop(training: Training) -> None:
+        total = begin()
+        for _ in training.batches():
+            add(total, training.step)
+            training.steps()
+            if training.step == STEPS:
+                break
+
+    return loop
+
+
+def rebind_average(shadow: dict[str, torch.Tensor], _: int) -> None:
+    shadow["w"] = 0.9 * shadow["w"] + 0.1 * torch.ones(3)
+
+
+def rebind_meter(meter: Holder, _: int) -> None:
+    meter.value = meter.value + torch.tensor(1.0)
+
+
+def count_one(counts: Any, step: int) -> None:
+    counts[step] += 1
+
+
+def count_last(counts: Any, step: int) -> None:
+    counts[-1 - step] += 1
+
+
+def count_inside(counts: Any, step: int) -> None:
+    counts[step][0] += 1
+
+
+def count_deep(holder: Holder, _: int) -> None:
+    while isinstance(holder.value, Holder):
+        holder = holder.value
+    holder.value += 1
+
+
+def nested(depth: int) -> Holder:
+    return Holder(nested(depth - 1) if depth else 0)
+
+
+def many_holders() -> list[Holder]:
+    return [Holder(0) for _ in range(2000)]
+
+
+def count_in_holder(holders: list[Holder], step: int) -> None:
+    holders[step].value += 1
+
+
+def append(values: Any, step: int) -> None:
+    values.append(step)
+
+
+def append_batch(values: list[Any], step: int) -> None:
+    values.pop(0)
+    values.append(torch.ones(2) * step)
+
+
+def counting(_: None, step: int = 0, seen: list[int] = []) -> None:  # noqa: B006  # it is the case
+    seen.append(step)
+
+
+def drawn() -> Iterator[int]:
+    yield from range(100)
+
+
+@pytest.mark.parametrize(
+    ("begin", "add"),
+    [
+        (lambda: {"w": torch.zeros(3)}, rebind_average),
+        (lambda: Holder(torch.zeros(1)), rebind_meter),
+        (lambda: [0.0] * 1000, count_one),
+        (lambda: dict.fromkeys(range(1000), 0), count_one),
+        (lambda: [[0, 1] for _ in range(50_000)], count_inside),
+        (lambda: np.zeros(100_000), count_one),
+        (lambda: torch.zeros(100_000), count_last),
+        (lambda: torch.zeros(100_000).numpy(), count_last),
+        (lambda: bytearray(1000), count_one),
+        (lambda: nested(8), count_deep),
+        (many_holders, count_in_holder),
+        (lambda: deque([1], maxlen=3), append),
+        (lambda: [torch.zeros(2) for _ in range(20_000)], append_batch),
+        (drawn, lambda values, _: next(values)),
+    ],
+)
+def test_nothing_is_too_large_or_too_deep_to_be_compared(
+    begin: Callable[[], Any], add: Callable[[Any, int], None]
+) -> None:
+    # An object that was let go may have lain where another one lies now: so not only once.
+    for _ in range(4):
+        found = found_by(added_up(begin, add))
+        assert found is not None
+        assert "'total'" in found or "'begin'" in found
+
+
+def test_a_function_that_collects_in_its_default_argument_is_named() -> None:
+    def loop(training: Training) -> None:
+        for _ in training.batches():
+            counting(None, training.step)
+            training.steps()
+            if training.step == STEPS:
+                break
+
+    assert "'counting'" in str(found_by(loop))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda: np.zeros((100, 1 << 17)),  # 100 MB
+        lambda: torch.zeros(100, 1 << 17),
+        lambda: [torch.ones(2) for _ in range(20_000)],
+        lambda: [[1, 2, 3] for _ in range(20_000)],
+        lambda: {f"word {number}": number for number in range(50_000)},
+        lambda: [(torch.ones(2), number) for number in range(10_000)],
+        lambda: torch.utils.data.TensorDataset(torch.ones(1000, 3), torch.ones(1000)),
+        lambda: Holder(Holder(torch.nn.Linear(3, 3))),
+    ],
+)
+def test_data_that_a_loop_reads_are_no_hindrance(data: Callable[[], Any]) -> None:
+    assert found_by(added_up(data, lambda values, _: print(type(values)))) is None
+
+
+def test_an_equal_value_that_is_made_anew_is_no_change() -> None:
+    def remake(holder: Holder, _: int) -> None:
+        holder.value = [torch.ones(3), np.ones(3), {"a": (1, 2)}]
+
+    holder = Holder()
+    remake(holder, 0)
+    assert found_by(added_up(lambda: holder, remake)) is None
+
+
+def numbered_within(training: Training) -> None:
+    for _ in range(1):
+        for number, _ in enumerate(training.batches()):
+            training.steps()
+            print(number)
+            if training.step == STEPS:
+                return
+
+
+def numbered_by_generator(training: Training) -> None:
+    def handed_on() -> Iterator[int]:
+        for batch in training.batches():
+            assert batch
+            yield batch
+
+    for number, _ in enumerate(handed_on()):
+        training.steps()
+        print(number)
+        if training.step == STEPS:
+            return
+
+
+def from_iterator(training: Training) -> None:
+    def handed_on() -> Iterator[int]:
+        for batch in training.batches():
+            assert batch
+            yield batch
+
+    batches = handed_on()
+    while training.step < STEPS:
+        next(batches)
+        training.steps()
+
+
+def test_a_generator_that_hands_batches_on_is_where_they_are() -> None:
+    assert found_by(from_iterator) is None
+
+
+@pytest.mark.parametrize("loop", [numbered, numbered_within, numbered_by_generator])
+def test_a_number_of_a_batch_comes_back_by_its_own_name(loop: Callable[[Training], None]) -> None:
+    assert found_by(loop, epoch=STEPS - 1) is not None
+    assert found_by(loop, number=STEPS - 1) is None

@@ -312,13 +312,12 @@ class Keeper:
                 yield from (each for each in state.values() if isinstance(each, torch.Tensor))
 
     def _see_loop(self) -> None:
-        known = {id(self)}
+        known: list[Any] = [self]
         for part in self._parts.values():
-            known |= {id(part), id(unwrapped(part))}
+            known += [part, unwrapped(part)]
             if isinstance(part, torch.nn.Module):
-                known |= {id(each) for each in part.modules()}
-        tensors = [*self._all_large(), *self._buffers]
-        known |= {id(each) for each in tensors}
+                known += part.modules()
+        known += [*self._all_large(), *self._buffers]
         self._loop = Loop(self._frames, known)
 
     # Called by the survivor's thread

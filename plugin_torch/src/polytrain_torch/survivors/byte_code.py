@@ -1,0 +1,96 @@
+"""Which variables a function's code reads, and where it is when it does."""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections.abc import Iterator, Mapping
+from types import CodeType
+
+
+@functools.cache
+def read_after(code: CodeType, at: int, *, is_over: bool = False) -> frozenset[str]:
+    """Return the local variables that code reads after an instruction, before it sets them.
+
+    Args:
+        code: a function's code.
+        at: the instruction's offset: a call, or a `for` that gets its next item.
+        is_over: whether the `for` gets none.
+    """
+    instructions = list(dis.get_instructions(code))
+    number_of = {each.offset: number for number, each in enumerate(instructions)}
+    following = [_following(each, number, number_of) for number, each in enumerate(instructions)]
+    for begin, end, handler, *_ in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]  # only newer stubs have it
+        for offset in range(begin, end, 2):
+            if offset in number_of:
+                following[number_of[offset]].add(number_of[handler])
+    live: list[frozenset[str]] = [frozenset()] * len(instructions)
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for number in reversed(range(len(instructions))):
+            after = frozenset[str]().union(*(live[each] for each in following[number]))
+            reads, writes = _uses(instructions[number])
+            now = reads | (after - writes)
+            if now != live[number]:
+                live[number], has_changed = now, True
+    number = max(number for offset, number in number_of.items() if offset <= at)
+    nexts = following[number]
+    if instructions[number].opname == "FOR_ITER":
+        exit_ = number_of[instructions[number].argval]
+        nexts = {exit_} if is_over else nexts - {exit_}
+    # Closures may read theirs at any time.
+    return frozenset[str]().union(code.co_cellvars, code.co_freevars, *(live[n] for n in nexts))
+
+
+@functools.cache
+def targets_around(code: CodeType, at: int) -> tuple[frozenset[str], ...]:
+    """Return the variables that the code reads of each `for` loop around an instruction.
+
+    The innermost loop is the first.
+    """
+    instructions = list(dis.get_instructions(code))
+    read = frozenset[str]().union(*(_uses(each)[0] for each in instructions))
+    loops: list[frozenset[str]] = []
+    for number, each in enumerate(instructions):
+        if each.opname != "FOR_ITER" or not each.offset <= at < each.argval:
+            continue
+        found: set[str] = set()
+        for other in instructions[number + 1 :]:
+            if not other.opname.startswith(("STORE_FAST", "UNPACK", "STORE_DEREF", "CACHE")):
+                break
+            found |= _uses(other)[1]
+        loops.insert(0, read.intersection(found))
+    return tuple(loops)
+
+
+def _following(each: dis.Instruction, number: int, number_of: Mapping[int, int]) -> set[int]:
+    name = each.opname
+    found: set[int] = set()
+    if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+        found.add(number_of[each.argval])
+    if name == "RETURN_GENERATOR" or not name.startswith(
+        ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
+    ):
+        found.add(number + 1)
+    return {one for one in found if one < len(number_of)}
+
+
+def _uses(each: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the local variables that an instruction reads, and those that it sets."""
+    name = each.opname
+    if "FAST" not in name and "DEREF" not in name:
+        return frozenset(), frozenset()
+    names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+    if name == "STORE_FAST_LOAD_FAST":
+        return frozenset(names[1:]) - {names[0]}, frozenset(names[:1])
+    if name.startswith(("STORE", "DELETE")):
+        return frozenset(), frozenset(names)
+    return frozenset(names), frozenset()
+
+
+def globals_of(code: CodeType) -> Iterator[str]:
+    """Return the global variables that code reads or sets."""
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"):
+            yield each.argval
