@@ -738,3 +738,10 @@ def test_memory_stays_at_a_few_row_groups(tmp_path: Path) -> None:
     for _ in one.iter_batches(batch_size=100, batch_format="arrow"):
         most = max(most, pa.total_allocated_bytes())
     assert most - before < 6 * row_group
+
+
+def test_virtual_workers_dont_divide_a_shard_of_all_rows() -> None:
+    ids = np.arange(6)
+    shard = shard_of({"id": ids}, world_size=2, rank=1, virtual_workers=4, whole=True)
+    batches = [batch["id"].tolist() for batch in shard.iter_batches(batch_size=4)]
+    assert batches == [[0, 1, 2, 3], [4, 5]]

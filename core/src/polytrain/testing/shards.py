@@ -22,6 +22,7 @@ def shard_of(
     shards: int | None = None,
     as_tables: bool = False,
     virtual_workers: int | None = None,
+    whole: bool = False,
     position: Mapping[str, Any] | None = None,
     skipped: Sequence[tuple[int, int, int]] = (),
     **config: Any,
@@ -35,6 +36,7 @@ def shard_of(
         shards: number of canonical shards, if the run has them already, or by the user's choice.
         as_tables: as for a backend whose demand is `reads_tables`.
         virtual_workers: number of virtual workers that the ranks stand for, if there are any.
+        whole: whether every rank gets all rows.
         position: where to resume, as in a manifest; by default at the start.
         skipped: what the run leaves out; see `Rollback.skipped`.
         config: fields of `DataConfig`, except `group`.
@@ -45,7 +47,7 @@ def shard_of(
     spec = dataset.spec(
         world_size=world_size,
         shards=shards,
-        whole=False,
+        whole=whole,
         as_tables=as_tables,
         only_tables=False,
         virtual_workers=virtual_workers,

@@ -40,7 +40,7 @@ class RowsShard(BatchedShard):
             cursor=cursor,
             remainder=spec.remainder,
             world_size=count,
-            virtual_workers=None if spec.virtual_workers is None else parts,
+            virtual_workers=None if spec.virtual_workers is None or spec.whole else parts,
         )
         self.total_rows = spec.num_rows
         self._spec = spec
