@@ -220,6 +220,76 @@ def test_any_number_of_workers_has_the_same_bits(
     assert all(each == reports[1] for each in reports.values())
 
 
+def trains(model: torch.nn.Module, batches: Any, *, is_eval: bool = False) -> None:
+    """Two steps with clipping; reports the norm and the state."""
+    model = prepare_model(model).train(not is_eval)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    norm = torch.zeros(())
+    for batch in islice(batches, 2):
+        optimizer.zero_grad()
+        for part in micro_batches(batch):
+            model(part["x"]).square().mean().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        optimizer.step()
+    TrainingState(model=model).report({"norm": norm.item(), "hash": digest(model.state_dict())})
+
+
+class Assigning(torch.nn.Module):
+    """Assigns its buffers, and makes one of them in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = torch.nn.Linear(64, 64)
+        self.register_buffer("mean", torch.zeros(64))
+        self.register_buffer("first", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        if self.first is None:
+            self.first = x.mean(0)
+        return self.inside(x - self.mean) + self.first
+
+
+def assigns_buffers() -> None:
+    torch.manual_seed(4)
+    trains(Assigning(), polytrain.get_dataset_shard().iter_torch_batches(batch_size=8))
+
+
+def seeds_by_rank() -> None:
+    torch.manual_seed(4 + torch.distributed.get_rank())
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5))
+    trains(network, polytrain.get_dataset_shard().iter_torch_batches(batch_size=8))
+
+
+def augmented(batch: Any) -> Any:
+    x = np.stack([*batch["x"]])
+    return {"x": torch.as_tensor(x) + torch.rand(x.shape)}
+
+
+def augments_in_collate_fn() -> None:
+    torch.manual_seed(4)
+    shard = polytrain.get_dataset_shard()
+    trains(torch.nn.Linear(64, 1), shard.iter_torch_batches(batch_size=8, collate_fn=augmented))
+
+
+def clips_in_another_memory_format() -> None:
+    torch.manual_seed(4)
+    network = torch.nn.Sequential(
+        torch.nn.Unflatten(1, (16, 2, 2)), torch.nn.Conv2d(16, 64, 2), torch.nn.Flatten()
+    ).to(memory_format=torch.channels_last)
+    trains(network, polytrain.get_dataset_shard().iter_torch_batches(batch_size=8))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [assigns_buffers, seeds_by_rank, augments_in_collate_fn, clips_in_another_memory_format],
+)
+def test_what_a_function_does_in_its_own_way_has_the_same_bits(
+    function: Callable[[], None], tmp_path: Path
+) -> None:
+    assert in_world(function, 2, tmp_path) == in_world(function, 1, tmp_path)
+
+
 def adds_over_sockets() -> None:
     # As on two nodes: no memory is shared.
     os.environ["LOCAL_WORLD_SIZE"] = "1"

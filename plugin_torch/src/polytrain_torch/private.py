@@ -34,6 +34,7 @@ __all__ = [
     "fsdp_state",
     "operations_launched",
     "original_module",
+    "own_buffers",
     "process_groups",
     "replace_backward_engine",
     "replace_end_of_step",
@@ -55,6 +56,10 @@ ANY_BATCH_NORM: Any = _BatchNorm
 
 FORWARDED_OPERATIONS = ("_allgather_base", "_get_backend", "_reduce_scatter_base")
 """Operations of a process group that torch calls only by these private names."""
+
+own_buffers: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_buffers")
+"""A module's own buffers by name, None included: `named_buffers` leaves out those that `forward`
+has yet to make."""
 
 PARAMETER_CLONE: Any = torch._C.TensorBase.clone
 """The function that a `TorchFunctionMode` sees when `copy.deepcopy` copies a parameter."""

@@ -34,6 +34,17 @@ def share_seed(store: dist.Store) -> None:
     _stand_for(int(store.get("seed")))
 
 
+def share_function_seed() -> None:
+    """Have `function_seed` return rank 0's on all ranks, until torch is seeded again.
+
+    All ranks call this.
+    """
+    sent = [function_seed()]
+    if dist.get_world_size() > 1:
+        dist.broadcast_object_list(sent, src=0)
+    _stand_for(sent[0])
+
+
 def function_seed() -> int:
     """Return a seed: the same on all ranks, unless the training function seeds them differently.
 

@@ -55,7 +55,15 @@ class TorchShard(ShardView):
         return self._shard.gradient_weight
 
     def iter_batches(self, **arguments: Any) -> Batches:
-        batches = self._shard.iter_batches(**arguments)
+        return self._weighted(self._shard.iter_batches(**arguments))
+
+    def _weighted(self, batches: Batches, collate: Callable[[Any], Any] | None = None) -> Batches:
+        """Return batches that set the weights of gradients.
+
+        Args:
+            batches: the batches.
+            collate: makes a batch of each one, on the thread of the loop.
+        """
 
         def weighted() -> Iterator[Any]:
             with weighted_loop() as loop:
@@ -66,8 +74,9 @@ class TorchShard(ShardView):
                     if isinstance(batch, VirtualBatch):
                         # Its micro-batches are weighted in the loop over them.
                         virtual = current()
-                        yield batch if virtual is None else virtual.fetched(batch)
+                        yield batch if virtual is None else virtual.fetched(batch, collate)
                         continue
+                    batch = batch if collate is None else collate(batch)
                     loop.given(1 if is_weighted else self._shard.gradient_weight, batch)
                     yield batch
                     next_batch()
@@ -107,8 +116,9 @@ class TorchShard(ShardView):
             device: device of the tensors; this worker's own device by default, as with "auto".
             collate_fn: makes a batch from a dict of column name to NumPy array, for example padded
                 tensors from lists of different lengths (an array of arrays). It runs on the thread
-                that prepares batches. Tensors in the dicts, lists and tuples that it returns are
-                moved to the device. A collate class of Ray Data gets its own input format.
+                that prepares batches; with virtual workers, on the loop's. Tensors in the dicts,
+                lists and tuples that it returns are moved to the device. A collate class of Ray
+                Data gets its own input format.
             local_shuffle_buffer_size: refused; the data set's `DataConfig` sets its order.
             local_shuffle_seed: refused too.
             pin_memory: no effect; columns are always copied to a GPU from pinned memory.
@@ -132,10 +142,17 @@ class TorchShard(ShardView):
         batch_format = format_for(collate_fn)
         padding = PaddingRow(self._shard, batch_format)
 
+        def collated(batch: Any) -> Any:
+            assert collate_fn is not None
+            return moved(collate_fn(batch), target)
+
+        # With virtual workers, what collate_fn draws depends on the batch, and not on its thread.
+        in_loop = collate_fn is not None and current() is not None
+
         def tensors(batch: Any) -> Any:
             batch = padding.of(batch)
             if collate_fn is not None:
-                return moved(collate_fn(batch), target)
+                return batch if in_loop else collated(batch)
             for name, array in batch.items():
                 shapes.check(name, array)
             return {
@@ -143,7 +160,7 @@ class TorchShard(ShardView):
                 for name, array in batch.items()
             }
 
-        return self.iter_batches(
+        batches = self._shard.iter_batches(
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             drop_last=drop_last,
@@ -155,6 +172,7 @@ class TorchShard(ShardView):
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )
+        return self._weighted(batches, collated if in_loop else None)
 
 
 def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -26,13 +26,16 @@ from polytrain_plugins import VirtualBatch, World, virtual_workers_of
 from polytrain_torch.checkpoints.arithmetic import arithmetic, compare_ranks
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.tree_sums import Node, Tree, summed
-from polytrain_torch.models.proof import FirstCall, prove
-from polytrain_torch.randomness import function_seed, seed_place
+from polytrain_torch.models.buffers import Buffers
+from polytrain_torch.models.proof import Proofs
+from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
 from polytrain_torch.row_weights import weighted_loop
 
 _AddUp = Callable[[list[torch.Tensor]], torch.Tensor]
 _Each = Sequence[torch.Tensor | None]
 """A gradient for each parameter; None if it has none."""
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 _current: VirtualWorkers | None = None
 
@@ -112,10 +115,27 @@ def virtual_workers(world: World) -> Iterator[None]:
         register_optimizer_step_pre_hook(virtual.check_step),
         register_module_module_registration_hook(_refuse_other_ddp),
     )
-    was_deterministic = torch.are_deterministic_algorithms_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        with _deterministic():
+            yield
+        virtual.end()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _current = None
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Use deterministic algorithms in a block of code, and torch's settings as before after it."""
+    # An inline run is in the user's process.
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    tried = torch.backends.cudnn.benchmark
+    workspace = os.environ.get(_WORKSPACE)
     # cuBLAS is deterministic only with a workspace of fixed size.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault(_WORKSPACE, ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True)
     # It takes time, and changes only what reads memory that nobody has written.
@@ -123,11 +143,11 @@ def virtual_workers(world: World) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was_deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
-        for hook in hooks:
-            hook.remove()
-        _current = None
+        torch.use_deterministic_algorithms(was_on, warn_only=only_warned)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+        torch.backends.cudnn.benchmark = tried
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
 
 
 def _refuse_other_ddp(model: torch.nn.Module, _: str, __: Any) -> None:
@@ -154,8 +174,8 @@ class VirtualWorkers:
         self._gradients: dict[tuple[int, ...], list[_Gradients]] = {}
         self._loops: Counter[str] = Counter()
         self._was_left = False
-        self._is_proven = False
-        self._calls: dict[int, FirstCall] = {}
+        self._has_shared_seed = False
+        self._proofs = Proofs()
         self._on_node: SummingGroup | None = None
 
     def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
@@ -166,18 +186,31 @@ class VirtualWorkers:
             on_node: the group that adds tensors on the CPU, if all ranks can share memory.
         """
         self._models.append(model)
+        self._proofs.add(model)
         self._on_node = on_node or self._on_node
 
-    def fetched(self, batch: VirtualBatch) -> VirtualBatch:
-        """Seed what the training function draws before the loop over a batch, and return that."""
+    def fetched(
+        self, batch: VirtualBatch, collate: Callable[[Any], Any] | None = None
+    ) -> VirtualBatch:
+        """Seed what the training function draws before the loop over a batch, and return that.
+
+        Args:
+            batch: the batch.
+            collate: makes micro-batches of its contents, and may draw random numbers.
+        """
+        if collate is not None:
+            micro_batches = []
+            for micro in batch.micro_batches:
+                seed_place(f"{function_seed()} {batch.place} collated {micro.virtual_worker}")
+                micro_batches.append(replace(micro, content=collate(micro.content)))
+            batch = replace(batch, micro_batches=tuple(micro_batches))
         seed_place(f"{function_seed()} {batch.place} fetched")
         return batch
 
     def called(self, model: torch.nn.Module, inputs: Any, kwargs: Any) -> None:
-        """Keep the input of a model's first call until the ranks have been compared."""
-        if self._is_shared and not self._is_proven and 0 in self.own:
-            number = next(n for n, each in enumerate(self._models) if each is model)
-            self._calls.setdefault(number, FirstCall(model, inputs, kwargs))
+        """Tell of a model's call within the loop."""
+        if self._is_shared and 0 in self.own:
+            self._proofs.called(model, inputs, kwargs)
 
     def compare_ranks(self) -> None:
         """Compare what the ranks' results depend on. All ranks call this."""
@@ -201,8 +234,10 @@ class VirtualWorkers:
         self._check_over()
         trains = torch.is_grad_enabled()
         gradients = self._of_parameters() if trains else []
-        buffers = self._buffers() if trains else []
-        at_start = [buffer.clone() for buffer in buffers]
+        if trains and self._models and not self._has_shared_seed:
+            self._has_shared_seed = True
+            share_function_seed()
+        buffers = Buffers(self._models if trains else ())
         before = [each.taken() for each in gradients]
         # A step may have several loops over its batch, as for a generator and its critic.
         number = self._number_of(batch)
@@ -211,8 +246,7 @@ class VirtualWorkers:
         try:
             with weighted_loop() as weighted:
                 for micro in batch.micro_batches:
-                    for buffer, value in zip(buffers, at_start, strict=True):
-                        buffer.copy_(value)
+                    buffers.reset()
                     seed_place(f"{function_seed()} {batch.place} {number} {micro.virtual_worker}")
                     weighted.given(micro.weight, micro.content)
                     yield micro.content
@@ -224,13 +258,15 @@ class VirtualWorkers:
             self._was_left = trains and not is_over
         for each, earlier in zip(gradients, before, strict=True):
             each.average(earlier)
-        if self._is_shared and buffers:
-            _send(buffers)
-        if self._is_shared and trains and not self._is_proven:
-            self._is_proven = True
-            prove(self._models, self._calls)
-            self._calls.clear()
+        if self._is_shared and trains:
+            buffers.send()
+            self._proofs.end_loop()
         seed_place(f"{function_seed()} {batch.place} {number}")
+
+    def end(self) -> None:
+        """Tell what hasn't been proven, at the end of an attempt."""
+        if self._is_shared and 0 in self.own:
+            self._proofs.end_attempt()
 
     def check_step(self, *_: Any) -> None:
         """Refuse an optimizer's step on gradients that aren't those of the global batch.
@@ -284,10 +320,6 @@ class VirtualWorkers:
         if self._is_shared and self._on_node is not None and sums[0].device.type == "cpu":
             return self._on_node.summed(self.count, sums)
         return summed(self.count, sums)
-
-    def _buffers(self) -> list[torch.Tensor]:
-        of_models = chain.from_iterable(model.buffers() for model in self._models)
-        return [*{id(buffer): buffer for buffer in of_models}.values()]
 
 
 class _Gradients:
@@ -343,7 +375,8 @@ class _Gradients:
         sizes = [parameter.numel() for parameter in self._parameters]
         *values, used = total.split([*sizes, len(total) - sum(sizes)])
         return [
-            value.view(parameter.shape) if is_used else None
+            # As autograd makes it: with the parameter's strides, and aligned. Norms depend on both.
+            torch.empty_like(parameter).copy_(value.view(parameter.shape)) if is_used else None
             for parameter, value, is_used in zip(
                 self._parameters, values, used[: len(sizes)].tolist(), strict=True
             )
@@ -385,14 +418,3 @@ def _grouped(
         groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     for group in groups.values():
         yield _Gradients(group, count, add_up)
-
-
-def _send(buffers: Sequence[torch.Tensor]) -> None:
-    """Send rank 0's buffers to all ranks, as one message."""
-    flat = torch.cat([buffer.detach().reshape(-1).view(torch.uint8) for buffer in buffers])
-    dist.broadcast(flat, src=0)
-    if dist.get_rank() != 0:
-        parts = flat.split([buffer.nbytes for buffer in buffers])
-        for buffer, part in zip(buffers, parts, strict=True):
-            # A copy: a part may begin at an address that the type can't have.
-            buffer.copy_(part.clone().view(buffer.dtype).view(buffer.shape))

@@ -72,19 +72,25 @@ def _drifted(name: str, rank: int) -> RuntimeError:
     return RuntimeError(
         f"{name}: rank {rank} has another state than rank 0, which never happens with virtual "
         "workers. A parameter may be trained that no prepared model has, or by gradients that were "
-        "computed outside of the loop over micro_batches(…); or a rank computes wrongly."
+        "computed outside of the loop over micro_batches(…); or a buffer may have changed outside "
+        "of it; or a rank computes wrongly."
     )
 
 
 def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part's state without the buffers that DDP broadcasts from rank 0 in each step."""
+    """Return a part's state without the buffers that DDP broadcasts from rank 0 in each step.
+
+    With virtual workers it broadcasts none, and all ranks' buffers must be equal.
+    """
     if not isinstance(part, torch.nn.Module) or next(part.buffers(), None) is None:
         return state
     inside = set(part.modules())
     senders = {each for each in inside if each in models_in_ddp} or {
         each.module
         for each in ddp_models()
-        if each.broadcast_buffers and (each in inside or each.module in inside)
+        if each.broadcast_buffers
+        and not getattr(each, "is_virtual", False)
+        and (each in inside or each.module in inside)
     }
     sent = {id(buffer) for each in senders for buffer in each.buffers()}
     buffers = unwrapped(part).named_buffers(remove_duplicate=False)

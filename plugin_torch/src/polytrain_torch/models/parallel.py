@@ -32,11 +32,14 @@ class DataParallel(DistributedDataParallel):
     gradients in another method, would bypass it, and raises an error.
     """
 
+    is_virtual = False
+    """Whether virtual workers average its gradients and send its buffers, instead of DDP."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         weigh_model(self)
         prepared_models.add(self)
-        if self.broadcast_buffers:
+        if self.broadcast_buffers and not self.is_virtual:
             models_in_ddp.add(self.module)
         # Attributes set so far are DDP's own, even if the model has the same name, such as `dim`.
         self._is_wrapped = True

@@ -1,7 +1,8 @@
 """Proves at the start of an attempt that all ranks compute the same bits.
 
-At the end of the first loop over micro-batches all ranks run each model forward and backward, with
-the input and the random numbers of rank 0's first call, and compare digests of the gradients.
+At the end of a loop over micro-batches all ranks run each model that has been called forward and
+backward, with the input and the random numbers of rank 0's first call, and compare digests of the
+gradients.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from polytrain_torch.checkpoints.rank_parts import digest
 from polytrain_torch.collectives.gathering import gathered
+from polytrain_torch.models.buffers import Buffers
 from polytrain_torch.moving import moved
 from polytrain_torch.private import tree_leaves
 from polytrain_torch.randomness import seed_place
@@ -25,7 +27,106 @@ logger = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 
 
-class FirstCall:
+class Proofs:
+    """What has been proven of each model. All ranks add the same models, and end the same loops."""
+
+    def __init__(self) -> None:
+        self._models: list[torch.nn.Module] = []
+        self._settled: set[int] = set()
+        """Numbers of the models that have been compared, or that can't be."""
+
+        self._calls: dict[int, _FirstCall] = {}
+        self._loops = 0
+        """Number of loops since the last model was added."""
+
+    def add(self, model: torch.nn.Module) -> None:
+        """Prove this model too."""
+        self._models.append(model)
+        self._loops = 0
+
+    def called(self, model: torch.nn.Module, inputs: Any, kwargs: Any) -> None:
+        """Keep the input of a model's first call until the ranks have been compared."""
+        if len(self._settled) < len(self._models):
+            number = next(n for n, each in enumerate(self._models) if each is model)
+            if number not in self._settled and number not in self._calls:
+                self._calls[number] = _FirstCall(model, inputs, kwargs)
+
+    def end_loop(self) -> None:
+        """Compare the gradients of models that have been called since the last comparison.
+
+        All ranks call this, and seed their generators after it.
+
+        Raises:
+            RuntimeError: a rank has others than rank 0.
+        """
+        self._loops += 1
+        # Only rank 0 knows what it has called. A model that isn't trained mustn't cost a message
+        # in each step, so it is asked after loops 1, 2, 4, 8, …
+        if len(self._settled) == len(self._models) or self._loops & (self._loops - 1):
+            return
+        is_first = dist.get_rank() == 0
+        sent: list[Any] = [self._sendable() if is_first else None]
+        dist.broadcast_object_list(sent, src=0)
+        self._calls.clear()
+        self._settled.update(sent[0])
+        calls = {n: call for n, call in sent[0].items() if call is not None}
+        if not calls:
+            return
+        found = {n: _gradients(self._models[n], *call) for n, call in calls.items()}
+        by_rank = gathered(found)
+        others = [rank for rank, theirs in enumerate(by_rank) if theirs != by_rank[0]]
+        if others:
+            raise RuntimeError(
+                f"Rank {others[0]} computes other gradients than rank 0 from the same "
+                "micro-batch, weights and random numbers, so the run can't be the same at any "
+                "number of workers. Give all workers the same type of CPU or GPU and the same "
+                "versions of libraries; a model must not draw random numbers from outside torch, "
+                "NumPy and Python, nor keep state from call to call that isn't a buffer."
+            )
+        for number, digest_of_all in found.items() if is_first else ():
+            if digest_of_all is None:
+                self._warn(
+                    number,
+                    "no tensor with a gradient was found in its output. Return "
+                    "tensors, or dicts, lists or tuples of them",
+                )
+            else:
+                logger.info(
+                    "Exact over world sizes: yes for %s; all ranks have computed the same "
+                    "gradients.",
+                    self._name(number),
+                )
+
+    def end_attempt(self) -> None:
+        """Warn of models that haven't been compared."""
+        if not self._loops:
+            return
+        for number, model in enumerate(self._models):
+            is_trained = any(each.grad is not None for each in model.parameters())
+            if number not in self._settled and (is_trained or number in self._calls):
+                self._warn(number, "it was trained only in the last loops over micro_batches(…)")
+
+    def _sendable(self) -> dict[int, Any]:
+        """Return the calls by model; None in place of one that can't be sent."""
+        return {number: self._sendable_call(number, call) for number, call in self._calls.items()}
+
+    def _sendable_call(self, number: int, call: _FirstCall) -> Any:
+        sent = moved(call.arguments, _CPU), call.precision
+        try:
+            pickle.dumps(sent)
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+            self._warn(number, f"its input can't be sent to other ranks: {error}")
+            return None
+        return sent
+
+    def _name(self, number: int) -> str:
+        return f"model {number + 1} ({type(self._models[number]).__qualname__})"
+
+    def _warn(self, number: int, why: str) -> None:
+        logger.warning("Exact over world sizes: not proven for %s, as %s.", self._name(number), why)
+
+
+class _FirstCall:
     """The input of a model's first call, and its precision."""
 
     def __init__(
@@ -40,57 +141,16 @@ class FirstCall:
         )
 
 
-def prove(models: Sequence[torch.nn.Module], calls: Mapping[int, FirstCall]) -> None:
-    """Compare gradients of all ranks. All ranks call this, and seed their generators after it.
-
-    Args:
-        models: the models, in the same order on all ranks.
-        calls: rank 0's calls, by the model's number.
-
-    Raises:
-        RuntimeError: a rank has others than rank 0.
-    """
-    sent: list[Any] = [_sendable(calls) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(sent, src=0)
-    if sent[0] is None:
-        return
-    by_rank = gathered({n: _gradients(models[n], *call) for n, call in sent[0].items()})
-    others = [rank for rank, theirs in enumerate(by_rank) if theirs != by_rank[0]]
-    if others:
-        raise RuntimeError(
-            f"Rank {others[0]} computes other gradients than rank 0 from the same micro-batch, "
-            "weights and random numbers, so the run can't be the same at any number of workers. "
-            "Give all workers the same type of CPU or GPU and the same versions of libraries; a "
-            "model must not draw random numbers from outside torch, NumPy and Python, nor keep "
-            "state from call to call that isn't a buffer."
-        )
-    logger.info("Exact over world sizes: yes; all ranks have computed the same gradients.")
-
-
-def _sendable(calls: Mapping[int, FirstCall]) -> dict[int, Any] | None:
-    sent = {n: (moved(each.arguments, _CPU), each.precision) for n, each in calls.items()}
-    try:
-        pickle.dumps(sent)
-    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
-        logger.warning(
-            "Exact over world sizes: not proven, as the model's input can't be sent to other "
-            "ranks: %s",
-            error,
-        )
-        return None
-    return sent
-
-
 def _device_of(model: torch.nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def _gradients(model: torch.nn.Module, arguments: Any, precision: Any) -> bytes:
-    """Return a digest of the gradients, and leave the model as it was."""
+def _gradients(model: torch.nn.Module, arguments: Any, precision: Any) -> bytes | None:
+    """Return a digest of the gradients, and leave the model as it was; None without gradients."""
     kind, dtype, is_enabled = precision
     parameters = [each for each in model.parameters() if each.requires_grad]
     earlier = [each.grad for each in parameters]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = Buffers([model])
     for each in parameters:
         each.grad = None
     seed_place("proof")
@@ -100,9 +160,8 @@ def _gradients(model: torch.nn.Module, arguments: Any, precision: Any) -> bytes:
     trained = [each for each in outputs if isinstance(each, torch.Tensor) and each.requires_grad]
     if trained:
         torch.stack([each.abs().float().sum() for each in trained]).sum().backward()
-    found = digest([each.grad for each in parameters])
+    found = [each.grad for each in parameters]
     for each, gradient in zip(parameters, earlier, strict=True):
         each.grad = gradient
-    for buffer, value in buffers:
-        buffer.copy_(value)
-    return found
+    buffers.reset()
+    return digest(found) if any(each is not None for each in found) else None

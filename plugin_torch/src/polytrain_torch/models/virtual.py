@@ -9,7 +9,7 @@ import torch
 from torch.nn import SyncBatchNorm
 
 from polytrain_torch.collectives.node_group import NodeDataParallel, NodeGroup, gradient_group
-from polytrain_torch.randomness import generators_of
+from polytrain_torch.randomness import generators_of, share_function_seed
 from polytrain_torch.virtual_workers import VirtualWorkers
 
 _NOT_DDPS = ("process_group", "device_mesh")
@@ -29,7 +29,7 @@ class VirtualDataParallel(NodeDataParallel):
         virtual.add_model(self.module, group if isinstance(group, NodeGroup) else None)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        if self.training and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (self.training or self._virtual.is_in_loop):
             self._begin(inputs, kwargs)
         return super().forward(*inputs, **kwargs)
 
@@ -39,8 +39,9 @@ class VirtualDataParallel(NodeDataParallel):
             raise RuntimeError(
                 "With ScalingConfig(virtual_workers=…), a prepared model is trained in a loop over "
                 "the batch's micro-batches: `for x, y in micro_batches(batch):` with forward and "
-                "backward in it, and the optimizer's step after it. To evaluate, call model.eval() "
-                "or use torch.no_grad()."
+                "backward in it, and the optimizer's step after it. Only batches of a data set "
+                "that is split, or of a prepared data loader, have micro-batches. To evaluate, "
+                "call model.eval() or use torch.no_grad()."
             )
         self._virtual.called(self.module, inputs, kwargs)
 
@@ -69,6 +70,7 @@ def in_virtual_workers(
             + "\n- ".join(problems)
         )
     virtual.compare_ranks()
+    share_function_seed()
     kept = {
         **arguments,
         # Virtual workers do what these are for.
