@@ -10,7 +10,7 @@ import pytest
 
 from polytrain.checkpoint.parts import PartStored, StateWritten
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import KeepsState, KeptRead, StateUnwritten
+from polytrain.events.attempt import KeepsNothing, KeepsState, KeptRead, StateUnwritten
 from polytrain.linux.kept_states import KeptState
 from polytrain.policy.failure import FailurePolicy
 from polytrain.run import survivors
@@ -131,3 +131,18 @@ def test_nobody_is_asked_where_nothing_could_be_committed(kind: FailureKind) -> 
 
 def test_nobody_is_asked_where_nobody_keeps_a_state() -> None:
     assert not Run().lose()
+
+
+def test_the_journal_says_why_no_rank_keeps_its_state(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    for rank in range(3):
+        run.survivors.take(KeepsNothing(attempt=0, rank=rank, reason="its tensors are on a device"))
+    assert not run.lose()
+    assert run.calls == []
+    assert [(each.rank, each.reason) for each in run.entries] == [
+        (None, "its tensors are on a device")
+    ]
+    assert "are repeated, if there are any: its tensors are on a device." in caplog.text
+    run.survivors.launched(1, 3)
+    assert not run.lose()
+    assert len(run.entries) == 1

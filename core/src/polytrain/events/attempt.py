@@ -241,6 +241,15 @@ class KeepsState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepsNothing:
+    """A worker process can't keep its state: after a loss there is nobody to ask."""
+
+    attempt: int
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRead:
     """The small states of a rank, whose process may be gone."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from polytrain.checkpoint.parts import StateWritten
 from polytrain.errors import FailureKind
-from polytrain.events.attempt import KeepsState, KeptRead, StateUnwritten
+from polytrain.events.attempt import KeepsNothing, KeepsState, KeptRead, StateUnwritten
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
 from polytrain.run.states import Ending, State
@@ -72,6 +72,9 @@ class Survivors:
     _keepers: set[int] = field(default_factory=set)
     """The ranks that keep their state."""
 
+    _unkept: dict[int, str] = field(default_factory=dict)
+    """The ranks that can't, and why."""
+
     _is_asking: bool = False
     _kept: dict[int, KeptRead] = field(default_factory=dict)
     _left: list[int] = field(default_factory=list)
@@ -92,7 +95,7 @@ class Survivors:
         """Note that an attempt starts."""
         self._attempt, self._world_size, self._size = attempt, world_size, 0
         self._is_asking, self._written = False, None
-        for known in (self._keepers, self._kept, self._left, self._refused):
+        for known in (self._keepers, self._unkept, self._kept, self._left, self._refused):
             known.clear()
 
     def ask(self, state: State, *, number: int) -> bool:
@@ -107,7 +110,11 @@ class Survivors:
             # All processes were gone at once.
             return False
         kinds = {failure.kind for failure in ending.failures}
-        if not self._keepers or ending.is_planned or kinds.intersection(_NOT_ASKED):
+        if ending.is_planned or kinds.intersection(_NOT_ASKED):
+            return False
+        if not self._keepers:
+            if self._unkept:
+                self._conclude(reason=self._unkept[min(self._unkept)])
             return False
         self._is_asking, self._number = True, number
         self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
@@ -124,6 +131,8 @@ class Survivors:
             case KeepsState(rank=rank, size=size):
                 self._keepers.add(rank)
                 self._size = max(self._size, size)
+            case KeepsNothing(rank=rank, reason=reason):
+                self._unkept[rank] = reason
             case KeptRead(rank=rank) if self._is_asking:
                 self._kept[rank] = event
                 if len(self._kept) == self._world_size:
@@ -176,6 +185,12 @@ class Survivors:
 
     def _end(self, *, rank: int | None = None, step: int | None = None, reason: str = "") -> None:
         self._is_asking = False
+        self._conclude(rank=rank, step=step, reason=reason)
+        self.group.call(Kill(attempt=self._attempt))
+
+    def _conclude(
+        self, *, rank: int | None = None, step: int | None = None, reason: str = ""
+    ) -> None:
         self.journal.write(
             SurvivorsAsked(attempt=self._attempt, rank=rank, step=step, reason=reason)
         )
@@ -186,4 +201,3 @@ class Survivors:
             logger.log(level, why, reason)
         else:
             logger.info("The run goes on from the last step, whose state rank %d has kept.", rank)
-        self.group.call(Kill(attempt=self._attempt))

@@ -9,7 +9,6 @@ the point that a rank didn't reach any more.
 
 from __future__ import annotations
 
-import logging
 import pickle
 import struct
 import threading
@@ -38,8 +37,6 @@ from polytrain_torch.survivors import points
 from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
 from polytrain_torch.virtual_workers import current as virtual_workers
-
-logger = logging.getLogger(__name__)
 
 _ROOM = 1 << 16
 """Bytes for a small state to grow."""
@@ -188,11 +185,8 @@ class Keeper:
                 self._keep(frames, reported)
         except Exception as error:  # a part's state may be anything
             self._why_not = f"{type(error).__name__}: {error}"
-        if self._why_not is not None and dist.get_rank() == 0:
-            logger.info(
-                "If a rank is lost, steps since the last checkpoint are repeated: %s.",
-                self._why_not,
-            )
+        if self._why_not is not None and self._kept is None:
+            self._survivor.keep_nothing(self._why_not)
 
     def _keep(self, frames: Frames | None, reported: Mapping[str, Any] | None) -> None:
         place = self._survivor.place()

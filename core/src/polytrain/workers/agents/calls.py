@@ -14,6 +14,7 @@ from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateW
 from polytrain.events.attempt import (
     Event,
     HealthEvent,
+    KeepsNothing,
     KeepsState,
     KeptRead,
     Reported,
@@ -154,7 +155,7 @@ class WriteState:
     limit_s: float
 
 
-SurvivorEvent = KeepsState | KeptRead | StateWritten | StateUnwritten
+SurvivorEvent = KeepsState | KeepsNothing | KeptRead | StateWritten | StateUnwritten
 
 Call = (
     SendRoster

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.events.attempt import KeepsState
+from polytrain.events.attempt import KeepsNothing, KeepsState
 from polytrain.events.output import BarMoved, Output, OutputRoute
 from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, UtilizationProbe
@@ -191,7 +191,7 @@ class WorkerConnection:
         if message[0] == "imported":
             self._on_imports(message)
             return
-        if message[0] in ("keeps", "written", "unwritten"):
+        if message[0] in ("keeps", "keeps_nothing", "written", "unwritten"):
             self._take_of_survivor(message)
             return
         if message == ["reports"]:
@@ -214,6 +214,8 @@ class WorkerConnection:
                 self.kept = KeptEnd.opened(self.child.pid, kept, capacity, asking)
                 if self.kept is not None:
                     self._on_event(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
+            case ["keeps_nothing", why]:
+                self._on_event(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
             case ["written", *_, is_report]:
                 attempt_id = self.order.attempt_id
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)

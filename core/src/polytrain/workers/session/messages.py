@@ -116,6 +116,11 @@ def keeps_message(kept: int, capacity: int, asking: int, size: int) -> Message:
     return ["keeps", kept, capacity, asking, size]
 
 
+def keeps_nothing_message(why: str) -> Message:
+    """Return the message that the process can't keep its state, and why."""
+    return ["keeps_nothing", why]
+
+
 def written_message(
     number: int,
     staged: str,

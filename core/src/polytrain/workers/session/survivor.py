@@ -21,7 +21,12 @@ from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.staging import Stagings, beneath, remove
 from polytrain.linux.kept_states import KeptState, KeptStates
 from polytrain.workers.processes.channel import Channel, SocketChannel
-from polytrain.workers.session.messages import keeps_message, unwritten_message, written_message
+from polytrain.workers.session.messages import (
+    keeps_message,
+    keeps_nothing_message,
+    unwritten_message,
+    written_message,
+)
 from polytrain.workers.session.metrics import plain_metrics
 
 
@@ -124,6 +129,11 @@ class Survivor:
         # The agent opens both by their numbers in this process.
         self.channel.send(keeps_message(kept.descriptor, capacity, asking, size))
         return kept
+
+    def keep_nothing(self, why: str) -> None:
+        """Have the run say after a loss why no state was kept."""
+        if self.can_keep:
+            self.channel.send(keeps_nothing_message(why))
 
     def _serve(self, writer: StateWriter, requests: int) -> None:
         with os.fdopen(requests, "rb") as lines:
