@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test newest lowest sweep hosts conformance crash chaos bench-script bench-startup bench-scale bench-report bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test newest lowest sweep hosts gpu conformance crash chaos bench-script bench-startup bench-scale bench-report bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
 	bench-boosters bench-torch bench-cuts bench-faults bench-exact bench-preflight reference screenshot booster-table clean
 
@@ -78,6 +78,9 @@ sweep: install ## all cases of the tests of which `make test` runs a selection
 
 hosts: install ## all tests on several hosts made of namespaces; needs root
 	@$(BIN)/pytest --sweep tests/hosts $(ARGS)
+
+gpu: $(VENV)/.stamp-gpu ## the tests that need an NVIDIA GPU, one; elsewhere they are skipped
+	@$(BIN)/pytest tests/gpu -rs $(ARGS)
 
 conformance: install ## the conformance kit over every backend
 	@$(BIN)/pytest tests/conformance $(ARGS)
@@ -212,6 +215,10 @@ $(LINT)/.stamp-install: $(LINT)/.stamp-venv $(REQUIREMENTS)/build.txt $(REQUIREM
 	@$(call pip_install,$(LINT)) -r $(REQUIREMENTS)/build.txt
 	@$(call pip_install,$(LINT)) --no-build-isolation -e ./plugins -e ./core -r $(REQUIREMENTS)/lint.txt
 	@$(call pip_install,$(LINT)) --no-deps --no-build-isolation $(addprefix -e ./,$(MEMBERS))
+	@touch $@
+
+$(VENV)/.stamp-gpu: $(VENV)/.stamp-install $(REQUIREMENTS)/gpu.txt
+	@$(PIP_INSTALL) -r $(REQUIREMENTS)/gpu.txt
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp-install $(REQUIREMENTS)/bench.txt
