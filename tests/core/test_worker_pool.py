@@ -488,6 +488,36 @@ def test_a_fixed_run_does_not_wait_for_the_cluster_to_notice_that_a_node_is_lost
     assert nodes(pool) == ["a", "c", "c"]
 
 
+def test_room_moves_from_a_lost_node_though_a_standby_is_waited_for() -> None:
+    """The standby may be on no node with room."""
+    cluster = FakeCluster(a=1, b=1, c=1)
+    cluster.silent.add("c")
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    assert list(cluster.waiting.values()) == [{"a", "b"}]
+    cluster.silence(pool, "b")
+    cluster.nodes["a"] = 3
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert cluster.sizes() == [2, 2]
+    assert nodes(pool) == ["a", "a"]
+
+
+def test_room_moves_from_a_lost_node_on_which_an_agent_is_waited_for() -> None:
+    """Its agent had died alone before, and the next wasn't there yet."""
+    cluster = FakeCluster(a=1, b=2, c=4)
+    pool = cluster.pool(3)
+    begin(pool, cluster)
+    [_, first, _] = pool.ranked
+    cluster.lose(pool, first)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert [each.bundle for each in cluster.waiting] == [first.bundle]
+    cluster.silence(pool, "b")
+    cluster.settle(pool)
+    assert cluster.sizes() == [3, 3]
+    assert nodes(pool) == ["a", "c", "c"]
+
+
 def test_a_fixed_run_waits_for_the_cluster_if_there_is_room_only_once() -> None:
     """The cluster wants room for the lost bundles too, and would never find any."""
     cluster = FakeCluster(a=1, b=2, c=3)

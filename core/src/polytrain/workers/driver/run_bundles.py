@@ -55,6 +55,10 @@ class RunBundles:
         """Note that the agent of a bundle has arrived on a node."""
         self._nodes[bundle] = node
 
+    def on(self, nodes: Collection[str]) -> frozenset[int]:
+        """Return the bundles on these nodes."""
+        return frozenset(bundle for bundle, node in self._nodes.items() if node in nodes)
+
     def free(self, taken: Collection[int | None], avoided: Collection[str]) -> list[int]:
         """Return the bundles without an agent that aren't on these nodes.
 
@@ -72,8 +76,8 @@ class RunBundles:
         may_return: Collection[str],
         ranked_on: Iterable[str],
         free: Nodes,
-    ) -> None:
-        """Move bundles from nodes that can't be used, rather than wait for Ray to move them.
+    ) -> Collection[int]:
+        """Move bundles from nodes that can't be used, rather than wait for Ray; return them.
 
         Args:
             taken: bundles with an agent.
@@ -87,7 +91,7 @@ class RunBundles:
             taken, self._nodes, lost=lost, avoided=avoided, free=free
         )
         if not moved:
-            return
+            return moved
         others = {node for bundle, node in self._nodes.items() if bundle not in moved}
         avoid = self._policy.nodes_for_moved(
             len(moved), unusable=lost | avoided, ranked_on={*ranked_on, *others}, free=free
@@ -98,6 +102,7 @@ class RunBundles:
         if (lost - {*may_return}).issuperset(self._moved.values()):
             # If all have moved, nothing can return to the dead nodes.
             self._launcher.free_unused()
+        return moved
 
     def move_back(self, living: Mapping[str, object] | None = None) -> frozenset[int]:
         """Undo moves for which no room was found; return the bundles, for which to ask again.

@@ -495,13 +495,13 @@ class WorkerPool:
         """Request the missing agents."""
         if not self._policy.may_request(self._losses):
             return
+        if self._placing is not None:
+            self._move_bundles(self._placing)
         missing = self._policy.number_to_request(
             up=self._up, coming=len(self._coming), is_placing=self._placing is not None
         )
         if not missing:
             return
-        if self._placing is not None:
-            self._move_bundles(self._placing)
         avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
         bundles = self._bundles.free(self._taken, avoided)
         in_bundles = bundles[:missing]
@@ -557,14 +557,19 @@ class WorkerPool:
         lost = self._dead_to_us()
         if not lost and not self._avoided:
             return
-        self._bundles.move(
-            self._taken,
+        # Agents that are requested on a lost node wait there as long as it is lost.
+        waiting = self._bundles.on(lost).difference(each.bundle for each in self.here)
+        moved = self._bundles.move(
+            self._taken - waiting,
             lost=lost,
             avoided=self._avoided.intersection(self._cluster.living_nodes()),
             may_return=self._silent_nodes,
             ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
             free=self._free_nodes(),
         )
+        for agent_handle in list(self._coming):
+            if agent_handle.bundle in moved:
+                self._dismiss(agent_handle)
         if self._bundles.are_moving:
             placing.verdict_at = self._clock() + _VERDICT_S
 
