@@ -888,6 +888,24 @@ def test_what_the_autoscaler_cannot_hold_fails_once_nobody_else_has_anything(
     assert caplog.text == ""
 
 
+def test_a_run_does_not_fail_for_what_may_be_refused_to_another_job() -> None:
+    """Of actors the autoscaler says only what they ask for; the other's may be gone by the next."""
+    cluster = FakeCluster(a=1)
+    cluster.says = doubtful = replace(REFUSED, is_certain=False)
+    pool = cluster.pool(2, start_timeout_s=600.0)
+    begin(pool, cluster)
+    for says in (doubtful, replace(REFUSED, refused=0), doubtful):
+        cluster.says = says
+        cluster.now = pool.deadline or 0.0
+        pool.look_at_the_clock()
+        assert cluster.failures() == []
+    # It stays so.
+    cluster.now = pool.deadline or 0.0
+    pool.look_at_the_clock()
+    [reason] = cluster.failures()
+    assert "waiting doesn't help" in reason
+
+
 def test_what_the_autoscaler_says_meanwhile_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
     cluster = FakeCluster(a=1)
     pool = cluster.pool(2, start_timeout_s=600.0)

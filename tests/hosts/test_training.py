@@ -20,7 +20,7 @@ from tests.conformance import (
 
 from polytrain.testing import BackendConformance
 from polytrain.testing.chaos_cases import UNTOUCHED
-from polytrain.testing.chaos_runner import ChaosRun, Files, judged
+from polytrain.testing.chaos_runner import ChaosRun, Files, Work, judged
 from polytrain.testing.host_runs import BOUND_S, RESET, HostCluster, HostFault
 from polytrain.testing.hosts import Host
 from polytrain.testing.network import cut
@@ -96,7 +96,8 @@ def test_every_row_is_used_once_per_epoch(fault: str, cluster: HostCluster) -> N
     assert cluster.wrong_with(FAULTS[fault], subject, work="rows", expected=None) == []
 
 
-def test_a_host_may_stand_still_for_a_minute(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "work"), [("reference", "rows"), ("tensorflow", "model")])
+def test_a_host_may_stand_still_for_a_minute(tmp_path: Path, backend: str, work: Work) -> None:
     """As a virtual machine does while it moves to another computer: Ray waits for it, too.
 
     So does TensorFlow, which has heartbeats of its own.
@@ -104,7 +105,7 @@ def test_a_host_may_stand_still_for_a_minute(tmp_path: Path) -> None:
     fault = HostFault(strike=lambda host: freeze(host, 60), restarts=(0,))
     cluster = HostCluster(shared=tmp_path, env={})
     try:
-        subject = BACKENDS["tensorflow"].subject()
-        assert cluster.wrong_with(fault, subject, expected=None) == []
+        subject = {**BACKENDS, "reference": REFERENCE}[backend].subject()
+        assert cluster.wrong_with(fault, subject, work=work, expected=None) == []
     finally:
         cluster.close()

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from polytrain.policy.autoscaling import (
+    AutoscalerDemand,
     AutoscalerReport,
-    Demand,
     only_we_use,
     outlook,
     report_of_v1,
     report_of_v2,
 )
 
-NOTHING = Demand(groups={})
+NOTHING = AutoscalerDemand(groups={})
 
 
 def status(**report: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def test_a_cluster_that_is_only_mirrored_adds_no_nodes() -> None:
     report = report_of_v1(status(active_nodes={"node_302b3982dc50c0ec": 1}))
     assert report == AutoscalerReport(adds_nodes=False)
     assert outlook(report, NOTHING).says == "no autoscaler adds nodes to it"
-    assert outlook(None, Demand(groups={"a": 2})).says == "no autoscaler adds nodes to it"
+    assert outlook(None, AutoscalerDemand(groups={"a": 2})).says == "no autoscaler adds nodes to it"
 
 
 def test_the_first_autoscaler_names_what_it_starts_and_what_failed() -> None:
@@ -95,12 +95,12 @@ def test_the_second_autoscaler_names_what_it_cannot_hold() -> None:
 
 def test_a_demand_is_refused_once_nothing_is_being_started() -> None:
     """What is on its way may change the autoscaler's mind."""
-    own = Demand(groups={"1e75e25672a7": 3, "other": 1})
+    own = AutoscalerDemand(groups={"1e75e25672a7": 3, "other": 1})
     assert outlook(report_of_v2(STATE), own).refused == 0
     idle = {**STATE, "pending_instance_requests": [], "pending_instances": []}
     assert outlook(report_of_v2(idle), own).refused == 3
     assert "has no nodes to add that could hold them" in outlook(report_of_v2(idle), own).says
-    assert outlook(report_of_v2(idle), Demand(groups={"other": 1})).refused == 0
+    assert outlook(report_of_v2(idle), AutoscalerDemand(groups={"other": 1})).refused == 0
 
 
 def test_actors_without_a_group_are_refused_by_what_they_ask_for() -> None:
@@ -116,9 +116,12 @@ def test_actors_without_a_group_are_refused_by_what_they_ask_for() -> None:
         }
     )
     resources = {**asked, "memory": 0.0}
-    assert outlook(report, Demand(groups={}, actors=3, resources=resources)).refused == 2
-    assert outlook(report, Demand(groups={}, actors=1, resources=resources)).refused == 1
-    assert outlook(report, Demand(groups={}, actors=1, resources={"CPU": 1.0})).refused == 0
+    assert outlook(report, AutoscalerDemand(groups={}, actors=3, resources=resources)).refused == 2
+    assert outlook(report, AutoscalerDemand(groups={}, actors=1, resources=resources)).refused == 1
+    # They may be another job's.
+    assert not outlook(report, AutoscalerDemand(groups={}, actors=1, resources=asked)).is_certain
+    other = outlook(report, AutoscalerDemand(groups={}, actors=1, resources={"CPU": 1.0}))
+    assert (other.refused, other.is_certain) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from polytrain.record.entries import DigestsKept, Launched
 from polytrain.record.overviews import AttemptOverview
 from polytrain.record.repetition import (
-    Difference,
+    ReportDifference,
     ReportedHistory,
     Stretch,
     compare,
@@ -71,7 +71,7 @@ def test_the_newest_checkpoint_before_a_step_is_tried_first() -> None:
 
 def difference(
     was: Mapping[int, Mapping[str, Any]], now: Mapping[int, Mapping[str, Any]], *ignore: str
-) -> Difference | None:
+) -> ReportDifference | None:
     before, again = Reports(), Reports()
     for kept, reports in ((before, was), (again, now)):
         for step, metrics in reports.items():

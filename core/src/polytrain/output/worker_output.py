@@ -188,7 +188,7 @@ class WorkerOutput:
         except (OSError, ValueError) as error:
             self._warn(
                 stream,
-                f"What workers write can't be shown ({stream}: {error}). The run goes on, and "
+                f"What workers write can't be shown ({stream}: {error}). The run continues, and "
                 f"it is in {self._logs}.",
             )
 
@@ -196,14 +196,14 @@ class WorkerOutput:
         self._warn(
             f"log of {_name(rank)}",
             f"What {_name(rank)} writes can't be kept in {self._logs}, and some of it will be "
-            f"missing there: {error}. The run goes on.",
+            f"missing there: {error}. The run continues.",
         )
 
     def _warn_of_logs(self, count: int) -> None:
         self._warn(
             "logs",
             f"{count} pieces of output are missing in {self._logs}: they couldn't be written as "
-            "fast as they came. The run goes on.",
+            "fast as they came. The run continues.",
         )
 
     def _append(self, log: RankLog, text: str) -> None:

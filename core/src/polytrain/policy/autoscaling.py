@@ -103,9 +103,13 @@ class Outlook:
     refused: int = 0
     """Number of agents for which it can't add nodes."""
 
+    is_certain: bool = True
+    """Whether these are known to be the run's: it names actors by their resources only, which
+    another job's may have, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class AutoscalerDemand:
     """What the agents of one run ask the cluster for."""
 
     groups: Mapping[str, int]
@@ -118,7 +122,7 @@ class Demand:
     """Resources of one agent."""
 
 
-def outlook(report: AutoscalerReport | None, demand: Demand) -> Outlook:
+def outlook(report: AutoscalerReport | None, demand: AutoscalerDemand) -> Outlook:
     """Read the autoscaler's report for the agents of one run.
 
     Args:
@@ -129,7 +133,8 @@ def outlook(report: AutoscalerReport | None, demand: Demand) -> Outlook:
         return Outlook(says="no autoscaler adds nodes to it")
     refused = sum(count for name, count in demand.groups.items() if name in report.infeasible)
     own = {name: amount for name, amount in demand.resources.items() if amount > 0}
-    refused += min(demand.actors, sum(each == own for each in report.infeasible_actors))
+    alike = min(demand.actors, sum(each == own for each in report.infeasible_actors))
+    refused += alike
     if report.starting:
         nodes = ", ".join(f"{count} {kind}" for kind, count in sorted(report.starting.items()))
         does = f"is starting nodes ({nodes})"
@@ -140,7 +145,7 @@ def outlook(report: AutoscalerReport | None, demand: Demand) -> Outlook:
     said = f"its autoscaler has been asked for them, and {does}"
     if report.failures:
         said += f"; it has failed to start some ({_last(report.failures)})"
-    return Outlook(says=said, refused=0 if report.starting else refused)
+    return Outlook(says=said, refused=0 if report.starting else refused, is_certain=not alike)
 
 
 def _last(failures: Iterable[str]) -> str:

@@ -164,9 +164,9 @@ class PlacementPolicy:
     ) -> list[int]:
         """Return the bundles of a run of a fixed size that move to other nodes.
 
-        Those on a lost node move if all do, and their group is freed, or if there is room for them
-        twice: Ray finds other room for a dead node's bundles too, and while it finds none, its
-        control store is busy with nothing else. Devices are too expensive to be reserved twice.
+        Those on a lost node move if all do, or if there is room for them twice: Ray finds other
+        room for a dead node's bundles too, and while it finds none, its control store is busy with
+        nothing else. Devices are too expensive to be reserved twice.
 
         Args:
             taken: bundles with an agent.
@@ -318,7 +318,7 @@ class PlacementPolicy:
             nodes = first_few(sorted(lost), _NAMED_HOSTS, of="nodes")
             also += (
                 f". Room is still reserved on {nodes}, lost: Ray looks for other room once it "
-                "knows, after about a minute"
+                "knows, within about a minute"
             )
         return f"Waiting for resources, up to {limit_s:g} s: {said}{also}."
 

@@ -53,7 +53,7 @@ def _starts(digests: str) -> range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ReportDifference:
     """The first place at which a repetition differs from the run."""
 
     step: int
@@ -103,7 +103,7 @@ class Replay:
     digests: int = 0
     """Number of reports at which digests of all tensors were compared."""
 
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[ReportDifference, ...] = ()
     """The first report or metric that differs, and the first tensor, in the order of steps; empty
     if nothing differs."""
 
@@ -164,7 +164,7 @@ def stretch_of(
 
 def compare(
     was: Reports, now: Reports, stretch: Stretch, *, ignore: Collection[str]
-) -> tuple[int, Difference | None]:
+) -> tuple[int, ReportDifference | None]:
     """Return how many reports are compared, and the first difference.
 
     Args:
@@ -180,17 +180,17 @@ def compare(
     for count, step in enumerate(sorted(before.keys() | again.keys())):
         if step not in before or step not in again:
             first, second = before.get(step), again.get(step)
-            return count, Difference(step=step, kind="report", was=first, now=second)
+            return count, ReportDifference(step=step, kind="report", was=first, now=second)
         name = _differing(before[step], again[step], ignore)
         if name is not None:
             values = {"was": before[step].get(name), "now": again[step].get(name)}
-            return count + 1, Difference(step=step, kind="metric", name=name, **values)
+            return count + 1, ReportDifference(step=step, kind="metric", name=name, **values)
     return len(before), None
 
 
 def compare_digests(
     was: Mapping[int, Mapping[str, str]], now: Mapping[int, Mapping[str, str]], stretch: Stretch
-) -> tuple[int, Difference | None]:
+) -> tuple[int, ReportDifference | None]:
     """Return at how many steps digests are compared, and the first tensor that differs.
 
     Args:
@@ -203,7 +203,9 @@ def compare_digests(
         for name in {**was[step], **now[step]}:
             before, again = was[step].get(name), now[step].get(name)
             if before != again:
-                return count, Difference(step=step, kind="tensor", name=name, was=before, now=again)
+                return count, ReportDifference(
+                    step=step, kind="tensor", name=name, was=before, now=again
+                )
     return len(both), None
 
 

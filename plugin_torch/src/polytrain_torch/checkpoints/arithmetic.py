@@ -89,7 +89,7 @@ def check_resumed(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Non
                 else f'ScalingConfig(resources_per_worker={{"CPU": {then.get(name)}}})'
             )
             raise ValueError(
-                f"The run can't go on with the same bits: {text}. Resume with {remedy}."
+                f"The run can't continue with the same bits: {text}. Resume with {remedy}."
             )
         logger.warning("Exact over world sizes: not certain from here on: %s.", text)
 

@@ -94,7 +94,7 @@ def _problems(model: torch.nn.Module, arguments: Mapping[str, Any]) -> Iterator[
             )
         if generators_of(part):
             yield (
-                f"{what} draws random numbers from a generator of its own, which goes on from "
+                f"{what} draws random numbers from a generator of its own, which continues from "
                 "wherever it is. Draw them from torch's default generator, which is seeded for "
                 "each micro-batch."
             )

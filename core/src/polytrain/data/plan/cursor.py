@@ -141,9 +141,9 @@ class Epoch:
         """
         if self.is_loop and self.is_overtaken:
             raise RuntimeError(
-                "A data set was iterated over within a loop over the same one, which now goes on: "
-                "a checkpoint records one place in it, and after a restart would leave out the "
-                "rest of the outer loop. Pass the data once more under another name, as in "
+                "A data set was iterated over within a loop over the same one, which now "
+                "continues: a checkpoint records one place in it, and after a restart would leave "
+                "out the rest of the outer loop. Pass the data once more under another name, as in "
                 'datasets={"train": data, "again": data}, for the inner loop'
             )
 

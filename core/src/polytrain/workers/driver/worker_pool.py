@@ -94,6 +94,9 @@ class _Placing:
     is_looked_for: bool = False
     """Whether the cluster has been checked once."""
 
+    seemed_hopeless: bool = False
+    """Whether it was hopeless by the last check, which may have been mistaken."""
+
     said: set[str] = field(default_factory=set)
     """What the log says about missing resources."""
 
@@ -390,7 +393,9 @@ class WorkerPool:
             placing.give_up_at if outlook is None and not starting.hosts else now + _LOOK_S,
         )
         hopeless = None if outlook is None or self.ranked else self._why_hopeless(outlook)
-        if hopeless is not None:
+        is_sure = placing.seemed_hopeless or (outlook is not None and outlook.is_certain)
+        placing.seemed_hopeless = hopeless is not None
+        if hopeless is not None and is_sure:
             self._fail(hopeless)
         else:
             self._say_what_is_missing(placing, outlook, starting)

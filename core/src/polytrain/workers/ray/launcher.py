@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.config.runtime_env import cause_of, named
 from polytrain.errors import FailureKind
-from polytrain.policy.autoscaling import Demand, Outlook, outlook
+from polytrain.policy.autoscaling import AutoscalerDemand, Outlook, outlook
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.starting import Starting
@@ -219,7 +219,7 @@ class RayAgentLauncher:
                 for number, host in self._hosts.items()
                 if host.node is None and host.place is None and not host.is_gone
             ]
-        demand = Demand(
+        demand = AutoscalerDemand(
             groups=self._bundles.sizes(),
             actors=sum(self._bundles.strategy_of(number) is None for number in late),
             resources=self.resources,
