@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from polytrain import (
 )
 from polytrain.torch import TrainingState, prepare_model
 from polytrain.view.cli import main
+from polytrain_plugins import RunInfo, hookimpl
 
 
 def train(config: dict[str, Any]) -> None:
@@ -148,6 +150,43 @@ def test_without_digests_the_first_metric_is_named(tmp_path: Path) -> None:
     assert difference.was == result.history[difference.step - 1]["loss"] != difference.now
     assert "Only metrics were compared" in str(found)
     assert result.replay(trainer, from_step=10, ignore=["loss"]).is_equal
+
+
+def validating(config: dict[str, Any]) -> None:
+    for step in range(1, 4):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            checkpoint = polytrain.Checkpoint.from_directory(directory)
+            polytrain.report({"step": step}, checkpoint=checkpoint, validation=True)
+
+
+def validate(checkpoint: polytrain.Checkpoint) -> dict[str, float]:
+    return {"validated": 1.0}
+
+
+def test_a_replay_validates_nothing_and_no_installed_observer_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    class Observer:
+        @hookimpl
+        def polytrain_run_started(self, run: RunInfo) -> None:
+            seen.append(run.path)
+
+    monkeypatch.setattr("polytrain.run.fit.installed_observers", lambda: [Observer()])
+    trainer = make_trainer(
+        "reference",
+        validating,
+        validation_config=polytrain.ValidationConfig(fn=validate),
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=tmp_path, progress=False),
+    )
+    result = trainer.fit()
+    assert result.history[-1]["validated"] == 1.0
+    found = result.replay(trainer, from_step=0)
+    assert (found.is_equal, found.reports) == (True, 3)
+    assert seen == [result.path]
 
 
 def test_what_has_changed_is_named_before_anything_starts(tmp_path: Path) -> None:

@@ -81,7 +81,15 @@ def replay(
     storage = location.parent if storage_path is None else Location.of(storage_path)
     with _scratch(storage, location.name) as scratch:
         kept = [each for each in history.digests if stretch.start < each <= stretch.end]
-        again = _repeat(trainer, start, stretch, scratch, name=location.name, digests=kept)
+        again = _repeat(
+            trainer,
+            start,
+            stretch,
+            scratch,
+            name=location.name,
+            digests=kept,
+            divided_for=history.divided_for,
+        )
     compared, report = compare(history.history, again.history, stretch, ignore=ignore)
     digests, tensor = compare_digests(history.digests, again.digests, stretch)
     found = [each for each in (tensor, report) if each is not None]
@@ -175,6 +183,7 @@ def _repeat(
     *,
     name: str,
     digests: Sequence[int],
+    divided_for: int,
 ) -> ReportedHistory:
     """Train the stretch, as a run of the same name in its own storage; return its history."""
     spec = spec_of(trainer)
@@ -185,6 +194,7 @@ def _repeat(
         spec,
         scaling_config=replace(scaling, standby=0),
         validation_config=None,
+        repeats=divided_for,
         run_config=replace(
             config,
             name=name,

@@ -39,6 +39,9 @@ class RunSpec:
     """A `Checkpoint`, or its directory."""
 
     validation_config: ValidationConfig | None = None
+    repeats: int | None = None
+    """If it repeats a stretch of another run, the number of workers for which that run has divided
+    its data; else None. What observes and validates that run has nothing to do with it."""
 
     def __post_init__(self) -> None:
         config, datasets = self.dataset_config, self.datasets
@@ -76,6 +79,7 @@ class RunSpec:
             train_loop_per_worker=self.train_loop_per_worker,
             train_loop_config=self.train_loop_config,
             scaling_config=ScalingConfig(virtual_workers=self.scaling_config.virtual_workers),
+            repeats=self.repeats,
             run_config=RunConfig(
                 checkpoint_config=config.checkpoint_config,
                 failure_config=FailureConfig(

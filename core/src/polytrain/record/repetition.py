@@ -27,6 +27,9 @@ class ReportedHistory(RunHistory):
     digests: dict[int, Mapping[str, str]] = field(default_factory=dict)
     """Step → tensor → digest, where they were kept and no restart has undone them."""
 
+    divided_for: int = 0
+    """The most workers of the driver that has divided the data: the last that began at step 0."""
+
     _tensors: Sequence[str] = ()
 
     def take(self, entry: Entry) -> None:
@@ -36,6 +39,8 @@ class ReportedHistory(RunHistory):
             return
         match entry:
             case Launched(step=step):
+                if step == 0:
+                    self.divided_for = self.world_size
                 for later in [each for each in self.digests if each > step]:
                     del self.digests[later]
             case DigestsKept(step=step, names=names, digests=digests):

@@ -426,7 +426,8 @@ def _configuration(run: Run) -> Configuration:
 
 def _observers(run: Run) -> list[Any]:
     given = [each for each in run.spec.run_config.observers if is_called(each)]
-    return [*run.watchers, *installed_observers(), *given]
+    installed = installed_observers() if run.spec.repeats is None else []
+    return [*run.watchers, *installed, *given]
 
 
 def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutcome:

@@ -85,7 +85,7 @@ class Run:
         position = self.start.positions.get(dataset.name)
         tables = self.demand.reads_tables
         return dataset.spec(
-            world_size=self.spec.world_size,
+            world_size=self.spec.repeats or self.spec.world_size,
             # The first driver of the run divides the data, once, unless the user does.
             shards=position["plan"]["shards"] if position and "plan" in position else None,
             whole=not dataset.is_split or dataset.name in self.demand.whole_datasets,

@@ -203,9 +203,15 @@ class WorkerSession:
         beat()
         self._expect_own_process("report()")
         plain = plain_metrics(metrics)
+        repeats = self._job.spec.repeats is not None
         wanted = validation_of_report(
-            validation, has_checkpoint=checkpoint is not None, validates=self._job.validates
+            validation,
+            has_checkpoint=checkpoint is not None,
+            validates=self._job.validates or repeats,
         )
+        if repeats:
+            # The run itself has validated it.
+            wanted = None
         if checkpoint is None:
             with self._lock:
                 self._take_metrics(self._step + 1, plain)
