@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -368,6 +370,41 @@ def test_a_mistake_is_an_error_that_says_what_to_do(
     inline(function, tmp_path)
 
 
+class Scaled(Dataset[Any]):
+    scale = 1
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, item: int) -> float:
+        return float(self.scale)
+
+
+def scales(_: int) -> None:
+    torch.utils.data.get_worker_info().dataset.scale = 3
+
+
+def sets_up_loader_processes() -> None:
+    loader = DataLoader(Scaled(), batch_size=1, num_workers=1, worker_init_fn=scales)
+    for batch in prepare_data_loader(loader):
+        assert [part.item() for part in micro_batches(batch)] == [3] * WORKERS
+
+
+def test_an_inline_run_leaves_torchs_settings_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        inline(sets_up_loader_processes, tmp_path)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.backends.cudnn.benchmark
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
 class KnowsItsRank(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -403,6 +440,57 @@ def is_wrong() -> None:
 
 def test_a_rank_that_differs_is_named(tmp_path: Path) -> None:
     in_world(is_wrong, 2, tmp_path)
+
+
+class Opaque(torch.nn.Linear):
+    """Its output is an object in which torch finds no tensors."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return SimpleNamespace(output=super().forward(x))
+
+
+class Unsized(torch.utils.data.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(ROWS))
+
+
+def is_proven_when_it_is_called() -> None:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("polytrain_torch.models.proof")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    batches = iter(polytrain.get_dataset_shard().iter_torch_batches(batch_size=4))
+
+    def loop(*models: torch.nn.Module) -> None:
+        for part in micro_batches(next(batches)):
+            for model in models:
+                output = model(part["x"])
+                getattr(output, "output", output).sum().backward()
+
+    evaluated = prepare_model(KnowsItsRank()).eval()
+    with pytest.raises(RuntimeError, match="Rank 1 computes other gradients"):
+        loop(evaluated)
+    good, opaque = prepare_model(torch.nn.Linear(64, 1)), prepare_model(Opaque(64, 1))
+    late, unused = prepare_model(KnowsItsRank()), prepare_model(torch.nn.Linear(64, 1))
+    loop(good, opaque)
+    with pytest.raises(RuntimeError, match="Rank 1 computes other gradients"):
+        loop(good, opaque, late)
+    loop(good, unused)
+    loop(good, unused)
+    loader = DataLoader(range(ROWS), batch_size=2, sampler=Unsized(), num_workers=1)
+    with pytest.raises(ValueError, match=r"Unsized has no __len__.*num_workers=0"):
+        prepare_data_loader(loader)
+    polytrain.report({"said": "\n".join(said)})
+
+
+def test_each_model_is_proven_or_said_not_to_be(tmp_path: Path) -> None:
+    report = in_world(is_proven_when_it_is_called, 2, tmp_path, virtual_workers=3)[-1]
+    good, opaque, last = report["said"].splitlines()
+    assert "yes for model 2 (Linear)" in good
+    assert "not proven for model 3 (Opaque), as no tensor with a gradient" in opaque
+    assert "yes for model 5 (Linear)" in last
 
 
 def test_a_resume_with_other_threads_is_refused() -> None:

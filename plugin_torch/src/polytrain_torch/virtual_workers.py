@@ -168,6 +168,9 @@ class VirtualWorkers:
         """
         self.count = count
         self.own = virtual_workers_of(count, world_size, rank)
+        self.is_uneven = count % world_size > 0
+        """Whether some ranks have more virtual workers than others."""
+
         self.is_in_loop = False
         self._is_shared = world_size > 1
         self._models: list[torch.nn.Module] = []

@@ -39,6 +39,7 @@ from polytrain_torch.loaders.samplers import (
     Stop,
     UndividedSampler,
     VirtualBatches,
+    has_length,
     knows_rank,
     let_set_epoch,
     samplers_in,
@@ -242,7 +243,7 @@ def sharded(
         )
     chosen = _chosen(loader, is_split=is_split)
     if virtual is not None:
-        _check_virtual(loader, chosen)
+        _check_virtual(loader, chosen, virtual)
     let_set_epoch(chosen.sampler)
     plan = _plan(loader, chosen, seed=_seed(loader, chosen.sampler, is_shared=is_shared))
     if not keeps_place:
@@ -296,7 +297,7 @@ def sharded(
     )
 
 
-def _check_virtual(loader: DataLoader[Any], chosen: _Chosen) -> None:
+def _check_virtual(loader: DataLoader[Any], chosen: _Chosen, virtual: VirtualWorkers) -> None:
     """Check that virtual workers can have the same micro-batches at any number of workers.
 
     Raises:
@@ -309,6 +310,17 @@ def _check_virtual(loader: DataLoader[Any], chosen: _Chosen) -> None:
         remedy = "Use a sampler that yields all items, which is then divided"
     elif not loader.in_order:
         what, remedy = "in_order=False gives batches in any order", "Leave it out"
+    elif loader.num_workers and virtual.is_uneven and not has_length(chosen.sampler):
+        # Rank 0 draws and sends a piece whenever the loader's processes need one: that is at other
+        # batches on a rank with more virtual workers, and both would wait for each other.
+        what = (
+            f"{type(chosen.sampler).__qualname__} has no __len__, so its items can't be drawn at "
+            "once, and ranks with more virtual workers than others need them earlier"
+        )
+        remedy = (
+            "Define __len__ in the sampler, use num_workers=0 in the loader, or take a number of "
+            "workers that divides virtual_workers"
+        )
     else:
         return
     raise ValueError(

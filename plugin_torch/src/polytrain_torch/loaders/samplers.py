@@ -141,27 +141,30 @@ class SeededItems:
     """A data set that seeds this process's generators for each batch that it reads.
 
     So augmentation doesn't depend on the batches that a loader's process has read before. Other
-    attributes are the data set's.
+    attributes are the data set's, also those that a `worker_init_fn` sets.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, items: Any) -> None:
+        vars(self)["_items"] = items
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset":  # a copy doesn't have it yet
+        if name == "_items":  # a copy doesn't have it yet
             raise AttributeError(name)
-        return getattr(self.dataset, name)
+        return getattr(self._items, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._items, name, value)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self._items)
 
     def __getitem__(self, item: Any) -> Any:
-        return self.dataset[item]
+        return self._items[item]
 
     def __getitems__(self, rows: SeededRows) -> Any:
         seed_place(rows.seed)
-        at_once = getattr(self.dataset, "__getitems__", None)
-        return [self.dataset[row] for row in rows] if at_once is None else at_once([*rows])
+        at_once = getattr(self._items, "__getitems__", None)
+        return [self._items[row] for row in rows] if at_once is None else at_once([*rows])
 
 
 def division() -> tuple[int, range]:
@@ -214,7 +217,7 @@ class DrawnItems(EpochSampler):
             for generator in generators_of(each):
                 seed_generator(generator, seed)
         at_once = _PIECE
-        with contextlib.suppress(TypeError):  # it has no length
+        if has_length(self.sampler):
             # More than its length, so that there is one piece.
             at_once = max(_PIECE, len(self.sampler) + 1)
         size = per_round * -(-at_once // per_round)
@@ -421,6 +424,15 @@ def knows_rank(sampler: Any) -> bool:
 
 _RANK_NAMES = ("num_replicas", "rank", "process_index")
 """Attributes of samplers, of torch and other libraries, that know their rank."""
+
+
+def has_length(sampler: Any) -> bool:
+    """Whether a sampler knows its number of items; then they are drawn at once."""
+    try:
+        len(sampler)
+    except TypeError:
+        return False
+    return True
 
 
 def _length(sampler: Any) -> int:
