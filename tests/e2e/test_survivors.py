@@ -15,7 +15,7 @@ from tests.e2e import torch_runs
 from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
 
-from polytrain import Checkpoint, FailureConfig, Result, RunConfig
+from polytrain import FailureConfig, Result, RunConfig, TrainingFailedError
 
 NOTHING: dict[str, Any] = {}
 
@@ -98,11 +98,12 @@ def fit(
     place: str = "",
     step: int = 0,
     changes: dict[str, Any] = NOTHING,
+    max_failures: int = 1,
     **config: Any,
 ) -> Result:
     chosen = {"place": place, "step": step, "rank": 1, "by": "", "raises": False}
     chosen |= {"averages": True, **config}
-    failures = FailureConfig(max_failures=1, retry_user_errors=True)
+    failures = FailureConfig(max_failures=max_failures, retry_user_errors=True)
     return torch_runs.fit(quiet, train, chosen, failure_config=failures, **changes)
 
 
@@ -138,11 +139,13 @@ def test_no_step_is_repeated(
     assert Path(again["start"]).name.startswith("checkpoint_")
 
 
-def test_another_number_of_workers_goes_on_from_it(quiet: RunConfig, tmp_path: Path) -> None:
+def test_another_number_of_workers_goes_on_from_it(quiet: RunConfig) -> None:
     """Two took two steps of 32 rows; three take the 96 rows that are left, 48 at a time."""
-    lost = fit(quiet, "forward", 3, averages=False)
-    [_, again] = journal(lost.path, "Launched")
-    changes = {"workers": 3, "restore_from": Checkpoint(again["start"]), "name": "on three"}
+    with pytest.raises(TrainingFailedError) as lost:
+        fit(quiet, "forward", 3, averages=False, max_failures=0)
+    assert lost.value.path is not None
+    newest = Result.from_path(lost.value.path).checkpoint
+    changes = {"workers": 3, "restore_from": newest, "name": "on three"}
     result = fit(quiet, changes=changes, averages=False)
     assert len(result.history) == 3
     assert result.history[0]["rate"] == pytest.approx(0.01 * 0.99 ** (2 + 2))

@@ -108,6 +108,24 @@ def test_what_was_read_since_the_last_good_report_is_left_out() -> None:
     assert (first[0].good_step, first[0].skipped) == (4, {"train": ((0, 40, 50),)})
 
 
+def test_nothing_is_left_out_where_the_bad_batch_may_be_an_earlier_one() -> None:
+    """No report has shown a survivor's state to be good."""
+    rule = divergence_rule(FailureConfig(on_divergence="rollback"))
+    assert rule is not None
+    places = {"train": place(0, 40)}
+    mine = DivergenceWatch(
+        rule, rank=0, step=4, places=places, before=STEADY, skips=True, starts_unseen=True
+    )
+    first = look(mine, 5, math.nan, 50)
+    assert first is not None
+    assert (first[0].good_step, first[0].skipped, first[1]) == (4, {}, "")
+    # A good report shows it.
+    assert look(mine, 5, 1.0, 50) is None
+    later = look(mine, 6, math.nan, 60)
+    assert later is not None
+    assert later[0].skipped == {"train": ((0, 50, 60),)}
+
+
 def test_a_spike_is_found_on_rank_0_by_the_reports_before_the_restart() -> None:
     assert look(watch(divergence={"loss": 4}), 5, 9.0, 50) is not None
     assert look(watch(rank=1, divergence={"loss": 4}), 5, 9.0, 50) is None
@@ -224,6 +242,14 @@ def test_a_checkpoint_after_which_all_diverges_is_bad_itself() -> None:
         found_by(divergences, rollback, start=(5, "/run/a"))
     assert divergences.is_bad((1, 0), 5, "/run/a")
     assert not divergences.is_bad((1, 0), 4, "/run/b")
+
+
+def test_a_state_that_no_report_has_shown_to_be_good_is_bad_at_once() -> None:
+    divergences = Divergences()
+    rollback = dataclasses.replace(ROLLBACK, attempt=1, good_step=5, step=6)
+    found_by(divergences, rollback, start=(5, "/run/a"))
+    assert divergences.is_bad((1, 0), 5, "/run/a", is_rescue=True)
+    assert not divergences.is_bad((1, 0), 5, "/run/a")
 
 
 def test_what_is_left_out_adds_up() -> None:

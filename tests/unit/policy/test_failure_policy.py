@@ -133,7 +133,7 @@ def test_whatever_comes_again_at_the_same_step_ends_the_run(
     assert not decision.restart
     assert "same error at step 3" in decision.reason
     # It is no repetition where a checkpoint was committed meanwhile.
-    further = dataclasses.replace(attempts[1], committed=3)
+    further = dataclasses.replace(attempts[1], progress=3)
     assert policy.decide([attempts[0], further]).restart
     assert FailurePolicy(max_failures=-1, retry_user_errors=True).decide(attempts).restart
 
@@ -155,7 +155,22 @@ def test_an_error_of_the_same_line_without_progress_ends_the_run_whatever_it_say
     assert "the same error at step 5, and this one came only to step 3" in decision.reason
     # It got further, or there is a newer checkpoint.
     assert policy.decide([before, attempt_of(dataclasses.replace(again, step=6))]).restart
-    assert policy.decide([before, attempt_of(again, committed=3)]).restart
+    assert policy.decide([before, attempt_of(again, progress=3)]).restart
+
+
+def test_what_a_survivor_has_saved_is_no_progress_of_a_rank() -> None:
+    """A bug two steps after each start comes again, though each start is two steps further."""
+    before = attempt_of(in_function("read", line=7, step=2))
+    policy = FailurePolicy(max_failures=-1)
+    decision = policy.decide([before, attempt_of(in_function("read", line=7, step=4), rescued=2)])
+    assert not decision.restart
+    assert "step 4, 2 of which a survivor's state had spared it" in decision.reason
+    # It would have got further without that state.
+    further = attempt_of(in_function("read", line=7, step=5), rescued=2)
+    assert policy.decide([before, further]).restart
+    # From an older start, it comes at an earlier step.
+    later = attempt_of(in_function("read", line=7, step=4))
+    assert not policy.decide([further, later]).restart
 
 
 @pytest.mark.parametrize(
@@ -184,9 +199,9 @@ def test_an_exception_that_may_pass_has_to_come_three_times_or_at_the_same_step(
 ) -> None:
     """On whichever rank, and at the same line; it got no further than one before."""
 
-    def at(rank: int, step: int, *, committed: int = 0) -> FailedAttempt:
+    def at(rank: int, step: int, *, progress: int = 0) -> FailedAttempt:
         error = in_function("fetch", line=7, step=step, message=message.format(n=rank))
-        return attempt_of(dataclasses.replace(error, rank=rank), committed=committed)
+        return attempt_of(dataclasses.replace(error, rank=rank), progress=progress)
 
     policy = FailurePolicy(max_failures=-1)
     first, second, third = at(3, 700), at(1, 400), at(2, 500)
@@ -199,8 +214,8 @@ def test_an_exception_that_may_pass_has_to_come_three_times_or_at_the_same_step(
     assert not policy.decide([first, at(1, 700)]).restart
     # With progress, or another failure in between.
     assert policy.decide([first, second, at(2, 701)]).restart
-    assert policy.decide([first, second, at(2, 500, committed=450)]).restart
-    assert policy.decide([first, at(1, 400, committed=300), at(2, 350, committed=300)]).restart
+    assert policy.decide([first, second, at(2, 500, progress=450)]).restart
+    assert policy.decide([first, at(1, 400, progress=300), at(2, 350, progress=300)]).restart
     assert policy.decide([first, second, LOST, third]).restart
     assert FailurePolicy(max_failures=-1, retry_user_errors=True).decide([first] * 9).restart
 
@@ -266,13 +281,13 @@ def test_only_failures_since_the_last_progress_count(
     for is_loss, has_progressed in attempts:
         step += has_progressed
         counted = (0 if has_progressed else counted) + is_loss
-        failed.append(dataclasses.replace(LOST if is_loss else PREEMPTED, committed=step))
+        failed.append(dataclasses.replace(LOST if is_loss else PREEMPTED, progress=step))
     decision = FailurePolicy(max_failures=most).decide(failed)
     assert decision.restart == (not failed[-1].is_charged or counted <= most)
 
 
 def test_the_reason_names_the_checkpoint_that_has_freed_the_failures() -> None:
-    lost = [dataclasses.replace(LOST, committed=step) for step in (0, 40, 40)]
+    lost = [dataclasses.replace(LOST, progress=step) for step in (0, 40, 40)]
     reason = FailurePolicy(max_failures=2).decide(lost).reason
     assert reason == "failure 2 of max_failures=2 since the checkpoint of step 40"
 
@@ -310,7 +325,7 @@ def test_what_the_code_does_ends_the_run_and_what_comes_from_outside_does_not(fa
     assert policy.decide([attempt_of(cause)] * (retries + 1)).restart == (retries == 100)
     # With progress in between, it may come any number of times, even if few are allowed.
     further = [
-        attempt_of(dataclasses.replace(cause, step=10 * n), committed=10 * n) for n in range(1, 101)
+        attempt_of(dataclasses.replace(cause, step=10 * n), progress=10 * n) for n in range(1, 101)
     ]
     assert FailurePolicy(max_failures=1).decide(further).restart
 

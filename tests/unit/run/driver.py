@@ -14,7 +14,7 @@ from tests.unit.checkpoint.checkpoints import store_part
 
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.checkpoint.parts import PartStaged, PartStored
+from polytrain.checkpoint.parts import PartStaged, PartStored, StateWritten
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import RunOwnedError
@@ -23,15 +23,18 @@ from polytrain.events.attempt import (
     Done,
     Exited,
     Joined,
+    KeptRead,
     Offered,
     Reported,
     Stacks,
     Started,
 )
+from polytrain.linux.kept_states import KeptState
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
 from polytrain.policy.placement import NodeAddress, members
+from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
 from polytrain.run.attached import AttachedWork
@@ -51,10 +54,12 @@ from polytrain.workers.agents.calls import (
     DrainAttempt,
     Kill,
     Leave,
+    ReadKept,
     ReadStacks,
     SendCheckpoints,
     SendRoster,
     StoreRest,
+    WriteState,
 )
 from polytrain.workers.driver.group import Handler
 from polytrain.workers.session.job import LaunchOrder
@@ -82,6 +87,8 @@ class FakeGroup:
     pending: deque[AgentEvent] = field(default_factory=deque)
     alive: set[int] = field(default_factory=set)
     order: LaunchOrder | None = None
+    rescue: Callable[[WriteState], StateWritten] = field(init=False)
+    """What the survivor that is asked first writes."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -117,6 +124,14 @@ class FakeGroup:
                 self.pending += [
                     Stacks(attempt=attempt, rank=rank, text="at rest") for rank in self.alive
                 ]
+            case ReadKept(attempt=attempt):
+                states = (KeptState(point=1, is_forecast=False, content=b""),)
+                self.pending += [
+                    KeptRead(attempt=attempt, rank=rank, states=states, is_alive=rank in self.alive)
+                    for rank in range(self.world_size)
+                ]
+            case WriteState():
+                self.pending.append(self.rescue(call))
             case StoreRest(checkpoint=checkpoint, stored_already=stored_already):
                 names = None if stored_already is None else sorted(stored_already)
                 self.calls.append(("store_rest", *(ranks or ()), checkpoint, names))
@@ -193,6 +208,7 @@ class Driver:
     group: FakeGroup = field(init=False)
     manager: CheckpointManager = field(init=False)
     controller: Controller = field(init=False)
+    stop_rule: StopRule = field(default_factory=StopRule)
     stop_requests: StopRequests = field(default_factory=StopRequests)
     lease: FakeLease = field(default_factory=FakeLease)
     observers: Observers = field(default_factory=Observers)
@@ -262,6 +278,7 @@ class Driver:
                     config=self.failure_config, group=group, journal=journal
                 ),
                 attached=attached,
+                stop_rule=self.stop_rule,
                 stop_requests=self.stop_requests,
                 remote_requests=RemoteRequests(location.open(), 1, stop=self.stop_requests.request),
                 release_workers=self.released.set,

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.run.driver import Driver
+from tests.unit.run.play import Play
+from tests.unit.run.test_controller import lines
 
+from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.parts import PartStored, StateWritten
+from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import KeepsNothing, KeepsState, KeptRead, StateUnwritten
+from polytrain.events.attempt import Exited, KeepsNothing, KeepsState, KeptRead, StateUnwritten
 from polytrain.linux.kept_states import KeptState
 from polytrain.policy.failure import FailurePolicy
+from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.run import survivors
+from polytrain.run.machine import note
 from polytrain.run.states import Ending, State
 from polytrain.run.survivors import Survivors, in_order, newest_point
-from polytrain.workers.agents.calls import Kill, ReadKept, WriteState
+from polytrain.workers.agents.calls import AgentEvent, Kill, ReadKept, WriteState
+from polytrain.workers.session.job import LaunchOrder
 
 
 def read(rank: int, *points: int, alive: bool = True, forecast: int | None = None) -> KeptRead:
@@ -78,6 +89,9 @@ def test_the_first_that_writes_its_state_ends_the_search() -> None:
     written = run.survivors.written()
     assert written is not None
     assert written.part.rank == 0
+    # It is news once the state is committed.
+    assert run.entries == []
+    run.survivors.committed(written)
     assert [(each.rank, each.step, each.reason) for each in run.entries] == [(2, 9, "")]
 
 
@@ -146,3 +160,160 @@ def test_the_journal_says_why_no_rank_keeps_its_state(caplog: pytest.LogCaptureF
     run.survivors.launched(1, 3)
     assert not run.lose()
     assert len(run.entries) == 1
+
+
+def rescuing(path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Driver:
+    """A run that loses rank 0 in its first attempt, after it has reported steps 1 and 2.
+
+    Rank 1 has the state after step 3. Step 1 has a checkpoint.
+    """
+    run = Driver(path, monkeypatch, lambda order: [], **options)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt:
+            return run.all_done()
+        run.group.rescue = lambda call: StateWritten(
+            attempt=0,
+            rank=1,
+            part=replace(run.stored(1, call.checkpoint, step=3, model="3"), metrics={"loss": 0.25}),
+            is_report=False,
+        )
+        run.group.alive.discard(0)
+        return [
+            *(KeepsState(attempt=0, rank=rank, size=10) for rank in (0, 1)),
+            run.reported(0, 1),
+            run.staged(0, 0),
+            run.stored(0, 0, model="1"),
+            run.reported(0, 2),
+            Exited(attempt=0, rank=0, how="killed by SIGKILL", killed=False),
+        ]
+
+    run.life = life
+    return run
+
+
+def test_a_state_is_committed_also_if_no_restart_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver that resumes the run begins with it, and so does the result."""
+    run = rescuing(tmp_path, monkeypatch)
+    assert not run.conclude().succeeded
+    assert [each["step"] for each in lines(tmp_path, "Committed")] == [1, 3]
+    newest = run.manager.newest()
+    assert newest is not None
+    assert newest.step == 3
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert (asked["rank"], asked["step"], asked["reason"]) == (1, 3, "")
+
+
+def test_the_report_that_a_survivor_makes_may_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = StopRule(limits=(Limit(metric="loss", comparison="<=", value=0.3),))
+    run = rescuing(tmp_path, monkeypatch, max_failures=1, stop_rule=rule)
+    conclusion = run.conclude()
+    assert conclusion.succeeded
+    assert conclusion.stopped is not None
+    assert "loss" in conclusion.stopped.reason
+    assert run.group.of("launch") == [(0, 0)]
+
+
+def test_no_checkpoint_is_committed_before_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that is killed in between would resume after a step whose report is lost."""
+    run = rescuing(tmp_path, monkeypatch, max_failures=1)
+    steps: list[list[int]] = []
+    real = CheckpointManager.commit
+
+    def commit_(manager: CheckpointManager, manifest: Manifest) -> Any:
+        steps.append(run.controller.journal.history.history.steps().tolist())
+        return real(manager, manifest)
+
+    monkeypatch.setattr(CheckpointManager, "commit", commit_)
+    assert run.conclude().succeeded
+    assert steps == [[1], [1, 2, 3]]
+    assert run.group.of("launch") == [(0, 0), (1, 3)]
+
+
+def test_a_state_behind_the_reports_of_rank_0_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rank reports nothing, so its step says nothing."""
+    run = rescuing(tmp_path, monkeypatch, max_failures=1)
+    life = run.life
+
+    def far(order: LaunchOrder) -> Sequence[AgentEvent]:
+        events = list(life(order))
+        return [*events[:-1], *(run.reported(0, step) for step in (3, 4)), events[-1]] * (
+            order.attempt == 0
+        ) or events
+
+    run.life = far
+    assert run.conclude().succeeded
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert asked["rank"] is None
+    assert "rank 0 had reported step 4" in str(asked["reason"])
+    assert run.group.of("launch") == [(0, 0), (1, 1)]
+
+
+def test_losses_with_a_state_each_spend_the_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt comes one step further: without a limit, it would restart for ever."""
+    run = Driver(tmp_path, monkeypatch, lambda order: [], max_failures=2)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        attempt, step = order.attempt, order.start.step + 1
+        run.group.rescue = lambda call: StateWritten(
+            attempt=attempt,
+            rank=1,
+            part=run.stored(1, call.checkpoint, step=step, model=str(step)),
+            is_report=False,
+        )
+        run.group.alive.discard(0)
+        return [
+            *(KeepsState(attempt=attempt, rank=rank, size=10) for rank in (0, 1)),
+            run.reported(0, step),
+            Exited(attempt=attempt, rank=0, how="killed by SIGKILL", killed=False),
+        ]
+
+    run.life = life
+    conclusion = run.conclude()
+    assert "failure 3 of max_failures=2" in conclusion.reason
+    assert run.group.of("launch") == [(0, 0), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("num_to_keep", [None, 1])
+def test_a_state_takes_no_place_of_a_reported_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_to_keep: int | None
+) -> None:
+    """It is kept while it is the newest; the next checkpoint that is reported replaces it."""
+    config = CheckpointConfig(num_to_keep=num_to_keep)
+    run = rescuing(tmp_path, monkeypatch, max_failures=1, checkpoint_config=config)
+    life, kept = run.life, []
+
+    def reports(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt == 0:
+            return life(order)
+        kept.append([each.step for each in run.manager.checkpoints])
+        kept.append([each.step for each in run.manager.best()])
+        assert len(run.manager.reported()) == 1
+        return [run.reported(0, 4), run.staged(0, 2), run.stored(0, 2, step=4), *run.all_done()]
+
+    run.life = reports
+    assert run.conclude().succeeded
+    assert kept == [[1, 3], [1]]
+    last = [4] if num_to_keep else [1, 4]
+    assert [each.step for each in run.manager.checkpoints] == last
+    assert [each.step for each in run.manager.store.find(since_token=0).manifests] == last
+
+
+def test_the_state_of_an_attempts_start_does_not_count_as_training() -> None:
+    part = PartStored(attempt=0, rank=0, checkpoint=4, step=9, metrics={}, positions={}, files=())
+    written = StateWritten(attempt=0, rank=0, part=part, is_report=False)
+    play = Play(2).launched().training()
+    for start, has_trained in ((9, False), (8, True)):
+        state = note(replace(play.state, start=start), written)
+        assert state is not None
+        assert state.has_reported == has_trained

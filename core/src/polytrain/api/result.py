@@ -58,11 +58,12 @@ class Result(metaclass=RayTrainClass):
     more keep theirs."""
 
     checkpoint: Checkpoint | None = None
-    """The newest committed checkpoint."""
+    """The newest committed checkpoint. If none was reported after the loss of a rank, this is the
+    state that another rank had."""
 
     best_checkpoints: tuple[tuple[Checkpoint, Mapping[str, Any]], ...] = ()
-    """The checkpoints that were kept, from best to worst, each with the metrics of its report and
-    of its validation."""
+    """The reported checkpoints that were kept, from best to worst, each with the metrics of its
+    report and of its validation."""
 
     path: str
     """The run's directory or address: checkpoints, journal and logs."""
@@ -494,7 +495,8 @@ def recorded(
     )
     found = replace(found, manifests=good)
     newest = newest_intact(store, found)
-    kept = ranked(with_validations(found.manifests, run_history.validations), config)
+    reported = [each for each in found.manifests if not each.is_rescue]
+    kept = ranked(with_validations(reported, run_history.validations), config)
     error = None
     if run_history.succeeded is False and not run_history.stopped:
         error = TrainingFailedError(run_history.reason, (), path=location.address)

@@ -23,6 +23,10 @@ from polytrain_plugins import CheckpointInfo, CheckpointKind
 
 logger = logging.getLogger(__name__)
 
+_LAST = 8
+"""Number of the newest checkpoints among which a survivor's state is looked for: the next commit
+deletes it, at the latest the second."""
+
 _REMEMBERED = 256
 """Number of rank 0's newest checkpoints with which late parts are compared."""
 
@@ -112,6 +116,18 @@ class CheckpointManager:
         self.checkpoints = [each for each in self.checkpoints if each.directory not in bad]
 
     @property
+    def newest_reported(self) -> Manifest | None:
+        """The newest committed checkpoint that was reported; None without one."""
+        newest_first = reversed(self.checkpoints)
+        return next((each for each in newest_first if not each.is_rescue), None)
+
+    @property
+    def reported_step(self) -> int:
+        """Its step; without one, that of the run's own start."""
+        newest = self.newest_reported
+        return self.origin.step if newest is None else newest.step
+
+    @property
     def next_number(self) -> int:
         """Number of the next checkpoint."""
         return self._next_number
@@ -131,8 +147,7 @@ class CheckpointManager:
         self._writers = {0}
         if self.kind is CheckpointKind.EVERY_RANK:
             self._writers = everybody
-        elif self.merges_files and self.checkpoints:
-            newest = self.checkpoints[-1]
+        elif self.merges_files and (newest := self.newest_reported) is not None:
             wrote = {0, *(file.rank for file in newest.files)}
             if newest.world_size > 1 and wrote == set(range(newest.world_size)):
                 self._writers = everybody
@@ -217,10 +232,10 @@ class CheckpointManager:
             self._has_grown = self._has_grown or number == self._last_complete
         self._parts.setdefault(number, {})[part.rank] = part
 
-    def of_state(self, part: PartStored) -> Manifest:
+    def of_state(self, part: PartStored, *, is_rescue: bool) -> Manifest:
         """Return the manifest of a whole checkpoint that one rank has written for all."""
         self._next_number = max(self._next_number, part.checkpoint + 1)
-        return self._manifest({part.rank: part})
+        return replace(self._manifest({part.rank: part}), is_rescue=is_rescue)
 
     def next_complete(self) -> Manifest | None:
         """Return the manifest of the oldest checkpoint that can be committed now.
@@ -290,13 +305,18 @@ class CheckpointManager:
 
         The newest checkpoint must be known to be intact.
         """
-        if self.config.num_to_keep is None:
-            # A run may have made many thousands of checkpoints.
+        # A run may have made many thousands of checkpoints; only the last may be unreported.
+        last = self.checkpoints[-_LAST:-1]
+        old = {each.directory for each in last if each.is_rescue}
+        if self.config.num_to_keep is not None:
+            reported = [each for each in self._scored() if not each.is_rescue]
+            old |= {each.directory for each in expendable(reported, self.config)}
+        if not old:
             return []
         waiting = {validation.checkpoint for validation in self.validations.pending}
         if self.spares_previous:
             waiting |= {each.directory for each in self.checkpoints[-2:]}
-        old = {each.directory for each in expendable(self._scored(), self.config)} - waiting
+        old -= waiting
         self.checkpoints = [each for each in self.checkpoints if each.directory not in old]
         for directory in old:
             self._stamps.pop(directory, None)
@@ -348,16 +368,19 @@ class CheckpointManager:
         self._stamps.clear()
 
     def best(self) -> list[CheckpointInfo]:
-        """Return the committed checkpoints, from best to worst."""
-        return [self._info(manifest) for manifest in ranked(self._scored(), self.config)]
+        """Return the reported checkpoints that are kept, from best to worst."""
+        scored = [each for each in self._scored() if not each.is_rescue]
+        return [self._info(manifest) for manifest in ranked(scored, self.config)]
 
     def reported(self) -> Sequence[tuple[str, Mapping[str, Any], str]]:
-        """Return path, metrics and status of validation of all checkpoints, oldest first.
+        """Return path, metrics and status of validation of the reported ones, oldest first.
 
         The status is empty if no validation was requested.
         """
         found = []
         for manifest in self.checkpoints:
+            if manifest.is_rescue:
+                continue
             info, validation = self._info(manifest), self.validations.of(manifest.directory)
             status = "" if validation is None else validation.status.value
             found.append((info.path, dict(info.metrics), status))
@@ -447,7 +470,7 @@ class CheckpointManager:
 def is_good(manifest: Manifest, address: str, divergences: Divergences) -> bool:
     """Return whether training hadn't diverged when the checkpoint at an address was made."""
     made_by = manifest.attempt_id.token, manifest.attempt_id.attempt
-    return not divergences.is_bad(made_by, manifest.step, address)
+    return not divergences.is_bad(made_by, manifest.step, address, is_rescue=manifest.is_rescue)
 
 
 def with_validations(manifests: Sequence[Manifest], validations: Validations) -> list[Manifest]:

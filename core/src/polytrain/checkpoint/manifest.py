@@ -78,6 +78,10 @@ class Manifest:
     """Fingerprint of the data transform that the model was trained with; None without one.
     Fingerprints of different Python versions can't be compared."""
 
+    is_rescue: bool = False
+    """Whether it is the state of a survivor, which nobody has reported. It is kept only while it is
+    the newest, and isn't among the reported checkpoints."""
+
     @property
     def directory(self) -> str:
         """Name of the checkpoint's directory."""
@@ -86,6 +90,9 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as strictly valid JSON."""
         body = asdict(self)
+        if not self.is_rescue:
+            # Earlier versions read the manifests of all reported checkpoints.
+            del body["is_rescue"]
         digest = _digest(FORMAT, body)
         entry = {"format": FORMAT, "sha256": digest, "manifest": body}
         return json.dumps(strict_json.plain(entry), indent=1, allow_nan=False)

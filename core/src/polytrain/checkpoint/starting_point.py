@@ -36,6 +36,9 @@ class StartingPoint:
     own: bool = False
     """Whether it is this run's checkpoint, and not one that the user passed."""
 
+    is_rescue: bool = False
+    """Whether it is a survivor's state, which no report has shown to be good."""
+
     positions: Mapping[str, Any] = field(default_factory=dict)
     """Data set → the position to resume at, as in a manifest."""
 
@@ -95,6 +98,7 @@ def from_manifest(manifest: Manifest, location: Location, *, own: bool) -> Start
         location=location,
         step=manifest.step,
         own=own,
+        is_rescue=own and manifest.is_rescue,
         positions=manifest.positions,
         files=manifest.files,
     )

@@ -215,7 +215,8 @@ class FailureConfig(Config):
         int, Whole(of="failures", least=-1, remedy="Give 0 or more, or -1 for any number")
     ] = 0
     """Failed attempts in a row that the run survives; -1 for any number. The count begins again
-    with each checkpoint that was committed since the failure before. Preemptions don't count."""
+    with each reported checkpoint that was committed since the failure before. Preemptions don't
+    count."""
 
     retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
     """Whether exceptions of the training function are retried. By default they are, unless the same

@@ -166,23 +166,28 @@ class Divergences:
                 found[name] = (*found.get(name, ()), *ranges)
         return found
 
-    def is_bad(self, attempt_id: tuple[int, int], step: int, address: str) -> bool:
+    def is_bad(
+        self, attempt_id: tuple[int, int], step: int, address: str, *, is_rescue: bool = False
+    ) -> bool:
         """Return whether a checkpoint may hold what has diverged.
 
         It does if its attempt diverged, and had no good report after the checkpoint's. If two
-        attempts diverged with their first report after the same checkpoint, that is the cause.
+        attempts diverged with their first report after the same checkpoint, that is the cause. One
+        is enough if that is the state of a survivor, which no report has shown to be good.
 
         Args:
             attempt_id: token and number of its attempt.
             step: its step.
             address: where it is.
+            is_rescue: whether it is the state of a survivor.
         """
         if not self._found:
             return False
         of_attempt = self._found.get(attempt_id)
         if of_attempt is not None and step > of_attempt[0].good_step:
             return True
-        return [start for _, start in self._found.values()].count(address) > 1
+        count = [start for _, start in self._found.values()].count(address)
+        return count > (0 if is_rescue else 1)
 
 
 class DivergenceWatch:
@@ -197,6 +202,7 @@ class DivergenceWatch:
         places: Mapping[str, DataPlace],
         before: Iterable[Mapping[str, Any]],
         skips: bool,
+        starts_unseen: bool = False,
     ) -> None:
         """
         Args:
@@ -206,11 +212,15 @@ class DivergenceWatch:
             places: the rank's place in each data set at the start.
             before: the last reports before that step, oldest first.
             skips: whether batches are left out after a bad report.
+            starts_unseen: whether the attempt starts from a survivor's state, which no report has
+                shown to be good. If its first report is bad, the batch that has led to it may be
+                one before, so none is left out: the next attempt finds it again.
         """
         self._rule = rule
         self._rank = rank
         self._skips = skips
         self._is_first = True
+        self._is_unseen = starts_unseen
         self.keeps_all = ""
         """Why no batch can be left out, whatever was read; empty if nothing is known."""
 
@@ -247,7 +257,7 @@ class DivergenceWatch:
             self._is_first = False
             self.notice = self._left_out(places)[1]
         if wrong is None:
-            self._good = step, {**places}
+            self._good, self._is_unseen = (step, {**places}), False
             if compares:
                 self._before.append(metrics)
             return None
@@ -266,7 +276,7 @@ class DivergenceWatch:
     def _left_out(
         self, places: Mapping[str, DataPlace]
     ) -> tuple[Mapping[str, tuple[Skipped, ...]], str]:
-        if not self._skips:
+        if not self._skips or self._is_unseen:
             return {}, ""
         if self.keeps_all:
             return {}, f"{self.keeps_all}. {_INSTEAD}"

@@ -74,18 +74,24 @@ class RankError:
     place: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """File and line of each call that led to it; empty if it isn't an exception."""
 
-    def comes_again_in(self, later: RankError) -> bool:
+    def comes_again_in(self, later: RankError, *, nearer: int = 0) -> bool:
         """Whether a later error has the same cause, and is known to come each time.
 
         A bug comes again if its rank gets no further, wherever it came earlier. What may come from
         outside, such as a broken connection, has to come at the same step. Before the first step
         that says nothing.
+
+        Args:
+            later: the later error.
+            nearer: by how many steps a survivor's state let the later attempt begin nearer to it.
+                These aren't the rank's own progress.
         """
         is_bug = self.kind in _OF_THE_CODE and _type_of(self.message) in _BUGS
         if later.step == self.step and (is_bug or self.kind is not FailureKind.STARTUP):
             is_equal = (self.kind, self.message) == (later.kind, later.message)
             return is_equal or self.cause == later.cause
-        return is_bug and later.step < self.step and self.cause == later.cause
+        is_behind = later.step < self.step or later.step - nearer <= self.step < later.step
+        return is_bug and is_behind and self.cause == later.cause
 
     @property
     def cause(self) -> tuple[Any, ...]:
@@ -108,8 +114,13 @@ class FailedAttempt:
     errors: frozenset[RankError] = frozenset()
     """Errors of all ranks that may recur."""
 
-    committed: int = 0
-    """Step of the newest checkpoint when all processes were gone; 0 if there was none."""
+    progress: int = 0
+    """Step of the newest reported checkpoint when all processes were gone; 0 if there was none. The
+    state of a survivor is none: it only saves what would be repeated."""
+
+    rescued: int = 0
+    """How many steps after the newest reported checkpoint the attempt began, with the state of a
+    survivor."""
 
     has_reported: bool = True
     """Whether any rank has reported a step."""
@@ -262,19 +273,24 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
 def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
     """Return the rule that ends the run if an error recurs without progress: a bug.
 
-    It may occur on any rank, and needn't be the root cause of all attempts. If a checkpoint was
-    committed in between, or the rank got further, the run has made progress, and the rule doesn't
-    apply. An exception that may pass ends the run only if it comes several times in a row.
+    It may occur on any rank, and needn't be the root cause of all attempts. If a reported
+    checkpoint was committed in between, or the rank got further, the run has made progress, and the
+    rule doesn't apply. After a start from a survivor's state, a rank got further if it would have
+    without that state: if it reported more steps than it would have repeated. An exception that may
+    pass ends the run only if it comes several times in a row.
     """
 
     def rule(attempts: Attempts) -> Decision | None:
         if how is True or len(attempts) < 2:
             return None
         before, latest = attempts[-2:]
-        if latest.committed > before.committed:
+        if latest.progress > before.progress:
             return None
+        nearer = max(0, latest.rescued - before.rescued)
         pairs = product(before.errors, latest.errors)
-        repeated = next((pair for pair in pairs if pair[0].comes_again_in(pair[1])), None)
+        repeated = next(
+            (pair for pair in pairs if pair[0].comes_again_in(pair[1], nearer=nearer)), None
+        )
         which = "the attempt before had the same error at step"
         if repeated is not None:
             then, now = (f"{error.step}" for error in repeated)
@@ -285,6 +301,8 @@ def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
             which = f"the {_TIMES - 1} attempts before had the same error at steps"
             then, now = " and ".join(map(str, steps[:-1])), f"{steps[-1]}"
         further = "" if now in then.split() else f", and this one came only to step {now}"
+        if further and latest.rescued:
+            further += f", {latest.rescued} of which a survivor's state had spared it"
         return Decision(
             restart=False,
             reason=f"not retried, because {which} {then}{further}: it would come again",
@@ -298,7 +316,7 @@ def _steps_of_one_cause(attempts: Attempts) -> tuple[int, ...] | None:
 
     None if there is none.
     """
-    if len(attempts) < _TIMES or attempts[-1].committed > attempts[0].committed:
+    if len(attempts) < _TIMES or attempts[-1].progress > attempts[0].progress:
         return None
     furthest: list[dict[tuple[Any, ...], int]] = []
     for attempt in attempts:
@@ -309,9 +327,13 @@ def _steps_of_one_cause(attempts: Attempts) -> tuple[int, ...] | None:
         furthest.append(steps)
     for cause in furthest[-1]:
         if all(cause in steps for steps in furthest):
-            *before, latest = (steps[cause] for steps in furthest)
+            found = tuple(steps[cause] for steps in furthest)
+            # What a survivor's state has spared a rank isn't its own progress.
+            *before, latest = (
+                step - attempt.rescued for step, attempt in zip(found, attempts, strict=True)
+            )
             if latest <= max(before):
-                return (*before, latest)
+                return found
     return None
 
 
@@ -340,8 +362,8 @@ def losses_are_counted_once(attempts: Attempts) -> Decision | None:
 def failures_are_counted(most: int) -> Rule:
     """Return the rule that restarts at most `most` failures in a row; -1 means any number.
 
-    A checkpoint that was committed since the failure before is progress, which a failure can't
-    undo: the count begins again.
+    A reported checkpoint that was committed since the failure before is progress, which a failure
+    can't undo: the count begins again. After a survivor's state it doesn't: each failure has one.
     """
 
     def rule(attempts: Attempts) -> Decision | None:
@@ -366,8 +388,8 @@ def _counted(attempts: Attempts) -> tuple[int, int]:
     """
     failures, since = int(attempts[0].is_charged), 0
     for before, latest in pairwise(attempts):
-        if latest.committed > before.committed and failures:
-            failures, since = 0, latest.committed
+        if latest.progress > before.progress and failures:
+            failures, since = 0, latest.progress
         failures += latest.is_charged and not latest.is_late_news_of(before)
     return failures, since
 
@@ -393,7 +415,8 @@ def failed_attempt(
     world_size: int,
     has_reported: bool,
     lasted_s: float,
-    committed: int = 0,
+    progress: int = 0,
+    rescued: int = 0,
     nodes: Sequence[str] = (),
     no_rollback: str = "",
     without: str = "",
@@ -405,7 +428,8 @@ def failed_attempt(
         world_size: number of ranks.
         has_reported: whether any of them has reported a step.
         lasted_s: seconds from the launch to the first failure.
-        committed: step of the newest checkpoint.
+        progress: see `FailedAttempt`.
+        rescued: see `FailedAttempt`.
         nodes: the node of each rank; empty if they aren't known.
         no_rollback: see `FailedAttempt`.
         without: see `FailedAttempt`.
@@ -425,7 +449,8 @@ def failed_attempt(
         errors=frozenset(error for error in map(_error_of, own_errors) if error),
         has_reported=has_reported,
         lasted_s=lasted_s,
-        committed=committed,
+        progress=progress,
+        rescued=rescued,
         nodes=frozenset(
             nodes[failure.rank]
             for failure in failures

@@ -393,7 +393,7 @@ class SurvivorsAsked(Entry):
 
     attempt: Count
     rank: Ranks | None
-    """The rank that has written it; None if none has."""
+    """The rank whose state is committed as a checkpoint; None if none is."""
 
     step: Count | None
     """The number of reports before it."""

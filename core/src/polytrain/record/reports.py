@@ -157,6 +157,13 @@ class Reports(Sequence[Mapping[str, Any]]):
                 del self._columns[name]
         self._merged = {row: added for row, added in self._merged.items() if row < self._count}
 
+    @property
+    def last_step(self) -> int:
+        """The step of the last report; 0 without any."""
+        if not self._count:
+            return 0
+        return self._steps[-1] + self._count - self._rows[-1] - 1
+
     def steps(self) -> npt.NDArray[np.int64]:
         """Return the step of each report."""
         # Importing numpy takes a while, and a run that isn't resumed doesn't need it.

@@ -61,9 +61,6 @@ class CheckpointCoordinator:
     _has_warned_of_lost_steps: bool = False
     _has_warned_of_files: bool = False
     _highest_staged: int = -1
-    _of_survivors: set[str] = field(default_factory=set)
-    """Directories of checkpoints that nobody reported, and that have no score."""
-
     _waiting: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks whose staged part waits for rank 0's."""
 
@@ -120,20 +117,33 @@ class CheckpointCoordinator:
         self.background_tasks.submit(self.journal.sync)
         self._retire()
 
-    def commit_state(self, written: StateWritten) -> bool:
-        """Commit a survivor's state; return whether it is as new as the newest checkpoint."""
-        part, newest = written.part, self.manager.checkpoints[-1:]
-        if any(manifest.step > part.step for manifest in newest):
-            return False
+    def refusal(self, written: StateWritten, *, reported: int) -> str:
+        """Return why a survivor's state isn't to be committed; empty if it is.
+
+        Args:
+            written: the state.
+            reported: the last step that rank 0 has reported.
+        """
+        step, newest = written.part.step, self.manager.checkpoints[-1:]
+        if step < reported:
+            # Its rank may not report at all: then the number says nothing.
+            return f"rank 0 had reported step {reported}, and this state is that of step {step}"
+        for manifest in newest:
+            is_known = written.is_report and manifest.step == step and not manifest.is_rescue
+            if manifest.step > step or is_known:
+                return f"the checkpoint of step {manifest.step} is as new"
+        return ""
+
+    def commit_state(self, written: StateWritten) -> str:
+        """Commit a survivor's state; return the name of its directory."""
+        part = written.part
         if not written.is_report:
             # Its metrics would rank it beside the checkpoint that was reported with them.
             part = replace(part, metrics={})
-        manifest = self.manager.of_state(part)
-        if not written.is_report:
-            self._of_survivors.add(manifest.directory)
+        manifest = self.manager.of_state(part, is_rescue=not written.is_report)
         commit = partial(self._commit, manifest, frozenset())
         self.background_tasks.submit(commit, attempt=part.attempt)
-        return True
+        return manifest.directory
 
     @property
     def unused_number(self) -> int:
@@ -257,7 +267,7 @@ class CheckpointCoordinator:
         info, doomed = self.manager.committed(committed)
         self.journal.write(CheckpointCommitted(checkpoint=manifest.directory, step=manifest.step))
         # A validation may still return the metric.
-        if self.manager.validations.of(manifest.directory) is None:
+        if not manifest.is_rescue and self.manager.validations.of(manifest.directory) is None:
             self._check_score(manifest.directory, manifest.metrics)
         if is_new:
             self.observers.checkpoint_committed(self.run, info)
@@ -291,7 +301,7 @@ class CheckpointCoordinator:
     def _check_score(self, directory: str, metrics: Mapping[str, Any]) -> None:
         """Warn once if checkpoints can't be ranked as configured."""
         missing = missing_score(metrics, self.manager.config)
-        if missing is None or self._has_warned_of_score or directory in self._of_survivors:
+        if missing is None or self._has_warned_of_score:
             return
         self._has_warned_of_score = True
         logger.warning(

@@ -10,10 +10,16 @@ from functools import partial
 from typing import assert_never
 
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
+from polytrain.checkpoint.parts import (
+    CheckpointEvent,
+    CheckpointsAsked,
+    PartStored,
+    StateWritten,
+)
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
+    ConditionMet,
     Diverged,
     Done,
     Event,
@@ -279,6 +285,9 @@ class Controller:
             self._take_results()
         if isinstance(event, Exited | AgentLost):
             self._fail_if(self.checkpoints.gone(event.rank))
+            if self.state.is_last(event.rank):
+                # What follows is decided with it.
+                self._commit_state()
         if isinstance(event, Done):
             self._take_returned(event)
             self._fail_if(self.checkpoints.done(event.rank))
@@ -389,7 +398,6 @@ class Controller:
                 if not self.survivors.ask(self.state, number=self.checkpoints.unused_number):
                     self.group.call(action)
             case EndAttempt(root=root, reason=reason):
-                self._commit_state()
                 self.journal.write(
                     AttemptEnded(
                         attempt=action.attempt,
@@ -444,7 +452,14 @@ class Controller:
         self._take_results()
         start = self.checkpoints.next_start(attempt)
         # After a divergence, that is an older one than the newest.
-        self.state = replace(self.state, committed=start.step)
+        reported = self.checkpoints.manager.reported_step
+        self.state = replace(
+            self.state,
+            committed=start.step,
+            start=start.step,
+            progress=min(start.step, reported),
+            rescued=max(0, start.step - reported) if start.is_rescue else 0,
+        )
         members = self.group.members
         self.journal.write(
             Launched(
@@ -484,21 +499,36 @@ class Controller:
     def _commit_state(self) -> None:
         """Commit the state that a survivor has written, once all that was reported is stored."""
         written = self.survivors.written()
-        if written is None or not self.checkpoints.commit_state(written):
+        if written is None:
             return
-        part = written.part
         self._finish_tasks()
         self._take_results()
-        if part.step == self.journal.history.ledger.highest_step + 1:
-            # Rank 0 was lost between the step and its report of it, which nobody repeats.
-            report = Reported(
-                attempt=part.attempt,
-                rank=0,
-                step=part.step,
-                metrics=part.metrics,
-                at=self.journal.clock.now(),
-            )
-            self.publisher.reported(report)
+        reported = self.journal.history.history.last_step
+        refusal = self.checkpoints.refusal(written, reported=reported)
+        if refusal:
+            self.survivors.refused(refusal)
+            return
+        if written.part.step == reported + 1:
+            # Rank 0 was lost between the step and its report of it, which nobody repeats. It comes
+            # before the commit: if this driver is killed in between, the step is repeated.
+            self._report_for_rank_0(written.part)
+        directory = self.checkpoints.commit_state(written)
+        self._finish_tasks()
+        self._take_results()
+        if self.checkpoints.manager.committed_as(directory) is None:
+            self.survivors.refused(f"the state that rank {written.rank} wrote wasn't committed")
+        else:
+            self.survivors.committed(written)
+
+    def _report_for_rank_0(self, part: PartStored) -> None:
+        """Publish the report that rank 0 didn't make, with what a survivor reports."""
+        attempt, step = part.attempt, part.step
+        at = self.journal.clock.now()
+        report = Reported(attempt=attempt, rank=0, step=step, metrics=part.metrics, at=at)
+        self.publisher.reported(report)
+        stopped = self.stop_rule.limit_met_by(step, part.metrics)
+        if stopped is not None:
+            self._happen(ConditionMet(attempt=attempt, rank=0, stopped=stopped))
 
     def _announce_drain(self) -> None:
         drain = self.state.drain

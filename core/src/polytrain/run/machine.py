@@ -150,13 +150,16 @@ def note(state: State, event: Reported | CheckpointEvent | StateWritten) -> Stat
             return replace(state, steps=state.steps.insert(rank, reached), has_reported=True)
         case PartStaged():
             return replace(state, saves=True)
-        case StateWritten():
-            # It has trained, even if it was lost before its first report.
-            return replace(state, has_reported=True)
+        case StateWritten(part=part):
+            # It has trained, even if it was lost before its first report; unless the state is that
+            # of its start.
+            has_trained = state.has_reported or part.step > state.start
+            return replace(state, has_reported=has_trained)
         case Committed(manifest=manifest):
             if _has_diverged_before(state, manifest.step):
                 return state
-            return replace(state, committed=manifest.step)
+            progress = state.progress if manifest.is_rescue else manifest.step
+            return replace(state, committed=manifest.step, progress=progress)
         case PartStored() | PartVoid():
             # These always count: the agent outlives its worker process.
             return state
@@ -311,7 +314,8 @@ def _failed(state: State, failure: Failure, *, now: float, loses_agent: bool = F
 def _diverged(state: State, event: Diverged, *, now: float) -> Transition:
     """End the attempt, or add the divergence to it: several ranks may have found one."""
     # Checkpoints of this attempt that were made after the last good report don't count.
-    state = replace(state, committed=min(state.committed, event.found.good_step))
+    good = event.found.good_step
+    state = replace(state, committed=min(state.committed, good), progress=min(state.progress, good))
     transition = _failed(state, event.failure, now=now)
     ending = transition.state.phase
     if not isinstance(ending, Ending):
@@ -453,7 +457,8 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         world_size=state.world_size,
         has_reported=state.has_reported,
         lasted_s=ending.lasted_s,
-        committed=state.committed,
+        progress=state.progress,
+        rescued=state.rescued,
         nodes=state.nodes,
         no_rollback="" if ending.diverged is None else ending.diverged.problem,
         without="" if ending.diverged is None else ending.diverged.found.without,

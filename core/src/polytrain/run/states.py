@@ -148,17 +148,31 @@ class State:
     committed: int = 0
     """Step of the newest checkpoint, from which an attempt starts."""
 
+    progress: int = 0
+    """Step of the newest checkpoint that was reported: what a survivor has written is none."""
+
+    start: int = 0
+    """Step of the checkpoint that the attempt has started from."""
+
+    rescued: int = 0
+    """How many steps that is after the newest reported checkpoint."""
+
     steps: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
     """Last reported step of each rank that has joined this attempt."""
 
     has_reported: bool = False
-    """Whether any rank of this attempt has reported a step."""
+    """Whether any rank of this attempt has reported a step, or has left a state after one."""
 
     saves: bool = True
     """Whether the training is known to make checkpoints: a stop waits for the next one."""
 
     drain: DrainWanted | None = None
     """The requested drain, after which worker processes stop at their next checkpoint."""
+
+    def is_last(self, rank: int) -> bool:
+        """Whether this rank's process is the last of an ending attempt that isn't gone."""
+        gone = self.phase.gone if isinstance(self.phase, Ending) else None
+        return gone is not None and len(gone.insert(rank)) == self.world_size
 
     @property
     def status(self) -> AttemptStatus | None:

@@ -114,7 +114,7 @@ class Survivors:
             return False
         if not self._keepers:
             if self._unkept:
-                self._conclude(reason=self._unkept[min(self._unkept)])
+                self.refused(reason=self._unkept[min(self._unkept)])
             return False
         self._is_asking, self._number = True, number
         self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
@@ -138,9 +138,9 @@ class Survivors:
                 if len(self._kept) == self._world_size:
                     self._left = in_order(self._kept)
                     self._ask_next()
-            case StateWritten(rank=rank, part=part) if self._is_asking:
+            case StateWritten() if self._is_asking:
                 self._written = event
-                self._end(rank=rank, step=part.step)
+                self._end()
             case StateUnwritten(rank=rank, reason=reason) if self._is_asking:
                 self._refused[rank] = reason
                 self._ask_next()
@@ -148,12 +148,12 @@ class Survivors:
     def lost(self, rank: int) -> None:
         """Note that a rank's agent is lost: so are its small states, unless they are known."""
         if self._is_asking and rank not in self._kept:
-            self._end(reason=f"rank {rank}'s random numbers and places are lost with its host")
+            self._end_without(f"rank {rank}'s random numbers and places are lost with its host")
 
     def overdue(self) -> None:
         """Stop asking if the time is over."""
         if self._is_asking and time.monotonic() >= self._until:
-            self._end(reason=self._refusals or "the survivors didn't answer in time")
+            self._end_without(self._refusals or "the survivors didn't answer in time")
 
     def written(self) -> StateWritten | None:
         """Remove and return the state that a survivor has written, as rank 0's part."""
@@ -170,7 +170,7 @@ class Survivors:
     def _ask_next(self) -> None:
         point = newest_point(self._kept)
         if point is None or not self._left:
-            self._end(reason=self._refusals or "no rank has finished a step")
+            self._end_without(self._refusals or "no rank has finished a step")
             return
         # The agent's limit comes first: its answer says why.
         limit_s = (self._until - time.monotonic()) * 0.9
@@ -183,21 +183,29 @@ class Survivors:
         )
         self.group.call(call, (self._left.pop(0),))
 
-    def _end(self, *, rank: int | None = None, step: int | None = None, reason: str = "") -> None:
-        self._is_asking = False
-        self._conclude(rank=rank, step=step, reason=reason)
-        self.group.call(Kill(attempt=self._attempt))
+    def committed(self, written: StateWritten) -> None:
+        """Note that a survivor's state is a checkpoint."""
+        rank, step = written.rank, written.part.step
+        self._note(rank=rank, step=step)
+        logger.info("The state after step %d, which rank %d had kept, is committed.", step, rank)
 
-    def _conclude(
-        self, *, rank: int | None = None, step: int | None = None, reason: str = ""
-    ) -> None:
+    def refused(self, reason: str) -> None:
+        """Note that there is no checkpoint of a survivor's state."""
+        self._note(reason=reason)
+        level = logging.INFO if self._has_warned else logging.WARNING
+        self._has_warned = True
+        why = "Steps since the last checkpoint are repeated, if there are any: %s."
+        logger.log(level, why, reason)
+
+    def _note(self, *, rank: int | None = None, step: int | None = None, reason: str = "") -> None:
         self.journal.write(
             SurvivorsAsked(attempt=self._attempt, rank=rank, step=step, reason=reason)
         )
-        if rank is None:
-            level = logging.INFO if self._has_warned else logging.WARNING
-            self._has_warned = True
-            why = "Steps since the last checkpoint are repeated, if there are any: %s."
-            logger.log(level, why, reason)
-        else:
-            logger.info("The run goes on from the last step, whose state rank %d has kept.", rank)
+
+    def _end_without(self, reason: str) -> None:
+        self.refused(reason)
+        self._end()
+
+    def _end(self) -> None:
+        self._is_asking = False
+        self.group.call(Kill(attempt=self._attempt))

@@ -152,6 +152,7 @@ class WorkerSession:
                 places=self._cursors.places(),
                 before=order.last_reports,
                 skips=job.skips_bad_batches,
+                starts_unseen=order.start.is_rescue,
             )
 
         self._model: Any = None
