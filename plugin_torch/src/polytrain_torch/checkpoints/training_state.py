@@ -141,7 +141,8 @@ class TrainingState:
             checkpoint: load this one instead.
 
         Returns:
-            The `progress` that was passed to `report`; empty without a checkpoint.
+            The `progress` that was passed to `report`; empty without a checkpoint, and with one
+            of a step before the first report, which another rank has kept.
 
         Raises:
             KeyError: the checkpoint lacks a part.

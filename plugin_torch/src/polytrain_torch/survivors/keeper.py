@@ -38,6 +38,12 @@ from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
 from polytrain_torch.virtual_workers import current as virtual_workers
 
+_MOST_SMALL = 16 << 20
+"""Bytes that may be copied at each point."""
+
+_SAMPLED = 64
+"""Values of each parameter that are looked at."""
+
 _ROOM = 1 << 16
 """Bytes for a small state to grow."""
 
@@ -73,6 +79,9 @@ class _Point:
     progress: Mapping[str, Any]
     is_over: bool = False
     """Whether the epoch had no batch left."""
+
+    sample: bytes | None = None
+    """Of the parameters, where an evaluation may swap them; None elsewhere."""
 
 
 class Keeper:
@@ -116,6 +125,9 @@ class Keeper:
         self._views: list[memoryview] = []
         self._addresses: list[int] = []
         """Where the buffers were when the views of them were made."""
+
+        self._may_be_infinite: set[int] = set()
+        """Numbers of the buffers that are from the start, such as masks."""
 
         self._generators = Generators()
         self._sent: set[int] = set()
@@ -162,8 +174,9 @@ class Keeper:
     def epoch_is_over(self) -> None:
         """Note that there was no batch left."""
         point = self._point
-        if point is not None and point.frames is not None and not self._has_stepped:
-            self._point = replace(point, is_over=True)
+        if point is None or point.frames is None or point.is_over or self._has_stepped:
+            return
+        self._point = replace(point, is_over=True, sample=self._sample())
 
     def at_report(self, metrics: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         """Note that the loop reports, with its progress: a restart can go on after that."""
@@ -204,6 +217,7 @@ class Keeper:
             versions=versions_of(self._parameters),
             frames=frames,
             progress=self.progress,
+            sample=None if frames is not None else self._sample(),
         )
         with self._lock:
             self._number, self._point = number, point
@@ -224,8 +238,13 @@ class Keeper:
             return why_not
         self._views = [_bytes_of(buffer) for buffer in self._buffers]
         self._addresses = [buffer.data_ptr() for buffer in self._buffers]
+        self._may_be_infinite = {
+            number for number, each in enumerate(self._buffers) if not torch.isfinite(each).all()
+        }
         pieces = [*self._generators.states(), pickle.dumps(self._small(), protocol=5)]
         size = sum(map(len, (*pieces, *self._views)))
+        if size > _MOST_SMALL:
+            return f"its buffers and small parts have {size / 1e6:.0f} MB"
         large = sum(tensor.nbytes for tensor in self._large_tensors())
         self._kept = self._survivor.keep(self, capacity=size * 2 + _ROOM, size=size + large)
         return None
@@ -305,6 +324,17 @@ class Keeper:
             for state in optimizer.state.values():
                 yield from (each for each in state.values() if isinstance(each, torch.Tensor))
 
+    def _sample(self) -> bytes:
+        """Return a digest of some of each parameter's values.
+
+        Writes to `parameter.data` show nowhere else.
+        """
+        values = []
+        for each in self._parameters:
+            at = torch.linspace(0, each.numel() - 1, _SAMPLED, dtype=torch.float64).long()
+            values.append(torch.take(each.detach(), at) if each.numel() else each)
+        return digest(values)
+
     def _see_loop(self) -> None:
         known: list[Any] = [self]
         for part in self._parts.values():
@@ -370,7 +400,8 @@ class Keeper:
             mine is not its for mine, its in zip(now, self._large, strict=True)
         ):
             raise NotCleanError("parts were replaced after the step")
-        if versions_of(self._parameters) != point.versions:
+        is_sampled = point.sample in (None, self._sample())
+        if versions_of(self._parameters) != point.versions or not is_sampled:
             raise NotCleanError("parameters were changed after the step, outside of an optimizer")
 
     def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
@@ -382,6 +413,7 @@ class Keeper:
             kept, first=found.first, point=point, mine=mine, buffers=self._buffers, sent=self._sent
         )
         states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
+        self._expect_finite([buffers for _, buffers in states])
         by_rank = [self._whole(state, buffers) for state, buffers in states]
         differing = _differing(by_rank, self._compared)
         found_ = {"ranks": len(by_rank), "names": differing}
@@ -415,6 +447,24 @@ class Keeper:
         # A write meanwhile would have torn the files.
         self._expect_unchanged(found)
         return found.place
+
+    def _expect_finite(self, by_rank: Sequence[Sequence[torch.Tensor]]) -> None:
+        """
+        Args:
+            by_rank: each rank's buffers.
+
+        Raises:
+            NotCleanError: training couldn't go on from the values, as from an older checkpoint.
+        """
+        are_finite = all(torch.isfinite(each).all() for each in self._large) and all(
+            not torch.isnan(each).any()
+            if number in self._may_be_infinite
+            else torch.isfinite(each).all()
+            for buffers in by_rank
+            for number, each in enumerate(buffers)
+        )
+        if not are_finite:
+            raise NotCleanError("a weight, a buffer or an optimizer's state isn't finite")
 
     def _whole(self, small: State, buffers: Sequence[torch.Tensor]) -> State:
         """Return a rank's state of all parts, with its own small parts and buffers."""
@@ -516,10 +566,11 @@ class _Ranks:
                 raise NotCleanError(f"{lost} a part of TrainingState differs between the ranks")
         buffers = self._tensors(last[1])
         its, was_here, is_here = (self._tensors(each[1]) for each in (before, here_before, now))
+        here = self._tensors(here_last[1])
         for number, buffer in enumerate(self.buffers):
             if id(buffer) in self.sent:
                 continue
-            if _equal(its[number], was_here[number]):
+            if _equal(its[number], was_here[number]) and _equal(buffers[number], here[number]):
                 buffers[number] = is_here[number]
                 continue
             source = self._source_of(number, is_here)

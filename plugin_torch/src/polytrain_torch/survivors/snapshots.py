@@ -156,7 +156,7 @@ class Snapshot:
                 # What is written there is in its file, where a restart finds it.
                 return _Object(kind)
             case np.ndarray() if value.dtype.hasobject:
-                return self._refer((kind, value.shape), value.ravel().tolist())
+                return self._refer((kind, value.shape), (value.ravel().tolist(),))
             case torch.Tensor() | np.ndarray():
                 self._arrays.append(value)
                 return None

@@ -1,0 +1,198 @@
+"""What a rank that is left writes, and when it refuses to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polytrain.extension import KeptStates, NotCleanError, Place
+from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors.keeper import Keeper
+
+Run = Callable[..., Any]
+
+
+class Session:
+    """A rank's session, to which nothing is sent."""
+
+    can_keep = True
+    reads_checkpoint = 0
+    kept: KeptStates | None = None
+    why_not = ""
+
+    def place(self) -> Place:
+        return Place(step=1, metrics={}, positions={})
+
+    def keep(self, _: Keeper, *, capacity: int, size: int) -> KeptStates:
+        self.kept = KeptStates.new(capacity)
+        return self.kept
+
+    def keep_nothing(self, why: str) -> None:
+        self.why_not = why
+
+
+class World:
+    """The context of a rank of `size`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def get_world_size(self) -> int:
+        return self.size
+
+
+class Rank:
+    """Trains a small network, and tells its keeper of it as hooks and loaders do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
+        torch.manual_seed(1)
+        self.session = Session()
+        monkeypatch.setattr(keeper, "survivor", lambda: self.session)
+        self.model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        self.model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.keeper = Keeper({"model": self.model, "optimizer": self.optimizer, **parts}, {})
+        self.fetch()
+
+    def fetch(self) -> None:
+        self.keeper.before_batch(sys._getframe())
+
+    def forward(self, offset: float = 0.0) -> torch.Tensor:
+        found: torch.Tensor = self.model(torch.arange(8.0).reshape(4, 2) + offset)
+        self.keeper.after_forward()
+        return found
+
+    def step(self) -> None:
+        self.forward().square().sum().backward()
+        self.keeper.before_step(self.optimizer)
+        self.optimizer.step()
+
+    def report(self) -> None:
+        self.keeper.at_report({"loss": 1.0}, {"epoch": 1})
+
+    def states(self) -> tuple[Any, ...]:
+        assert self.session.kept is not None
+        return self.session.kept.read()
+
+    def write(self, directory: Path, lost: Rank | None = None) -> Place:
+        """Write the state at this one's point. It is rank 0, and the lost one rank 1."""
+        point = self.keeper.hold(0, lambda: True)
+        kept = {0: self.states(), 1: () if lost is None else lost.states()}
+        return self.keeper.write(kept, point, directory)
+
+
+@pytest.fixture
+def within(run: Run) -> Callable[[Callable[[], None]], None]:
+    """Run a function as a training function of one worker."""
+    return lambda function: run(function)
+
+
+Within = Callable[[Callable[[], None]], None]
+
+
+def test_a_state_is_written(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.report()
+        rank.write(tmp_path)
+
+    within(train)
+    assert torch.load(tmp_path / "state.pt")["progress"] == {"epoch": 1}
+    # A mask's values aren't finite from the start.
+    assert torch.load(tmp_path / "model.pt")["mask"].tolist() == [0, -torch.inf]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda rank: rank.model[0].weight.data.fill_(torch.nan),
+        lambda rank: rank.model[1].running_mean.fill_(torch.inf),
+        lambda rank: rank.model.mask.fill_(torch.nan),
+        lambda rank: rank.optimizer.state[rank.model[0].weight]["exp_avg"].fill_(torch.inf),
+    ],
+)
+def test_a_state_that_is_not_finite_is_not_written(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spoil: Callable[[Rank], None]
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        spoil(rank)
+        rank.report()
+        with pytest.raises(NotCleanError, match="isn't finite"):
+            rank.write(tmp_path)
+
+    within(train)
+    assert not [*tmp_path.glob("*.pt")]
+
+
+@pytest.mark.parametrize("where", ["report", "end of epoch"])
+def test_weights_that_an_evaluation_swaps_are_not_written(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        if where == "report":
+            rank.report()
+        else:
+            rank.fetch()
+            rank.keeper.epoch_is_over()
+        rank.model[0].weight.data.mul_(0.5)
+        # The loader of the evaluation ends, too.
+        rank.keeper.epoch_is_over()
+        with pytest.raises(NotCleanError, match="changed after the step"):
+            rank.write(tmp_path)
+
+    within(train)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_statistics_that_differ_in_the_first_step_are_not_invented(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, offset: float
+) -> None:
+    """Before it they are equal on both ranks; the lost one has only computed its gradients."""
+
+    def train() -> None:
+        lost = Rank(monkeypatch)
+        lost.forward(offset)
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.report()
+        monkeypatch.setattr(keeper, "get_context", lambda: World(2))
+        if offset == 0:
+            rank.write(tmp_path, lost=lost)
+        else:
+            with pytest.raises(NotCleanError, match="a buffer differs"):
+                rank.write(tmp_path, lost=lost)
+
+    within(train)
+
+
+class Table:
+    """A part that has much to save."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": torch.zeros(5 << 20)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def test_what_is_copied_at_each_batch_has_a_limit(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch, table=Table())
+        assert rank.session.kept is None
+        assert rank.session.why_not == "its buffers and small parts have 21 MB"
+
+    within(train)
