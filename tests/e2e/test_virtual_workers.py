@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.e2e.journals import journal
 
 from polytrain import Result, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
 
@@ -83,6 +84,8 @@ def test_kills_and_other_numbers_of_workers_change_no_bit(tmp_path: Path) -> Non
     for workers, end in ((4, 4), (2, 6), (3, 9)):
         with pytest.raises(TrainingFailedError):
             fit(tmp_path / "cut", workers, end=end)
+    asked = journal(tmp_path / "cut" / "run", "SurvivorsAsked")
+    assert [each["reason"] for each in asked] == ["it has virtual workers"] * 3
     cut = fit(tmp_path / "cut", 1)
     assert [metrics_of(each) for each in cut.history] == [
         metrics_of(each) for each in whole.history

@@ -23,6 +23,8 @@ from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trai
 from polytrain.linux.machine_resources import visible_gpus
 from polytrain.linux.nvidia_gpus import opened_gpus
 
+pytestmark = pytest.mark.alone  # they measure time, and the memory of the GPU
+
 GIB = 1 << 30
 KILLS, HELD = 50, 8 * GIB
 REPETITIONS = 3
