@@ -229,7 +229,7 @@ def test_checkpoints_after_the_last_good_report_are_bad(step: int, attempt: int)
     # Rank 1 has found it a step earlier.
     others = dataclasses.replace(ROLLBACK, rank=1, step=5, good_step=4)
     found_by(divergences, ROLLBACK, others, start=(2, "/run/a"))
-    assert divergences.is_bad((1, attempt), step, "/run/b") == (attempt == 1 and step > 4)
+    assert divergences.is_bad((1, attempt), step, "b") == (attempt == 1 and step > 4)
     [rollback] = divergences.rollbacks
     assert (rollback.number, rollback.rank, rollback.good_step) == (1, 1, 4)
 
@@ -238,18 +238,29 @@ def test_a_checkpoint_after_which_all_diverges_is_bad_itself() -> None:
     divergences = Divergences()
     for attempt, good_step in ((1, 5), (2, 6), (3, 5)):
         rollback = dataclasses.replace(ROLLBACK, attempt=attempt, good_step=good_step, step=7)
-        assert not divergences.is_bad((1, 0), 5, "/run/a")
+        assert not divergences.is_bad((1, 0), 5, "a")
+        found_by(divergences, rollback, start=(5, f"/moved/{attempt}/a"))
+    assert divergences.is_bad((1, 0), 5, "a")
+    assert not divergences.is_bad((1, 0), 4, "b")
+
+
+def test_bad_batches_that_follow_each_other_are_no_fault_of_the_checkpoint() -> None:
+    """Each attempt leaves out another one; a third says that it isn't the batches."""
+    divergences = Divergences()
+    for attempt in range(3):
+        assert not divergences.is_bad((1, 9), 5, "a")
+        skipped = {"train": ((0, attempt, attempt + 1),)}
+        rollback = dataclasses.replace(ROLLBACK, attempt=attempt, skipped=skipped)
         found_by(divergences, rollback, start=(5, "/run/a"))
-    assert divergences.is_bad((1, 0), 5, "/run/a")
-    assert not divergences.is_bad((1, 0), 4, "/run/b")
+    assert divergences.is_bad((1, 9), 5, "a")
 
 
 def test_a_state_that_no_report_has_shown_to_be_good_is_bad_at_once() -> None:
     divergences = Divergences()
     rollback = dataclasses.replace(ROLLBACK, attempt=1, good_step=5, step=6)
     found_by(divergences, rollback, start=(5, "/run/a"))
-    assert divergences.is_bad((1, 0), 5, "/run/a", is_rescue=True)
-    assert not divergences.is_bad((1, 0), 5, "/run/a")
+    assert divergences.is_bad((1, 0), 5, "a", is_rescue=True)
+    assert not divergences.is_bad((1, 0), 5, "a")
 
 
 def test_what_is_left_out_adds_up() -> None:

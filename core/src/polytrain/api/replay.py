@@ -149,9 +149,7 @@ def _start(
     found: dict[int, Manifest] = {}
     for each in store.find(since_token=history.since_token).manifests:
         # A survivor's state may lie between two steps, and has the number of the first.
-        if not each.is_rescue and is_good(
-            each, store.location_of(each.directory).address, history.divergences
-        ):
+        if not each.is_rescue and is_good(each, history.divergences):
             found[each.step] = each
     start = start_of(spec_of(trainer))
     for step in starting_steps(found, from_step, last_step):

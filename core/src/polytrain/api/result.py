@@ -488,11 +488,7 @@ def recorded(
     store = CheckpointStore(location=location)
     config = run_history.ranking if config is None else config
     found = store.find(since_token=run_history.since_token)
-    good = tuple(
-        each
-        for each in found.manifests
-        if is_good(each, store.location_of(each.directory).address, run_history.divergences)
-    )
+    good = tuple(each for each in found.manifests if is_good(each, run_history.divergences))
     found = replace(found, manifests=good)
     newest = newest_intact(store, found)
     reported = [each for each in found.manifests if not each.is_rescue]

@@ -106,8 +106,7 @@ class CheckpointManager:
 
     def is_good(self, manifest: Manifest) -> bool:
         """Return whether training hadn't diverged when a checkpoint was made."""
-        address = self.store.location_of(manifest.directory).address
-        return is_good(manifest, address, self.divergences)
+        return is_good(manifest, self.divergences)
 
     def leave_bad_out(self) -> None:
         """Drop the checkpoints of what has diverged; they are deleted after the next commit."""
@@ -467,10 +466,11 @@ class CheckpointManager:
         return CheckpointInfo(path=path, step=manifest.step, metrics=metrics)
 
 
-def is_good(manifest: Manifest, address: str, divergences: Divergences) -> bool:
-    """Return whether training hadn't diverged when the checkpoint at an address was made."""
+def is_good(manifest: Manifest, divergences: Divergences) -> bool:
+    """Return whether training hadn't diverged when a checkpoint was made."""
     made_by = manifest.attempt_id.token, manifest.attempt_id.attempt
-    return not divergences.is_bad(made_by, manifest.step, address, is_rescue=manifest.is_rescue)
+    where = manifest.directory
+    return not divergences.is_bad(made_by, manifest.step, where, is_rescue=manifest.is_rescue)
 
 
 def with_validations(manifests: Sequence[Manifest], validations: Validations) -> list[Manifest]:

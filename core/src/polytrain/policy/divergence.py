@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -133,15 +134,16 @@ class Divergences:
     """The divergences of a run, over all its drivers: a part of the fold of its journal."""
 
     _found: dict[tuple[int, int], tuple[Rollback, str | None]] = field(default_factory=dict)
-    """Token and attempt → the divergence that counts, and the attempt's starting checkpoint if no
-    report since then was good."""
+    """Token and attempt → the divergence that counts, and the directory of the attempt's starting
+    checkpoint if no report since then was good."""
 
     _start: tuple[int, str | None] = (0, None)
-    """Step and address of the last attempt's starting checkpoint."""
+    """Step and directory of the last attempt's starting checkpoint."""
 
     def launched(self, step: int, start: str | None) -> None:
-        """Note that an attempt starts at a checkpoint, or without one."""
-        self._start = step, start
+        """Note that an attempt starts at a checkpoint's address, or without one."""
+        # A run may be resumed by another address, for example after it was moved.
+        self._start = step, start and start.rstrip("/").rpartition("/")[2]
 
     def take(self, token: int, found: Rollback) -> None:
         """Take the divergence that a rank has found; of several the earliest counts."""
@@ -167,18 +169,19 @@ class Divergences:
         return found
 
     def is_bad(
-        self, attempt_id: tuple[int, int], step: int, address: str, *, is_rescue: bool = False
+        self, attempt_id: tuple[int, int], step: int, directory: str, *, is_rescue: bool = False
     ) -> bool:
         """Return whether a checkpoint may hold what has diverged.
 
-        It does if its attempt diverged, and had no good report after the checkpoint's. If two
-        attempts diverged with their first report after the same checkpoint, that is the cause. One
-        is enough if that is the state of a survivor, which no report has shown to be good.
+        It does if its attempt diverged, and had no good report after the checkpoint's. It is the
+        cause, too, if two attempts diverged with their first report after it by the same batches,
+        or three by whatever batches: two that are bad may follow each other. One is enough if that
+        is the state of a survivor, which no report has shown to be good.
 
         Args:
             attempt_id: token and number of its attempt.
             step: its step.
-            address: where it is.
+            directory: the name of its directory.
             is_rescue: whether it is the state of a survivor.
         """
         if not self._found:
@@ -186,8 +189,10 @@ class Divergences:
         of_attempt = self._found.get(attempt_id)
         if of_attempt is not None and step > of_attempt[0].good_step:
             return True
-        count = [start for _, start in self._found.values()].count(address)
-        return count > (0 if is_rescue else 1)
+        blamed = [found.skipped for found, start in self._found.values() if start == directory]
+        if is_rescue:
+            return bool(blamed)
+        return len(blamed) > 2 or any(one == other for one, other in combinations(blamed, 2))
 
 
 class DivergenceWatch:
