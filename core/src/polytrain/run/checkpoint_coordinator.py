@@ -129,7 +129,9 @@ class CheckpointCoordinator:
             # Its rank may not report at all: then the number says nothing.
             return f"rank 0 had reported step {reported}, and this state is that of step {step}"
         for manifest in newest:
-            is_known = written.is_report and manifest.step == step and not manifest.is_rescue
+            # A booster's rounds are its steps: nothing is read in between.
+            is_same = written.is_report or written.part.positions == manifest.positions
+            is_known = manifest.step == step and is_same and not manifest.is_rescue
             if manifest.step > step or is_known:
                 return f"the checkpoint of step {manifest.step} is as new"
         return ""

@@ -506,7 +506,8 @@ class Controller:
         reported = self.journal.history.history.last_step
         refusal = self.checkpoints.refusal(written, reported=reported)
         if refusal:
-            self.survivors.refused(refusal)
+            are_steps_lost = written.part.step > self.state.committed
+            self.survivors.refused(refusal, are_steps_lost=are_steps_lost)
             return
         if written.part.step == reported + 1:
             # Rank 0 was lost between the step and its report of it, which nobody repeats. It comes

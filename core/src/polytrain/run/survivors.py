@@ -189,9 +189,11 @@ class Survivors:
         self._note(rank=rank, step=step)
         logger.info("The state after step %d, which rank %d had kept, is committed.", step, rank)
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: str, *, are_steps_lost: bool = True) -> None:
         """Note that there is no checkpoint of a survivor's state."""
         self._note(reason=reason)
+        if not are_steps_lost:
+            return
         level = logging.INFO if self._has_warned else logging.WARNING
         self._has_warned = True
         why = "Steps since the last checkpoint are repeated, if there are any: %s."
