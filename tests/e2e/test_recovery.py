@@ -42,7 +42,9 @@ class KillOnReport:
     def polytrain_reported(self, report: Any) -> None:
         if report.step == 2 and self.victim is None:
             mine = psutil.Process().children(recursive=True)
-            self.victim = next(p for p in mine if self._title in " ".join(p.cmdline()))
+            named = (each for each in mine if self._title in " ".join(each.cmdline()))
+            # A zygote that waits for the next run has no worker processes.
+            self.victim = next(each for each in named if each.children())
             self.victim.send_signal(signal.SIGKILL)
 
 
