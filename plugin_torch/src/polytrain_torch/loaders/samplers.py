@@ -144,6 +144,8 @@ class SeededItems:
     attributes are the data set's, also those that a `worker_init_fn` sets.
     """
 
+    _items: Any
+
     def __init__(self, items: Any) -> None:
         vars(self)["_items"] = items
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from polytrain_torch.checkpoints.rank_parts import digest
-from polytrain_torch.private import version_of
+from polytrain_torch.private import original_module, version_of
 from polytrain_torch.survivors.byte_code import globals_of
 
 OURS = ("polytrain", "polytrain_plugins", "polytrain_torch")
@@ -191,7 +191,7 @@ class Snapshot:
                 return _Object(kind)
         if module.startswith("torch._"):
             # A compiled module's own.
-            return self._refer(kind, (getattr(value, "_orig_mod", None),))
+            return self._refer(kind, (original_module(value),))
         return self._look_at_instance(value)
 
     def _look_at_container(self, value: Any) -> _Object | None:
