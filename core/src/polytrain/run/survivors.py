@@ -38,7 +38,8 @@ _NOT_ASKED = (
 
 def newest_point(kept: Mapping[int, KeptRead]) -> int | None:
     """Return the newest clean point that a rank has reached; None if none has reached any."""
-    return max(map(_point, kept.values()), default=-1) if _any_point(kept) else None
+    newest = max(map(_point, kept.values()), default=-1)
+    return newest if newest >= 0 else None
 
 
 def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
@@ -52,10 +53,6 @@ def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
 
 def _point(read: KeptRead) -> int:
     return max((state.point for state in read.states if not state.is_forecast), default=-1)
-
-
-def _any_point(kept: Mapping[int, KeptRead]) -> bool:
-    return any(_point(read) >= 0 for read in kept.values())
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import gc
 import hashlib
 import io
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,34 @@ def differences(states: States, *, equal: Collection[str] = ()) -> Differences:
     ranks = dist.get_world_size()
     if ranks == 1:
         return {"ranks": 1, "names": {}}
-    by_rank = gathered(
-        {
-            (kind, name): digest(state)
-            for kind, by_name in states.items()
-            for name, state in by_name.items()
-        }
-    )
+    by_rank = gathered(digests_of(states))
+    found = differences_of(by_rank)
+    for name in sorted(set(equal).intersection(found["names"].get("parts", ()))):
+        digests = [each.get(("parts", name)) for each in by_rank]
+        raise _drifted(name, next(n for n in range(ranks) if digests[n] != digests[0]))
+    return found
+
+
+Digests = dict[tuple[str, str], bytes]
+"""Kind and name → digest of the state."""
+
+
+def digests_of(states: States) -> Digests:
+    """Return the digests of one rank's states."""
+    return {
+        (kind, name): digest(state)
+        for kind, by_name in states.items()
+        for name, state in by_name.items()
+    }
+
+
+def differences_of(by_rank: Sequence[Digests]) -> Differences:
+    """Return which of all ranks' states differ."""
     names: dict[str, list[str]] = {}
     for kind, name in sorted(set().union(*by_rank)):
-        found = [each.get((kind, name)) for each in by_rank]
-        if len(set(found)) > 1:
-            if kind == "parts" and name in equal:
-                raise _drifted(name, next(n for n in range(ranks) if found[n] != found[0]))
+        if len({each.get((kind, name)) for each in by_rank}) > 1:
             names.setdefault(kind, []).append(name)
-    return {"ranks": ranks, "names": names}
+    return {"ranks": len(by_rank), "names": names}
 
 
 def _drifted(name: str, rank: int) -> RuntimeError:
@@ -137,13 +150,13 @@ def save_own(states: States, found: Differences, directory: Path | None) -> None
             (directory / file_of(other)).write_bytes(received[0])
 
 
-def write_own(states: States, found: Differences, directory: Path) -> None:
-    """Write this rank's states that differ, unless it is rank 0.
+def write_own(states: States, found: Differences, directory: Path, rank: int | None = None) -> None:
+    """Write a rank's states that differ, by default this rank's, unless it is rank 0.
 
     Raises:
         TypeError: a state isn't plain data, and couldn't be loaded safely.
     """
-    rank = dist.get_rank()
+    rank = dist.get_rank() if rank is None else rank
     if found["names"] and rank:
         save_safely(_chosen(states, found), directory / file_of(rank))
 

@@ -42,7 +42,7 @@ from polytrain_torch.checkpoints.read_back import (
     try_loading,
     whole_copies_without_values,
 )
-from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe, save_safely
+from polytrain_torch.checkpoints.safe_serialization import refuse_unsafe
 from polytrain_torch.checkpoints.sharded import SafeReader
 from polytrain_torch.checkpoints.sharded_parts import (
     IN_FULL,
@@ -53,8 +53,8 @@ from polytrain_torch.checkpoints.sharded_parts import (
     names_parameters,
 )
 from polytrain_torch.checkpoints.state_digests import hold
+from polytrain_torch.checkpoints.state_files import read_apart, read_state, write_state
 from polytrain_torch.collectives.call_agreement import agree_on_call
-from polytrain_torch.engine import MODEL_FILE
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.survivors import keeper
@@ -62,7 +62,6 @@ from polytrain_torch.virtual_workers import current
 
 logger = logging.getLogger(__name__)
 
-_STATE_FILE = "state.pt"
 _MERGES = "load_state_dicts"
 _KINDS = ("parts", "beside", "progress")
 
@@ -128,7 +127,7 @@ class TrainingState:
         if checkpoint is None:
             return {}
         directory = Path(checkpoint.path)
-        saved = loaded(directory / _STATE_FILE)
+        saved = read_state(directory)
         found: Differences = saved["found"]
         refuse_other_ranks(_of_progress(found), found)
         own = own_states({"progress": saved["progress"]}, found, directory)
@@ -179,9 +178,8 @@ class TrainingState:
 
     def _read(self, directory: Path) -> State:
         """Read a checkpoint, except sharded parts and random states."""
-        saved: State = loaded(directory / _STATE_FILE)
-        if "model" in saved["apart"]:
-            saved["parts"]["model"] = loaded(directory / MODEL_FILE)
+        saved: State = read_state(directory)
+        read_apart(directory, saved)
         saved["of_all"] = {}
         found = saved["found"]
         if found["ranks"] != dist.get_world_size():
@@ -283,20 +281,14 @@ class TrainingState:
         if dist.get_rank() != 0:
             return
         beside = found["names"].get("beside", ())
-        apart = {name for name in whole if name == "model"}
-        for name in apart:
-            save_safely(whole.pop(name), directory / MODEL_FILE)
-        save_safely(
-            {
-                "parts": whole,
-                "apart": sorted(apart),
-                "sharded": sorted(sharded),
-                "progress": progress,
-                "beside": {name: compared["beside"][name] for name in beside},
-                "found": found,
-                "arithmetic": None if virtual is None else arithmetic(virtual.count),
-            },
-            directory / _STATE_FILE,
+        write_state(
+            directory,
+            whole,
+            progress=progress,
+            found=found,
+            sharded=sharded,
+            beside={name: compared["beside"][name] for name in beside},
+            arithmetic=None if virtual is None else arithmetic(virtual.count),
         )
         if is_first_save(self):
             self._read_back(directory, states)

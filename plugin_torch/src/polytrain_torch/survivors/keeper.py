@@ -10,7 +10,6 @@ the point that a rank didn't reach any more.
 from __future__ import annotations
 
 import pickle
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -28,13 +26,21 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from polytrain import get_context
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor, survivor
 from polytrain_torch import randomness
-from polytrain_torch.checkpoints.rank_parts import ddp_models, digest, file_of
+from polytrain_torch.checkpoints.rank_parts import (
+    ddp_models,
+    differences_of,
+    digest,
+    digests_of,
+    write_own,
+)
 from polytrain_torch.checkpoints.safe_serialization import save_safely
+from polytrain_torch.checkpoints.state_files import write_state
 from polytrain_torch.loaders import stream_places
 from polytrain_torch.models.parallel import after_forward, prepared_models, unwrapped
 from polytrain_torch.private import saves_plainly, versions_of
 from polytrain_torch.survivors import points
 from polytrain_torch.survivors.generators import Generators, restorable
+from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
 from polytrain_torch.virtual_workers import current as virtual_workers
 
@@ -51,14 +57,6 @@ _SETTLED_S = 0.02
 """A training that has stood still for so long at a point waits for the lost rank."""
 
 _NAP_S = 0.001
-
-State = dict[str, Any]
-
-_LENGTHS = struct.Struct("<4Q")
-"""The lengths of three generators' states, and of what else a small state has."""
-
-_Kept = tuple[State, bytes]
-"""A small state, and the bytes of all buffers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +224,7 @@ class Keeper:
     def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:
         assert self._kept is not None
         pieces = [*self._generators.states(), pickle.dumps(small, protocol=5) if small else b""]
-        lengths = _LENGTHS.pack(*map(len, pieces))
+        lengths = LENGTHS.pack(*map(len, pieces))
         return self._kept.put(
             [lengths, *pieces, *self._views], point=point, is_forecast=is_forecast
         )
@@ -409,41 +407,20 @@ class Keeper:
         mine = dist.get_rank()
         found = self._point
         assert found is not None
-        ranks = _Ranks(
+        ranks = KeptByRank(
             kept, first=found.first, point=point, mine=mine, buffers=self._buffers, sent=self._sent
         )
         states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
         self._expect_finite([buffers for _, buffers in states])
         by_rank = [self._whole(state, buffers) for state, buffers in states]
-        differing = _differing(by_rank, self._compared)
-        found_ = {"ranks": len(by_rank), "names": differing}
-        first = by_rank[0]
-        if "model" in first["parts"]:
-            save_safely(first["parts"].pop("model"), directory / "model.pt")
-            apart = ["model"]
-        else:
-            apart = []
+        differing = differences_of([digests_of(self._compared(whole)) for whole in by_rank])
         for rank, (state, _) in enumerate(states):
             torch.save(restorable(state["random"]), directory / randomness.file_of(rank))
             if state["places"]:
                 save_safely(state["places"], directory / stream_places.file_of(rank))
-            if rank and differing:
-                own = {
-                    kind: {name: by_rank[rank][kind][name] for name in names}
-                    for kind, names in differing.items()
-                }
-                save_safely(own, directory / file_of(rank))
-        save_safely(
-            {
-                "parts": first["parts"],
-                "apart": apart,
-                "sharded": [],
-                "progress": first["progress"],
-                "beside": {},
-                "found": found_,
-            },
-            directory / "state.pt",
-        )
+            write_own(by_rank[rank], differing, directory, rank)
+        first = by_rank[0]
+        write_state(directory, first["parts"], progress=first["progress"], found=differing)
         # A write meanwhile would have torn the files.
         self._expect_unchanged(found)
         return found.place
@@ -504,115 +481,6 @@ class Keeper:
         return {"parts": parts, "progress": whole["progress"]}
 
 
-@dataclass
-class _Ranks:
-    """All ranks' small states at one point."""
-
-    kept: Mapping[int, Sequence[KeptState]]
-    first: int
-    """The first point after the last step."""
-
-    point: int
-    mine: int
-    buffers: Sequence[torch.Tensor]
-    sent: set[int]
-    """Ids of the buffers that DDP sends from rank 0."""
-
-    def state(self, rank: int) -> tuple[State, list[torch.Tensor]]:
-        """Return a rank's state and buffers at the point.
-
-        A rank that was lost before it would have done what this one did: all run the same code.
-
-        Raises:
-            NotCleanError: they are lost.
-        """
-        own = self._at(rank, self.point)
-        if own is not None:
-            return own[0], self._tensors(own[1])
-        for point in reversed(range(self.first, self.point)):
-            last, here = self._at(rank, point), self._at(self.mine, point)
-            if last is not None and here is not None:
-                return self._continued(rank, last, here, last, here)
-        theirs, mine = (self._at(each, self.first, is_forecast=True) for each in (rank, self.mine))
-        if theirs is None or mine is None:
-            raise NotCleanError(f"rank {rank} was lost, and its random numbers aren't known")
-        before, here = (self._at(each, self.first - 1) for each in (rank, self.mine))
-        if before is None or here is None:
-            raise NotCleanError(f"rank {rank} was lost in its first step")
-        return self._continued(rank, before, here, theirs, mine)
-
-    def _continued(
-        self, rank: int, before: _Kept, here_before: _Kept, last: _Kept, here_last: _Kept
-    ) -> tuple[State, list[torch.Tensor]]:
-        """Return the state that a lost rank would have at the point.
-
-        Args:
-            rank: the lost rank.
-            before: its state at an earlier point.
-            here_before: this rank's at that point.
-            last: the last that is known of its random numbers and buffers.
-            here_last: the same of this rank.
-        """
-        lost = f"rank {rank} was lost before the end of its step, and"
-        now = self._at(self.mine, self.point)
-        assert now is not None
-        small = now[0]
-        if here_last[0]["random"] != small["random"]:
-            raise NotCleanError(f"{lost} the loop draws random numbers after the step")
-        if small["places"]:
-            raise NotCleanError(f"{lost} its place in its data isn't known")
-        for kind in ("progress", "groups", "parts"):
-            if digest(before[0][kind]) != digest(here_before[0][kind]):
-                raise NotCleanError(f"{lost} a part of TrainingState differs between the ranks")
-        buffers = self._tensors(last[1])
-        its, was_here, is_here = (self._tensors(each[1]) for each in (before, here_before, now))
-        here = self._tensors(here_last[1])
-        for number, buffer in enumerate(self.buffers):
-            if id(buffer) in self.sent:
-                continue
-            if _equal(its[number], was_here[number]) and _equal(buffers[number], here[number]):
-                buffers[number] = is_here[number]
-                continue
-            source = self._source_of(number, is_here)
-            if source is None:
-                raise NotCleanError(f"{lost} a buffer differs between the ranks")
-            buffers[number] = buffers[source]
-        return {**small, "random": last[0]["random"]}, buffers
-
-    def _source_of(self, number: int, values: Sequence[torch.Tensor]) -> int | None:
-        """Return the model's buffer that another one, such as an average's, is a copy of."""
-        return next(
-            (
-                other
-                for other, each in enumerate(self.buffers)
-                if id(each) in self.sent
-                and each.numel() > 1
-                and _equal(values[other], values[number])
-            ),
-            None,
-        )
-
-    def _tensors(self, content: bytes) -> list[torch.Tensor]:
-        found, at = [], 0
-        for buffer in self.buffers:
-            piece = np.frombuffer(content, np.uint8, buffer.nbytes, at).copy()
-            found.append(torch.from_numpy(piece).view(buffer.dtype).reshape(buffer.shape))
-            at += buffer.nbytes
-        return found
-
-    def _at(self, rank: int, point: int, *, is_forecast: bool = False) -> _Kept | None:
-        for each in reversed(self.kept.get(rank, ())):
-            if (each.point, each.is_forecast) == (point, is_forecast):
-                at, pieces = _LENGTHS.size, []
-                for length in _LENGTHS.unpack_from(each.content):
-                    pieces.append(each.content[at : at + length])
-                    at += length
-                *generators, small = pieces
-                state: State = pickle.loads(small) if small else {}
-                return {**state, "random": tuple(generators)}, each.content[at:]
-        return None
-
-
 _current: tuple[Any, Keeper] | None = None
 """The attempt's context, and its keeper."""
 
@@ -663,23 +531,3 @@ def _without_parameters(group: Mapping[str, Any]) -> State:
         for name, value in group.items()
         if name != "params"
     }
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
-
-
-def _differing(
-    by_rank: Sequence[State], compared: Callable[[State], State]
-) -> dict[str, list[str]]:
-    """Return kind → names of the states that differ between ranks, as `differences` does."""
-    if len(by_rank) == 1:
-        return {}
-    found: dict[str, list[str]] = {}
-    looks = [compared(each) for each in by_rank]
-    for kind in ("parts", "progress"):
-        for name in sorted(set().union(*(each[kind] for each in looks))):
-            digests = {digest(each[kind][name]) if name in each[kind] else b"" for each in looks}
-            if len(digests) > 1:
-                found.setdefault(kind, []).append(name)
-    return found

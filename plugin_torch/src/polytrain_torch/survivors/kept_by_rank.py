@@ -1,0 +1,136 @@
+"""All ranks' small states at one point. A lost rank's is derived from the last one it kept."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from polytrain.extension import KeptState, NotCleanError
+from polytrain_torch.checkpoints.rank_parts import digest
+
+State = dict[str, Any]
+
+LENGTHS = struct.Struct("<4Q")
+"""The lengths of three generators' states, and of what else a small state has."""
+
+_Kept = tuple[State, bytes]
+"""A small state, and the bytes of all buffers."""
+
+
+@dataclass
+class KeptByRank:
+    """All ranks' small states at one point."""
+
+    kept: Mapping[int, Sequence[KeptState]]
+    first: int
+    """The first point after the last step."""
+
+    point: int
+    mine: int
+    buffers: Sequence[torch.Tensor]
+    sent: set[int]
+    """Ids of the buffers that DDP sends from rank 0."""
+
+    def state(self, rank: int) -> tuple[State, list[torch.Tensor]]:
+        """Return a rank's state and buffers at the point.
+
+        A rank that was lost before it would have done what this one did: all run the same code.
+
+        Raises:
+            NotCleanError: they are lost.
+        """
+        own = self._at(rank, self.point)
+        if own is not None:
+            return own[0], self._tensors(own[1])
+        for point in reversed(range(self.first, self.point)):
+            last, here = self._at(rank, point), self._at(self.mine, point)
+            if last is not None and here is not None:
+                return self._continued(rank, last, here, last, here)
+        theirs, mine = (self._at(each, self.first, is_forecast=True) for each in (rank, self.mine))
+        if theirs is None or mine is None:
+            raise NotCleanError(f"rank {rank} was lost, and its random numbers aren't known")
+        before, here = (self._at(each, self.first - 1) for each in (rank, self.mine))
+        if before is None or here is None:
+            raise NotCleanError(f"rank {rank} was lost in its first step")
+        return self._continued(rank, before, here, theirs, mine)
+
+    def _continued(
+        self, rank: int, before: _Kept, here_before: _Kept, last: _Kept, here_last: _Kept
+    ) -> tuple[State, list[torch.Tensor]]:
+        """Return the state that a lost rank would have at the point.
+
+        Args:
+            rank: the lost rank.
+            before: its state at an earlier point.
+            here_before: this rank's at that point.
+            last: the last that is known of its random numbers and buffers.
+            here_last: the same of this rank.
+        """
+        lost = f"rank {rank} was lost before the end of its step, and"
+        now = self._at(self.mine, self.point)
+        assert now is not None
+        small = now[0]
+        if here_last[0]["random"] != small["random"]:
+            raise NotCleanError(f"{lost} the loop draws random numbers after the step")
+        if small["places"]:
+            raise NotCleanError(f"{lost} its place in its data isn't known")
+        for kind in ("progress", "groups", "parts"):
+            if digest(before[0][kind]) != digest(here_before[0][kind]):
+                raise NotCleanError(f"{lost} a part of TrainingState differs between the ranks")
+        buffers = self._tensors(last[1])
+        its, was_here, is_here = (self._tensors(each[1]) for each in (before, here_before, now))
+        here = self._tensors(here_last[1])
+        for number, buffer in enumerate(self.buffers):
+            if id(buffer) in self.sent:
+                continue
+            if _equal(its[number], was_here[number]) and _equal(buffers[number], here[number]):
+                buffers[number] = is_here[number]
+                continue
+            source = self._source_of(number, is_here)
+            if source is None:
+                raise NotCleanError(f"{lost} a buffer differs between the ranks")
+            buffers[number] = buffers[source]
+        return {**small, "random": last[0]["random"]}, buffers
+
+    def _source_of(self, number: int, values: Sequence[torch.Tensor]) -> int | None:
+        """Return the model's buffer that another one, such as an average's, is a copy of."""
+        return next(
+            (
+                other
+                for other, each in enumerate(self.buffers)
+                if id(each) in self.sent
+                and each.numel() > 1
+                and _equal(values[other], values[number])
+            ),
+            None,
+        )
+
+    def _tensors(self, content: bytes) -> list[torch.Tensor]:
+        found, at = [], 0
+        for buffer in self.buffers:
+            piece = np.frombuffer(content, np.uint8, buffer.nbytes, at).copy()
+            found.append(torch.from_numpy(piece).view(buffer.dtype).reshape(buffer.shape))
+            at += buffer.nbytes
+        return found
+
+    def _at(self, rank: int, point: int, *, is_forecast: bool = False) -> _Kept | None:
+        for each in reversed(self.kept.get(rank, ())):
+            if (each.point, each.is_forecast) == (point, is_forecast):
+                at, pieces = LENGTHS.size, []
+                for length in LENGTHS.unpack_from(each.content):
+                    pieces.append(each.content[at : at + length])
+                    at += length
+                *generators, small = pieces
+                state: State = pickle.loads(small) if small else {}
+                return {**state, "random": tuple(generators)}, each.content[at:]
+        return None
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
