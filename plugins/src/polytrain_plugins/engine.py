@@ -144,7 +144,7 @@ class Engine(ABC, Generic[Model]):
         """Read what `save` wrote, without running any stored code."""
 
     def digests(self, model: Model | None) -> Mapping[str, str]:
-        """A digest of each part of the state with which training goes on, by its name.
+        """A digest of each part of the state with which training continues, by its name.
 
         `RunConfig(digests=…)` asks rank 0 for them at reports. Equal states have equal digests in
         all processes. By default they are those of the files that `save` writes.

@@ -1,6 +1,6 @@
 """Keeps the place after each round, so that a rank that survives a loss can save its model.
 
-No tree is copied while training goes on. A round in progress adds its trees to the model at its
+No tree is copied while training continues. A round in progress adds its trees to the model at its
 end, which it can't reach without the lost rank: those of the rounds before can be read meanwhile.
 """
 

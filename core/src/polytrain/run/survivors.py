@@ -2,7 +2,7 @@
 
 Each rank keeps small states (`linux.kept_states`) that its agent can read. One survivor gets them
 all, and writes what a checkpoint at the newest clean point holds. Whatever goes wrong costs a
-bounded time: then the run goes on from its last checkpoint, and the journal says why.
+bounded time: then the run continues from its last checkpoint, and the journal says why.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class _Point:
     """The version of each parameter: it changes with every write."""
 
     frames: Frames | None
-    """The loop's; None at a report, from which every loop can go on."""
+    """The loop's; None at a report, from which every loop can continue."""
 
     progress: Mapping[str, Any]
     is_over: bool = False
@@ -177,7 +177,7 @@ class Keeper:
         self._point = replace(point, is_over=True, sample=self._sample())
 
     def at_report(self, metrics: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-        """Note that the loop reports, with its progress: a restart can go on after that."""
+        """Note that the loop reports, with its progress: a restart can continue after that."""
         self.progress = progress
         if self._why_not is None and self._kept is not None:
             self._pass(frames=None, reported=metrics)
@@ -188,7 +188,7 @@ class Keeper:
             self._put({}, point=self._number + 1, is_forecast=True)
 
     def _pass(self, *, frames: Frames | None, reported: Mapping[str, Any] | None = None) -> None:
-        """Keep this rank's small state at a clean point. The training goes on if it can't."""
+        """Keep this rank's small state at a clean point. The training continues if it can't."""
         try:
             if self._kept is None:
                 self._why_not = self._begin()
@@ -367,7 +367,7 @@ class Keeper:
     def _prove(self, point: _Point) -> None:
         """
         Raises:
-            NotCleanError: the state isn't the point's, or a restart couldn't go on from there.
+            NotCleanError: the state isn't the point's, or a restart couldn't continue from there.
         """
         if point.number == 1:
             raise NotCleanError("it has taken no step since it started")
@@ -431,7 +431,7 @@ class Keeper:
             by_rank: each rank's buffers.
 
         Raises:
-            NotCleanError: training couldn't go on from the values, as from an older checkpoint.
+            NotCleanError: training couldn't continue from the values, as from an older checkpoint.
         """
         are_finite = all(torch.isfinite(each).all() for each in self._large) and all(
             not torch.isnan(each).any()

@@ -2,7 +2,7 @@
 
 A restarted function begins again: its code, the restored parts, and the place in its data have to
 bring it to the point where it was. A counter or a sum in a local variable would be lost, and the
-training would go on wrongly. So the variables that the rest of the loop reads are compared with
+training would continue wrongly. So the variables that the rest of the loop reads are compared with
 those of the attempt's first step: they have to be the same, or to be in the saved progress.
 """
 
@@ -51,7 +51,7 @@ class Loop:
     def carried(
         self, frames: Frames, progress: Mapping[str, Any], *, has_batch: bool
     ) -> str | None:
-        """Return what keeps a restart from going on at a clean point; None if nothing does.
+        """Return what keeps a restart from continuing at a clean point; None if nothing does.
 
         Args:
             frames: the frames at the point.

@@ -172,7 +172,7 @@ class Survivor:
             root, path = beneath(staging)
             with root.directory(path) as descriptor:
                 place = writer.write(kept, held, Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
-        except Exception as error:  # whatever it is, the run goes on from its last checkpoint
+        except Exception as error:  # whatever it is, the run continues from its last checkpoint
             if staging is not None:
                 remove(staging)
             why = (
