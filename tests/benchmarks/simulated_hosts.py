@@ -86,6 +86,9 @@ class Mailbox:
     def get_nowait(self) -> Delivery:
         raise queue.Empty
 
+    def qsize(self) -> int:
+        return 0
+
     def empty(self) -> bool:
         return self._queue.empty()
 

@@ -28,6 +28,7 @@ from polytrain import (
 from polytrain.testing import Fault
 from polytrain.testing.contract import kit_table
 from polytrain.testing.functions import STEPS, count_steps
+from polytrain.testing.processes import title
 from polytrain_plugins import hookimpl
 
 
@@ -42,9 +43,9 @@ class KillOnReport:
     def polytrain_reported(self, report: Any) -> None:
         if report.step == 2 and self.victim is None:
             mine = psutil.Process().children(recursive=True)
-            named = (each for each in mine if self._title in " ".join(each.cmdline()))
-            # A zygote that waits for the next run has no worker processes.
-            self.victim = next(each for each in named if each.children())
+            named = (each for each in mine if self._title in title(each))
+            # A zygote that waits for the next run has no worker processes; nor has an agent.
+            self.victim = max(named, key=lambda each: len(each.children()))
             self.victim.send_signal(signal.SIGKILL)
 
 

@@ -91,7 +91,7 @@ def test_a_run_grows_when_its_node_comes_which_is_given_back_in_the_end(tmp_path
         [launched_at] = [
             line["time"] for line in journal(tmp_path / "run", "Launched") if line["attempt"] == 1
         ]
-        reports = journal(tmp_path / "run", "MetricsReported")
+        reports = journal(tmp_path / "run", "Reported")
         stepped_at = next(line["time"] for line in reports if line["time"] > launched_at)
         print(f"a node asked for: training there after {launched_at - asked_at:.1f} s", end="")
         print(f", the first step after {stepped_at - asked_at:.1f} s")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import multiprocessing
 import os
+import signal
 
 from polytrain.linux.kept_states import KeptState, KeptStates
+from polytrain.testing.processes import eventually
 
 
 def kept(content: bytes, point: int, is_forecast: bool = False) -> KeptState:
@@ -25,25 +28,41 @@ def test_a_reader_gets_the_last_points_and_their_forecasts() -> None:
     reader.close()
 
 
-def test_a_state_that_a_kill_has_torn_does_not_count() -> None:
-    class KilledError(Exception):
-        pass
+def content_of(point: int, states: KeptStates) -> bytes:
+    return bytes([point % 256]) * states.capacity
 
-    class Piece(bytes):
-        def __len__(self) -> int:
-            self.looks = getattr(self, "looks", 0) + 1
-            if self.looks > 1:
-                raise KilledError
-            return 1
 
-    states = KeptStates.new(100)
-    for point in (1, 2, 3, 4):
-        states.put([b"whole"], point=point, is_forecast=False)
-    with contextlib.suppress(KilledError):
-        states.put([b"half", Piece(b"x")], point=5, is_forecast=False)
-    # Its slot was that of the oldest.
-    assert [each.point for each in states.read()] == [2, 3, 4]
-    states.close()
+def write_for_ever(states: KeptStates) -> None:
+    for point in itertools.count(1):
+        for is_forecast in (True, False):
+            states.put([content_of(point, states)], point=point, is_forecast=is_forecast)
+
+
+def test_a_state_that_is_half_written_does_not_count() -> None:
+    """A writer that stands still in the middle of a write leaves what one leaves that is killed."""
+    states = KeptStates.new(1_000_000)
+    writer = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(states,))
+    writer.start()
+    pid = writer.pid
+    assert pid is not None
+
+    def whole_states() -> int:
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
+        found = states.read()
+        os.kill(pid, signal.SIGCONT)
+        assert all(each.content == content_of(each.point, states) for each in found)
+        return len(found)
+
+    try:
+        # The last four points, and forecasts of two.
+        assert eventually(lambda: whole_states() == 6, 10)
+        for _ in range(5):
+            assert eventually(lambda: whole_states() == 5, 10), "no look fell into a write"
+    finally:
+        writer.kill()
+        writer.join()
+        states.close()
 
 
 def test_a_state_that_is_too_large_is_refused() -> None:

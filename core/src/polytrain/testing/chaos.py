@@ -24,7 +24,6 @@ _IN_TRAINING = (
     "kill rank 1",
     "kill while saving",
     "exception on one rank",
-    "exit with code 0",
     "kill both ranks at once",
     "zygote killed",
 )
@@ -36,6 +35,7 @@ _AROUND_TRAINING = (
     "disk full",
     "out of memory",
     "kill before a report",
+    "exit with code 0",
 )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from polytrain import FailureKind
 from polytrain.errors import Failure
-from polytrain.testing.faults import Fault, Kind, Point, kill
+from polytrain.testing.faults import WITHOUT_STEP, Fault, Kind, Point, kill
 
 Effect = Literal["restart", "maybe", "none", "failure", "other driver"]
 """The expected effect of a case: a restart, a restart if the framework needs what is lost, no
@@ -180,8 +180,8 @@ def in_sequence(cases: Sequence[Case], *, name: str) -> Case:
     step = FIRST_STEP
     for attempt, case in enumerate(cases):
         faults += [replace(fault, attempt=attempt, at_step=step) for fault in case.faults]
-        if any(fault.point == "after_report" or fault.rank for fault in case.faults):
-            # The step may have a checkpoint, and then doesn't come again.
+        if any(fault.point not in WITHOUT_STEP for fault in case.faults):
+            # The step doesn't come again if it has a checkpoint, or a survivor has its state.
             step += 1
     count = len(cases)
     return Case(name=name, faults=tuple(faults), restarts=(count,), max_failures=count)

@@ -257,7 +257,7 @@ Point = Literal[
 """A point in a worker process's life: before and after it offers and joins; before it reports a
 step, when half of the step's checkpoint is written, and after the report."""
 
-_WITHOUT_STEP: frozenset[Point] = frozenset({"offering", "offered", "joining", "joined"})
+WITHOUT_STEP: frozenset[Point] = frozenset({"offering", "offered", "joining", "joined"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +279,7 @@ class Fault:
             rank == self.rank
             and point == self.point
             and attempt == (attempt if self.attempt is None else self.attempt)
-            and (point in _WITHOUT_STEP or step == self.at_step)
+            and (point in WITHOUT_STEP or step == self.at_step)
         )
 
     def inject(self, *, rank: int, step: int, attempt: int, point: Point = "after_report") -> None:

@@ -19,7 +19,7 @@ from polytrain.workers.agents.kept_end import KeptEnd
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
 from polytrain.workers.session.job import LaunchOrder
-from polytrain.workers.session.messages import to_event, to_part, to_written_part
+from polytrain.workers.session.messages import is_of_survivor, to_event, to_part, to_written_part
 
 _RANKS_WITH_BARS = 8
 """Ranks whose bars are shown while they move: a terminal has no room for more."""
@@ -191,7 +191,7 @@ class WorkerConnection:
         if message[0] == "imported":
             self._on_imports(message)
             return
-        if message[0] in ("keeps", "keeps_nothing", "written", "unwritten"):
+        if is_of_survivor(message):
             self._take_of_survivor(message)
             return
         if message == ["reports"]:

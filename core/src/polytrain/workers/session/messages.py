@@ -139,6 +139,11 @@ def unwritten_message(number: int, why: str) -> Message:
     return ["unwritten", number, why]
 
 
+def is_of_survivor(message: Message) -> bool:
+    """Whether a message is about the state that a process keeps, or has written after a loss."""
+    return message[0] in ("keeps", "keeps_nothing", "written", "unwritten")
+
+
 def saves_on_request_message() -> Message:
     """Return the message that the training function makes checkpoints on request."""
     return ["saves on request"]
