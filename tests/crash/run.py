@@ -47,6 +47,8 @@ def main() -> int:
             _inline(directory, arguments, random), _on_ray(directory, arguments, random)
         ):
             verdicts.append(verdict)
+            if verdict.wrong:
+                print(f"wrong: {verdict.case}: {verdict.wrong[0]}", flush=True)
             if len(verdicts) % _TOLD_EVERY == 0:
                 print(f"{len(verdicts)} cases, {time.monotonic() - began:.0f} s", flush=True)
     print_tables(verdicts)
