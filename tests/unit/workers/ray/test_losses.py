@@ -15,7 +15,7 @@ from ray.exceptions import (
     RayError,
 )
 
-from polytrain.workers.ray import launcher
+from polytrain.workers.ray import losses
 
 PLACE = NodeAddress(node_id="c", host="10.0.0.3")
 
@@ -23,8 +23,8 @@ PLACE = NodeAddress(node_id="c", host="10.0.0.3")
 @pytest.fixture(params=[True, False])
 def node_is_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the node's raylet answers. Ray hasn't noticed any loss."""
-    monkeypatch.setattr(launcher, "death_of_node", lambda _: None)
-    monkeypatch.setattr(launcher, "is_reachable", lambda _: request.param)
+    monkeypatch.setattr(losses, "death_of_node", lambda _: None)
+    monkeypatch.setattr(losses, "is_reachable", lambda _: request.param)
     return bool(request.param)
 
 
@@ -33,6 +33,6 @@ def test_an_actor_whose_raylet_is_gone_too_is_lost_with_its_node(
     error: RayError, node_is_up: bool
 ) -> None:
     """Whether Ray calls the actor dead or out of reach: what else is there is lost as well."""
-    kind, reason = launcher.why_gone(error, PLACE, {})
+    kind, reason = losses.why_gone(error, PLACE, {})
     assert kind is (FailureKind.AGENT_LOST if node_is_up else FailureKind.NODE_LOST)
     assert ("10.0.0.3 is gone" in reason) != node_is_up

@@ -28,6 +28,7 @@ from polytrain.policy.scaling import SizePolicy, worker_capacity
 from polytrain.policy.starting import STARTING_S, Starting, expected
 from polytrain.policy.versions import warnings_of_versions
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
+from polytrain.workers.driver.lost_nodes import LostNodes
 from polytrain.workers.driver.run_bundles import BundleLauncher, RunBundles
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,6 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 10.0
 """Seconds between two checks of the cluster while resources are missing. The first one is
 logged, and what is new of the others."""
-
-_DOUBTED_S = 120.0
-"""Seconds for which a lost node gets no agents though the cluster takes it for alive. By default
-Ray is sure within 66 s; after that it was unreachable only for a while."""
 
 _VERDICT_S = 1.0
 """Seconds between two looks whether Ray takes a node for dead from which bundles have moved."""
@@ -164,17 +161,7 @@ class WorkerPool:
         """The reason that workers can't start, once known."""
 
         self._avoided: frozenset[str] = frozenset()
-        self._lost_nodes: dict[str, float] = {}
-        """Nodes that are lost → when. Each of their agents is reported by itself, some only after
-        the next launch; until then none of them may get a rank."""
-
-        self._hosts_of_lost: dict[str, str] = {}
-        """Nodes that have been lost → their addresses."""
-
-        self._silent_nodes: set[str] = set()
-        """The lost nodes that requests needn't exclude, because the launcher does while they are
-        silent."""
-
+        self._lost_nodes = LostNodes(living=cluster.living_nodes, clock=clock)
         self._bundles = RunBundles(self._policy, launcher)
         self._compared: set[str] = set()
         """Addresses of nodes whose versions were compared with the driver's."""
@@ -234,9 +221,7 @@ class WorkerPool:
             return
         del self._coming[agent_handle]
         agent_handle.place = place
-        # A node that was unreachable for a moment is back.
-        self._lost_nodes.pop(place.node_id, None)
-        self._silent_nodes.discard(place.node_id)
+        self._lost_nodes.remove(place.node_id)
         if agent_handle.bundle is not None:
             self._bundles.arrived(agent_handle.bundle, place.node_id)
         self._losses = 0
@@ -296,11 +281,7 @@ class WorkerPool:
         if not was_wanted:
             return None
         if gone.kind in _OF_A_WHOLE_NODE and agent_handle.place.node_id:
-            is_news = agent_handle.place.node_id not in self._lost_nodes
-            self._lost_nodes[agent_handle.place.node_id] = self._clock()
-            self._hosts_of_lost[agent_handle.place.node_id] = agent_handle.place.host
-            if gone.node_may_return:
-                self._silent_nodes.add(agent_handle.place.node_id)
+            is_news = self._lost_nodes.add(agent_handle.place, may_return=gone.node_may_return)
             # The others with a rank have to be reported to the attempt, which waits for their end.
             if is_news:
                 self._leave_lost_nodes([*self._spares] if self._placing is None else self.here)
@@ -318,8 +299,7 @@ class WorkerPool:
 
     def returned(self, node: str) -> None:
         """Note that a node answers again that was silent."""
-        self._lost_nodes.pop(node, None)
-        self._silent_nodes.discard(node)
+        self._lost_nodes.remove(node)
         if self._placing is not None:
             self._ask_again(self._bundles.returned(node))
 
@@ -405,7 +385,7 @@ class WorkerPool:
         self, placing: _Placing, outlook: Outlook | None, starting: Starting
     ) -> None:
         """Log what the run waits for, and again when others say something new about it."""
-        lost = [self._hosts_of_lost[node] for node in sorted(self._dead_to_us())]
+        lost = self._lost_nodes.addresses()
         news = f"{outlook.says if outlook is not None else ''} {lost}"
         if news not in placing.said:
             placing.said.add(news)
@@ -413,7 +393,7 @@ class WorkerPool:
             logger.warning(self._policy.awaited(outlook, starting, free, up=self._up, lost=lost))
 
     def _why_hopeless(self, outlook: Outlook) -> str | None:
-        lost = self._dead_to_us()
+        lost = self._lost_nodes.taken_for_alive()
         return self._policy.why_hopeless(
             outlook,
             up_on=[agent_handle.place.node_id for agent_handle in self.here],
@@ -514,7 +494,7 @@ class WorkerPool:
             self._coming[self._launcher.ask(bundle=bundle)] = None
         others = missing - len(in_bundles)
         if others > 0:
-            lost = self._dead_to_us() - self._silent_nodes
+            lost = self._lost_nodes.taken_for_alive() - self._lost_nodes.silent
             avoid = self._avoided | lost | self._nodes_without_standby()
             for _ in range(others):
                 self._coming[self._launcher.ask(avoid=avoid)] = None
@@ -543,23 +523,13 @@ class WorkerPool:
         """Return the bundles with an agent."""
         return {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
 
-    def _recently_lost(self) -> frozenset[str]:
-        """Return the lost nodes, unless they were unreachable only for a while."""
-        since = self._clock() - _DOUBTED_S
-        return frozenset(node for node, at in self._lost_nodes.items() if at > since)
-
-    def _dead_to_us(self) -> frozenset[str]:
-        """Return the lost nodes that the cluster still takes for alive, and places agents on."""
-        lost = self._recently_lost()
-        return lost.intersection(self._cluster.living_nodes()) if lost else lost
-
     def _free_nodes(self) -> Mapping[str, Mapping[str, float]]:
         """Return the free resources of the nodes that aren't lost."""
-        free, lost = self._cluster.free_nodes(), self._dead_to_us()
+        free, lost = self._cluster.free_nodes(), self._lost_nodes.taken_for_alive()
         return {node: resources for node, resources in free.items() if node not in lost}
 
     def _move_bundles(self, placing: _Placing) -> None:
-        lost = self._dead_to_us()
+        lost = self._lost_nodes.taken_for_alive()
         if not lost and not self._avoided:
             return
         # Agents that are requested on a lost node wait there as long as it is lost.
@@ -568,7 +538,7 @@ class WorkerPool:
             self._taken - waiting,
             lost=lost,
             avoided=self._avoided.intersection(self._cluster.living_nodes()),
-            may_return=self._silent_nodes,
+            may_return=self._lost_nodes.silent,
             ranked_on=[agent_handle.place.node_id for agent_handle in self.here],
             free=self._free_nodes(),
         )
@@ -594,7 +564,7 @@ class WorkerPool:
 
     def _leave_lost_nodes(self, agent_handles: list[AgentHandle]) -> None:
         """Dismiss those of these agents that are on a lost node."""
-        lost = self._recently_lost()
+        lost = self._lost_nodes.recent()
         for agent_handle in agent_handles:
             if agent_handle.place.node_id in lost:
                 self._dismiss(agent_handle)

@@ -22,28 +22,16 @@ from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    OutOfMemoryError,
-    RayError,
-    RayTaskError,
-    RuntimeEnvSetupError,
-)
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polytrain.config.runtime_env import cause_of, named
+from polytrain.config.runtime_env import named
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import AutoscalerDemand, Outlook, outlook
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.starting import Starting
-from polytrain.ray_api.state import (
-    death_of_node,
-    is_reachable,
-    is_refused,
-    node_addresses,
-    raylet_addresses,
-)
+from polytrain.ray_api.state import death_of_node, is_refused, node_addresses
 from polytrain.workers.agents.agent_host import (
     AgentHandle,
     Delivery,
@@ -67,7 +55,8 @@ from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
 from polytrain.workers.ray.host import RayHost
 from polytrain.workers.ray.links import failed_links
-from polytrain.workers.ray.node_contact import NodeContact
+from polytrain.workers.ray.losses import why_gone
+from polytrain.workers.ray.node_contact import NodeContacts
 
 logger = logging.getLogger(__name__)
 
@@ -157,11 +146,7 @@ class RayAgentLauncher:
 
     _placer: threading.Thread | None = None
     _loop: LoopThread = field(default_factory=lambda: LoopThread("polytrain-hosts"))
-    _raylets: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Where the raylet of each known node listens. Only the loop's thread uses it."""
-
-    _raylets_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
+    _contacts: NodeContacts = field(default_factory=NodeContacts)
     _listeners: set[Future[None]] = field(default_factory=set)
     _is_requested: threading.Event = field(default_factory=threading.Event)
     """Set by a request and by the end, so that the placer checks at once."""
@@ -552,7 +537,7 @@ class RayAgentLauncher:
     async def _mail_until_silence(self, host: _Host, place: NodeAddress) -> str | None:
         """Pass on mail until the host ends; return None, or what its node didn't answer."""
         mail = asyncio.create_task(self._pass_on_mail(host))
-        contact = NodeContact(address=await self._raylet_address(place.node_id))
+        contact = await self._contacts.to(place.node_id)
         silence = asyncio.create_task(contact.silence())
         try:
             await asyncio.wait({mail, silence}, return_when=asyncio.FIRST_COMPLETED)
@@ -565,14 +550,6 @@ class RayAgentLauncher:
             mail.cancel()
             silence.cancel()
 
-    async def _raylet_address(self, node: str) -> tuple[str, int]:
-        """Return where a node's raylet listens. Ray lists all nodes at once: ask it seldom."""
-        # Many hosts arrive at once.
-        async with self._raylets_lock:
-            if node not in self._raylets:
-                self._raylets = await asyncio.to_thread(raylet_addresses)
-        return self._raylets[node]
-
     async def _pass_on_mail(self, host: _Host) -> None:
         async for reference in host.actor.events.options(num_returns="streaming").remote():
             for number, mail in await reference:
@@ -582,7 +559,7 @@ class RayAgentLauncher:
 
     async def _await_return(self, host: _Host, node: str) -> None:
         """Use a lost node again once it answers, and end what has gone on there meanwhile."""
-        contact = NodeContact(address=await self._raylet_address(node))
+        contact = await self._contacts.to(node)
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(contact.answer(), _VERDICT_S)
@@ -619,43 +596,3 @@ class RayAgentLauncher:
                 ray.kill(host.actor)
                 self._bundles.renew([number])
                 self._start_own_host(number, host.agents[number], host.avoid)
-
-
-def why_gone(
-    error: RayError, place: NodeAddress | None, runtime_env: Mapping[str, Any]
-) -> tuple[FailureKind, str]:
-    """Return the kind of the loss, and the reason in words.
-
-    Args:
-        error: the error of a call of the actor.
-        place: its node; None if it hasn't arrived.
-        runtime_env: the runtime environment in its request; empty if it has the job's.
-    """
-    if isinstance(error, RayTaskError):
-        return FailureKind.AGENT_LOST, f"{type(error.cause).__name__}: {error.cause}"
-    death = death_of_node(place.node_id) if place is not None else None
-    if getattr(error, "preempted", False):
-        return FailureKind.PREEMPTED, f"its node was preempted ({death or 'as announced'})"
-    if place is not None and death is not None:
-        return FailureKind.NODE_LOST, f"its node {place.host} is gone ({death})"
-    # Ray reports the loss of the actor before it has confirmed that the node is gone.
-    if place is not None and not is_reachable(place.node_id):
-        return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
-    if place is not None and isinstance(error, ActorUnavailableError):
-        return FailureKind.AGENT_LOST, "its agent can't be reached any more"
-    if isinstance(error, RuntimeEnvSetupError):
-        # The runtime environment fails alike on every node.
-        cause = cause_of(error.error_message)
-        which = named(runtime_env) if runtime_env else "the runtime_env of the Ray job"
-        return FailureKind.STARTUP, f"{which} can't be set up: {cause}"
-    detail = _detail(str(error))
-    if isinstance(error, OutOfMemoryError):
-        return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"
-    return FailureKind.AGENT_LOST, f"its agent has died ({detail})"
-
-
-def _detail(text: str) -> str:
-    """Return Ray's message without its general advice."""
-    detail = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0]
-    first_lines = [line.strip() for line in (detail or text).splitlines() if line.strip()]
-    return first_lines[0] if first_lines else "Ray doesn't say why"

@@ -15,6 +15,8 @@ import struct
 import time
 from dataclasses import dataclass, field
 
+from polytrain.ray_api.state import raylet_addresses
+
 _PROBE_S = 1.0
 """Seconds between two probes, and between two attempts to connect."""
 
@@ -94,6 +96,31 @@ class NodeContact:
             while await loop.sock_recv(connection, 1024):
                 pass
         self._answered_at = time.monotonic() - _seconds_since_answer(connection)
+
+
+class NodeContacts:
+    """The contacts to a cluster's nodes. One event loop's tasks share it."""
+
+    def __init__(self) -> None:
+        self._raylets: dict[str, tuple[str, int]] = {}
+        """Where the raylet of each known node listens."""
+
+        self._lock = asyncio.Lock()
+
+    async def to(self, node: str) -> NodeContact:
+        """Return the contact to a node.
+
+        Args:
+            node: its id.
+
+        Raises:
+            KeyError: Ray knows no such node.
+        """
+        # Ray lists all nodes at once, and many hosts arrive at once: ask it seldom.
+        async with self._lock:
+            if node not in self._raylets:
+                self._raylets = await asyncio.to_thread(raylet_addresses)
+        return NodeContact(address=self._raylets[node])
 
 
 def _seconds_since_answer(connection: socket.socket) -> float:
