@@ -163,6 +163,14 @@ def is_sharded(part: Any) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in _parameters(part))
 
 
+def is_consolidated(part: Any) -> bool:
+    """Whether each rank has a piece of an optimizer's state, and one rank gathers the whole.
+
+    torch's ZeroRedundancyOptimizer does so: on other ranks its `state_dict` raises.
+    """
+    return hasattr(part, "consolidate_state_dict")
+
+
 def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
     """Count the shapes of a model's parameters: of all, and of those that need gradients."""
     parameters = list(model.parameters())

@@ -7,7 +7,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from polytrain_torch.checkpoints.rank_parts import digest
-from polytrain_torch.checkpoints.sharded_parts import is_sharded
+from polytrain_torch.checkpoints.sharded_parts import is_consolidated, is_sharded
 from polytrain_torch.models.parallel import unwrapped
 
 _holders: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -29,7 +29,7 @@ def digests_held() -> dict[str, str]:
     found: dict[str, str] = {}
     for _, holder in sorted(_holders.items()):
         for name, part in holder.parts.items():
-            if not (is_sharded(part) or hasattr(part, "consolidate_state_dict")):
+            if not (is_sharded(part) or is_consolidated(part)):
                 found.update(_of(name, unwrapped(part).state_dict()))
     return found
 

@@ -49,6 +49,7 @@ from polytrain_torch.checkpoints.sharded_parts import (
     ShardedParts,
     State,
     beside_shards,
+    is_consolidated,
     is_sharded,
     names_parameters,
 )
@@ -317,14 +318,13 @@ class TrainingState:
     def _is_gathered(self, name: str) -> bool:
         """Whether only rank 0 gets a part's whole state."""
         part = self._parts[name]
-        return is_sharded(part) or hasattr(part, "consolidate_state_dict")
+        return is_sharded(part) or is_consolidated(part)
 
     def _state(self, name: str) -> State:
         part = self._parts[name]
         if is_sharded(part):
             return self._sharded.state(name, IN_FULL)
-        if hasattr(part, "consolidate_state_dict"):
-            # torch's ZeroRedundancyOptimizer has a state only on the rank that gathers it.
+        if is_consolidated(part):
             part.consolidate_state_dict(to=0)
             if dist.get_rank() != 0:
                 return {}

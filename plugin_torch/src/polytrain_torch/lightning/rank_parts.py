@@ -17,6 +17,7 @@ from polytrain_torch.checkpoints.rank_parts import (
     refuse_other_ranks,
     save_beside,
 )
+from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.libraries import needed
 from polytrain_torch.models.parallel import unwrapped
 
@@ -88,5 +89,7 @@ def _objects(trainer: Any) -> dict[str, dict[str, Any]]:
         by_kind["optimizers"] = {
             f"{type(each).__name__} {number}": each
             for number, each in enumerate(trainer.optimizers)
+            # Lightning gathers the whole state of others on rank 0.
+            if not is_consolidated(unwrapped(each))
         }
     return by_kind

@@ -34,6 +34,7 @@ from polytrain_torch.checkpoints.rank_parts import (
     write_own,
 )
 from polytrain_torch.checkpoints.safe_serialization import save_safely
+from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.checkpoints.state_files import write_state
 from polytrain_torch.loaders import stream_places
 from polytrain_torch.models.parallel import after_forward, prepared_models, unwrapped
@@ -259,7 +260,7 @@ class Keeper:
             return "its tensors are sharded"
         if any(not buffer.is_contiguous() for buffer in self._buffers):
             return "a buffer isn't contiguous"
-        if any(hasattr(part, "consolidate_state_dict") for part in self._parts.values()):
+        if any(is_consolidated(part) for part in self._parts.values()):
             return "each rank has a part of the optimizer's state"
         if any(isinstance(part, torch.nn.Module) for part in self._others.values()):
             return "a module has a state beside its parameters and buffers"
