@@ -559,3 +559,73 @@ def test_agents_that_wait_for_rank_0s_part_get_one_call(
     ]
     assert run.conclude().succeeded
     assert run.group.of("store_rest") == [(1, 2, 0, ["model"])]
+
+
+def lost(rank: int) -> AgentLost:
+    return AgentLost(rank=rank, reason="its host is gone", kind=FailureKind.NODE_LOST)
+
+
+def exited(rank: int) -> Exited:
+    return Exited(attempt=0, rank=rank, how="killed by SIGKILL", killed=False)
+
+
+@pytest.mark.parametrize("last", [exited(0), lost(0)], ids=["exit", "agent"])
+def test_a_commit_that_comes_with_the_last_loss_is_known_when_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: AgentEvent
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        run.group.alive.clear()
+        # As with a thread: its results wait until all events are handled.
+        run.controller.background_tasks.at_once = False
+        stored = run.stored(0, 0, model="1")
+        return [run.reported(0, 1), run.staged(0, 0), stored, exited(1), last]
+
+    run.life = life
+    assert not run.conclude().succeeded
+    newest = run.manager.newest()
+    assert newest is not None
+    assert newest.step == 1
+    assert [each["step"] for each in lines(tmp_path, "Committed")] == [1]
+
+
+def test_a_lost_agent_has_not_lost_the_checkpoint_that_is_being_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is progress: the failures are counted from it."""
+    run = driver(tmp_path, monkeypatch, world_size=1, max_failures=1)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt == 2:
+            return run.all_done()
+        run.group.alive.clear()
+        run.controller.background_tasks.at_once = False
+        number = order.first_checkpoint
+        stored = run.stored(0, number, step=order.attempt + 1, model="1")
+        said = [run.reported(0, order.attempt + 1), run.staged(0, number), stored]
+        return [*said, *run.all_done(), lost(0)]
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 1), (2, 2)]
+    reasons = [str(each["reason"]) for each in lines(tmp_path, "AttemptEnded")]
+    assert all(reason.startswith("failure 1 of max_failures=1") for reason in reasons)
+
+
+def test_a_checkpoint_that_a_lost_rank_held_up_is_committed_before_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 had staged its files: without them the rest is the checkpoint."""
+    run = driver(tmp_path, monkeypatch)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        run.group.alive.clear()
+        staged = [run.staged(0, 0), run.staged(1, 0), run.stored(0, 0, model="1")]
+        return [*staged, exited(0), lost(1)]
+
+    run.life = life
+    assert not run.conclude().succeeded
+    newest = run.manager.newest()
+    assert newest is not None
+    assert newest.step == 1

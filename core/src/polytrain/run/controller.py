@@ -59,10 +59,8 @@ from polytrain.run.states import (
     Conclude,
     Concluded,
     EndAttempt,
-    Ending,
     Gathering,
     Launch,
-    Leaving,
     State,
     Training,
     Transition,
@@ -277,12 +275,6 @@ class Controller:
             return
         if isinstance(event, Joined | Done):
             self.health_monitor.take(event)
-        is_last_call = isinstance(event, Exited) and isinstance(self.state.phase, Leaving | Ending)
-        if is_last_call and self.background_tasks.have_news:
-            # Finish pending commits before handling the exit: one may be the next starting point,
-            # and a commit that fails now fails the run.
-            self._finish_tasks()
-            self._take_results()
         if isinstance(event, Exited | AgentLost):
             self._fail_if(self.checkpoints.gone(event.rank))
             if self.state.is_last(event.rank):
@@ -366,7 +358,14 @@ class Controller:
             self._fail_if(self.checkpoints.take(event))
 
     def _happen(self, event: Event) -> None:
-        self._follow(event, step(self.state, event, now=time.monotonic()))
+        transition = step(self.state, event, now=time.monotonic())
+        if _ends(transition) and self.background_tasks.have_news:
+            # Finish pending commits first: one may be the next starting point, or the progress by
+            # which failures are counted, and a commit that fails now fails the run.
+            self._finish_tasks()
+            self._take_results()
+            transition = step(self.state, event, now=time.monotonic())
+        self._follow(event, transition)
         if isinstance(event, Diverged):
             self.checkpoints.manager.leave_bad_out()
             # A driver that resumes the run mustn't start with what has diverged.
@@ -591,3 +590,8 @@ class Controller:
         """Return the address of a rank's node; empty if that isn't known."""
         members = self.group.members
         return members[rank].host if rank is not None and rank < len(members) else ""
+
+
+def _ends(transition: Transition) -> bool:
+    """Return whether an attempt or the run ends with a transition."""
+    return any(isinstance(action, EndAttempt | Conclude) for action in transition.actions)
