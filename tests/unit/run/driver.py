@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 import pytest
 from tests.unit.checkpoint.checkpoints import store_part
@@ -201,6 +201,8 @@ class Driver:
     life: Life
     world_size: int = 2
     max_failures: int = 0
+    on_divergence: Literal["rollback", "fail"] | None = None
+    max_rollbacks: int = 0
     merges_files: bool = True
     kind: CheckpointKind = CheckpointKind.ONE_RANK
     failure_config: FailureConfig = field(default_factory=FailureConfig)
@@ -245,11 +247,17 @@ class Driver:
             BackgroundTasks(wake=group.wake, at_once=True) as background_tasks,
         ):
             journal.write(Opened(anew=True, identity={}, world_size=self.world_size))
+            self.manager.divergences = journal.history.divergences
             observers = self.observers
             attached = self.attached(self.manager, journal)
             self.controller = Controller(
                 state=State(
-                    world_size=self.world_size, policy=FailurePolicy(max_failures=self.max_failures)
+                    world_size=self.world_size,
+                    policy=FailurePolicy(
+                        max_failures=self.max_failures,
+                        on_divergence=self.on_divergence,
+                        max_rollbacks=self.max_rollbacks,
+                    ),
                 ),
                 group=group,
                 checkpoints=CheckpointCoordinator(

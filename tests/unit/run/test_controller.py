@@ -16,6 +16,7 @@ from polytrain.config.configs import CheckpointConfig, FailureConfig
 from polytrain.errors import Failure, FailureKind, RunOwnedError
 from polytrain.events.attempt import (
     AgentLost,
+    Diverged,
     Done,
     Drained,
     Exited,
@@ -25,6 +26,7 @@ from polytrain.events.attempt import (
     Started,
 )
 from polytrain.events.output import Output
+from polytrain.events.rollback import Rollback
 from polytrain.output.observers import Observers
 from polytrain.record.journal import Journal
 from polytrain.workers.agents.calls import AgentEvent
@@ -629,3 +631,27 @@ def test_a_checkpoint_that_a_lost_rank_held_up_is_committed_before_the_run_ends(
     newest = run.manager.newest()
     assert newest is not None
     assert newest.step == 1
+
+
+def test_a_divergence_that_leaves_no_checkpoint_says_that_the_run_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 1 finds at step 3 that nothing was good, when rank 0 has made two checkpoints."""
+    run = driver(tmp_path, monkeypatch, on_divergence="rollback", max_rollbacks=1)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt:
+            return run.all_done()
+        found = Rollback(attempt=0, rank=1, step=3, good_step=0, reason="loss is nan", skipped={})
+        made = [(run.staged(0, at), run.stored(0, at, model=str(at))) for at in (0, 1)]
+        diverged = Diverged(attempt=0, found=found)
+        return [*made[0], *made[1], diverged]
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 0)]
+    said = "all 2 checkpoints may hold what has diverged, so the run starts from its beginning"
+    [ended] = lines(tmp_path, "AttemptEnded")
+    assert str(ended["reason"]).endswith(said)
+    assert caplog.text.count(said) == 1
+    assert "No checkpoint has been committed" not in caplog.text

@@ -69,6 +69,9 @@ class CheckpointManager:
     checkpoints: list[Manifest] = field(default_factory=list)
     """The committed checkpoints, oldest first."""
 
+    left_out: int = 0
+    """Number of checkpoints that don't count any more, because training had diverged."""
+
     _next_number: int = 0
     _damaged: list[str] = field(default_factory=list)
     _writers: set[int] = field(default_factory=set)
@@ -111,8 +114,17 @@ class CheckpointManager:
     def leave_bad_out(self) -> None:
         """Drop the checkpoints of what has diverged; they are deleted after the next commit."""
         bad = {each.directory for each in self.checkpoints if not self.is_good(each)}
+        self.left_out += len(bad)
         self._damaged.extend(sorted(bad))
         self.checkpoints = [each for each in self.checkpoints if each.directory not in bad]
+
+    @property
+    def nothing_good(self) -> str:
+        """Why divergence leaves no checkpoint to go back to; empty if one is left, or none was."""
+        if self.checkpoints or not self.left_out:
+            return ""
+        count = "the only checkpoint" if self.left_out == 1 else f"all {self.left_out} checkpoints"
+        return f"{count} may hold what has diverged, so the run starts from its beginning"
 
     @property
     def newest_reported(self) -> Manifest | None:

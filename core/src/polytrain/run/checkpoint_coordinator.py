@@ -328,7 +328,10 @@ class CheckpointCoordinator:
         )
 
     def _warn_of_lost_steps(self, attempt: int, start: StartingPoint) -> None:
-        """Warn once if a restart has no checkpoint, so that all training is repeated."""
+        """Warn if a start has no checkpoint, so that all training is repeated."""
+        if not start.own and self.manager.nothing_good:
+            logger.warning("Training had diverged: %s.", self.manager.nothing_good)
+            return
         if attempt == 0 or start.own or self._has_warned_of_lost_steps:
             return
         self._has_warned_of_lost_steps = True

@@ -397,6 +397,9 @@ class Controller:
                 if not self.survivors.ask(self.state, number=self.checkpoints.unused_number):
                     self.group.call(action)
             case EndAttempt(root=root, reason=reason):
+                if not isinstance(self.state.phase, Concluded) and root is not None:
+                    starts_anew = self.checkpoints.manager.nothing_good
+                    reason = "; ".join(filter(None, (reason, starts_anew)))
                 self.journal.write(
                     AttemptEnded(
                         attempt=action.attempt,
