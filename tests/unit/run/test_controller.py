@@ -592,29 +592,6 @@ def test_a_commit_that_comes_with_the_last_loss_is_known_when_the_run_ends(
     assert [each["step"] for each in lines(tmp_path, "Committed")] == [1]
 
 
-def test_a_lost_agent_has_not_lost_the_checkpoint_that_is_being_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The commit is progress: the failures are counted from it."""
-    run = driver(tmp_path, monkeypatch, world_size=1, max_failures=1)
-
-    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
-        if order.attempt == 2:
-            return run.all_done()
-        run.group.alive.clear()
-        run.controller.background_tasks.at_once = False
-        number = order.first_checkpoint
-        stored = run.stored(0, number, step=order.attempt + 1, model="1")
-        said = [run.reported(0, order.attempt + 1), run.staged(0, number), stored]
-        return [*said, *run.all_done(), lost(0)]
-
-    run.life = life
-    assert run.conclude().succeeded
-    assert run.group.of("launch") == [(0, 0), (1, 1), (2, 2)]
-    reasons = [str(each["reason"]) for each in lines(tmp_path, "AttemptEnded")]
-    assert all(reason.startswith("failure 1 of max_failures=1") for reason in reasons)
-
-
 def test_a_checkpoint_that_a_lost_rank_held_up_is_committed_before_the_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
