@@ -60,18 +60,20 @@ def train(config: dict[str, Any]) -> None:
             )
 
 
-def fit(path: Path, workers: int, *, end: int = -1) -> Result:
+def fit(
+    path: Path, workers: int, *, end: int = -1, function: Any = train, progress: Any = False
+) -> Result:
     path.mkdir(exist_ok=True)
     (path / "end").write_text(str(end))
     rng = np.random.default_rng(0)
     x = rng.standard_normal((ROWS, 12), dtype=np.float32)
     return make_trainer(
         "torch",
-        train,
+        function,
         train_loop_config={"end": str(path / "end")},
         datasets={"train": {"x": list(x), "y": x.sum(1)}},
         scaling_config=ScalingConfig(num_workers=workers, virtual_workers=4, cluster="local"),
-        run_config=RunConfig(storage_path=path, name="run", progress=False),
+        run_config=RunConfig(storage_path=path, name="run", progress=progress),
     ).fit()
 
 
@@ -87,9 +89,26 @@ def test_kills_and_other_numbers_of_workers_change_no_bit(tmp_path: Path) -> Non
     asked = journal(tmp_path / "cut" / "run", "SurvivorsAsked")
     assert [each["reason"] for each in asked] == ["it has virtual workers"] * 3
     cut = fit(tmp_path / "cut", 1)
+    assert (whole.why_not_exact, cut.why_not_exact) == ((), ())
     assert [metrics_of(each) for each in cut.history] == [
         metrics_of(each) for each in whole.history
     ]
     assert len(whole.history) == EPOCHS * BATCHES
     weights = whole.load_model()
     assert all(value.equal(weights[name]) for name, value in cut.load_model().items())
+
+
+def turns_deterministic_algorithms_off(config: dict[str, Any]) -> None:
+    import torch
+
+    torch.use_deterministic_algorithms(False)
+    train(config)
+
+
+def test_a_run_says_why_it_is_not_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = fit(tmp_path, 2, function=turns_deterministic_algorithms_off, progress=True)
+    why_not = ("the training function has turned deterministic algorithms off",)
+    assert result.why_not_exact == Result.from_path(result.path).why_not_exact == why_not
+    said = f"xact over world sizes: no, {why_not[0]}"
+    assert f"E{said}.</p>" in result.report(tmp_path / "page.html").read_text()
+    assert f"  e{said}\n" in "".join(capsys.readouterr())

@@ -458,7 +458,7 @@ def is_proven_when_it_is_called() -> None:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    logger = logging.getLogger("polytrain_torch.models.proof")
+    logger = logging.getLogger("polytrain_torch")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     batches = iter(polytrain.get_dataset_shard().iter_torch_batches(batch_size=4))
@@ -496,21 +496,29 @@ def test_each_model_is_proven_or_said_not_to_be(tmp_path: Path) -> None:
 def test_a_resume_with_other_threads_is_refused() -> None:
     then = arithmetic(WORKERS)
     with pytest.raises(ValueError, match=r"3 when .*, and \d+ now \(threads of each worker\)"):
-        check_resumed({**then, "threads": 3}, then)
+        list(check_resumed({**then, "threads": 3}, then))
     with pytest.raises(ValueError, match=r"Resume with ScalingConfig\(virtual_workers=8\)"):
-        check_resumed({**then, "virtual_workers": 8}, then)
+        list(check_resumed({**then, "virtual_workers": 8}, then))
 
 
-def test_other_processors_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_processors_are_told() -> None:
     mine = arithmetic(WORKERS)
-    compare_ranks([mine, {**mine, "cpu": "another one"}])
-    assert "rank 1 has another one (CPU)" in caplog.text
+    other = {**mine, "cpu": "another one"}
+    [of_ranks] = compare_ranks([mine, other])
+    assert "rank 1 has another one (CPU)" in of_ranks
+    [of_resume] = check_resumed(other, mine)
+    assert "another one when the checkpoint was made" in of_resume
 
 
 @pytest.mark.parametrize(
     ("backend", "scaling", "says"),
     [
         ("torch", {"num_workers": (1, 8)}, "4 virtual workers can't be shared by 8 workers"),
+        (
+            "torch",
+            {"virtual_workers": 1, "num_workers": 2},
+            "1 virtual worker can't .*most 1 worker",
+        ),
         ("torch", {"virtual_workers": 0}, "0 is not a number of virtual workers"),
         ("lightgbm", {}, "saves the same model at any number of workers"),
         ("tensorflow", {}, "use a backend that has them: torch"),

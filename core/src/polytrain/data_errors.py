@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from polytrain.text.first_few import numbered
 from polytrain_plugins import Problem
 
 _OURS = str(Path(__file__).parents[1])
@@ -105,6 +106,6 @@ def too_few(dataset: str, count: int, what: str, num_workers: int) -> Problem:
     """
     return Problem(
         field=f"datasets[{dataset!r}]",
-        what=f"its {count} {what}(s) can't be divided among {num_workers} workers",
+        what=f"its {count} {what}(s) can't be divided among {numbered(num_workers, 'worker')}",
         remedy="Use fewer workers: ScalingConfig(num_workers=…)",
     )

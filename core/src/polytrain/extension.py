@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from polytrain.workers.session.worker_api import (
         keep_all_batches,
         open_cursor,
+        record_exactness,
         scratch_directory,
         starting_checkpoint,
         survivor,
@@ -53,6 +54,7 @@ __all__ = [
     "keep_all_batches",
     "nested_layers",
     "open_cursor",
+    "record_exactness",
     "scratch_directory",
     "starting_checkpoint",
     "survivor",
@@ -100,6 +102,7 @@ _NAMES = LazyNames(
         "polytrain.workers.session.worker_api": (
             "keep_all_batches",
             "open_cursor",
+            "record_exactness",
             "scratch_directory",
             "starting_checkpoint",
             "survivor",

@@ -22,8 +22,9 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from polytrain.extension import record_exactness
 from polytrain_plugins import VirtualBatch, World, virtual_workers_of
-from polytrain_torch.checkpoints.arithmetic import arithmetic, compare_ranks
+from polytrain_torch.checkpoints.arithmetic import arithmetic, compare_ranks, warn_inexact
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.tree_sums import Node, Tree, summed
 from polytrain_torch.models.buffers import Buffers
@@ -178,6 +179,8 @@ class VirtualWorkers:
         self._loops: Counter[str] = Counter()
         self._was_left = False
         self._has_shared_seed = False
+        self._has_trained = False
+        self._is_deterministic = True
         self._proofs = Proofs()
         self._on_node: SummingGroup | None = None
 
@@ -218,7 +221,8 @@ class VirtualWorkers:
     def compare_ranks(self) -> None:
         """Compare what the ranks' results depend on. All ranks call this."""
         if self._is_shared and not self._models:
-            compare_ranks(gathered(arithmetic(self.count)))
+            for why_not in compare_ranks(gathered(arithmetic(self.count))):
+                warn_inexact(why_not)
 
     def check_between_steps(self) -> None:
         """Check that no loop over micro-batches is under way.
@@ -253,6 +257,8 @@ class VirtualWorkers:
                     seed_place(f"{function_seed()} {batch.place} {number} {micro.virtual_worker}")
                     weighted.given(micro.weight, micro.content)
                     yield micro.content
+                    if gradients:
+                        self._see_algorithms()
                     for each in gradients:
                         each.take(micro.virtual_worker)
             is_over = True
@@ -264,6 +270,10 @@ class VirtualWorkers:
         if self._is_shared and trains:
             buffers.send()
             self._proofs.end_loop()
+        elif gradients and not self._has_trained:
+            # There is no other rank to compare with.
+            self._has_trained = True
+            record_exactness("")
         seed_place(f"{function_seed()} {batch.place} {number}")
 
     def end(self) -> None:
@@ -284,6 +294,15 @@ class VirtualWorkers:
                 "virtual workers."
             )
         self._check_left()
+
+    def _see_algorithms(self) -> None:
+        """Warn, once, if the training function has turned deterministic algorithms off."""
+        is_on = torch.are_deterministic_algorithms_enabled()
+        if self._is_deterministic and (
+            not is_on or torch.is_deterministic_algorithms_warn_only_enabled()
+        ):
+            self._is_deterministic = False
+            warn_inexact("the training function has turned deterministic algorithms off")
 
     def _check_over(self) -> None:
         if self.is_in_loop:

@@ -83,3 +83,57 @@ def test_a_run_that_was_started_over_has_no_earlier_attempts() -> None:
         ]
     )
     assert [each.driver for each in found] == [2]
+
+
+CPU = "rank 0 has an Intel, and rank 1 has an AMD (CPU)"
+
+
+def attempt_at(step: int, *checks: str, virtual: int | None = 4, token: int = 1) -> list[Any]:
+    """An attempt from this step, whose checks have found this; "" for one that has passed."""
+    start = {"attempt": 0, "world_size": 2, "step": step, "start": None}
+    return [
+        entry("Launched", token, 1.0, **start, virtual_workers=virtual),
+        *(entry("Exactness", token, 2.0, attempt=0, why_not=each) for each in checks),
+    ]
+
+
+def reported(step: int, token: int = 1) -> dict[str, Any]:
+    return entry("Reported", token, 3.0, n=0, rank=0, step=step, metrics={})
+
+
+RESUMED = [entry("Opened", 2, 4.0, anew=False)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why_not"),
+    [
+        (attempt_at(0, "", virtual=None), None),
+        (attempt_at(0), ("nothing has been checked",)),
+        ([*attempt_at(0, ""), reported(3)], ()),
+        (attempt_at(0, "", CPU), (CPU,)),
+        # Of every attempt, also of one that a driver before has started.
+        ([*attempt_at(0, CPU), *attempt_at(3, "")], (CPU,)),
+        ([*attempt_at(0, CPU), *RESUMED, *attempt_at(3, "", token=2)], (CPU,)),
+        ([*attempt_at(0, CPU), *attempt_at(3, "", CPU)], (CPU,)),
+        # The second one repeats all steps of the first.
+        ([*attempt_at(0, CPU), *attempt_at(0, "")], ()),
+        ([*attempt_at(0, ""), *attempt_at(3, CPU), *attempt_at(3, "")], ()),
+        ([*attempt_at(0, ""), *attempt_at(3, CPU), *attempt_at(6), *attempt_at(0, "")], ()),
+        # It has left a checkpoint before anything was compared.
+        ([*attempt_at(0), *attempt_at(3, "")], ("attempt 1.0 ended before a check",)),
+        # It had nothing left to train.
+        ([*attempt_at(0, ""), reported(3), *attempt_at(3)], ()),
+        (
+            [*attempt_at(0, virtual=None), *attempt_at(3, "")],
+            ("attempt 1.0 had no virtual workers",),
+        ),
+        ([*attempt_at(0, virtual=None), *attempt_at(0, "")], ()),
+    ],
+)
+def test_a_run_is_exact_if_every_attempt_with_steps_that_count_is(
+    lines: list[dict[str, Any]], why_not: tuple[str, ...] | None
+) -> None:
+    opened = entry("Opened", 1, 0.0, anew=True)
+    history = read_history([strict_json.dumps(each).encode() + b"\n" for each in [opened, *lines]])
+    assert history is not None
+    assert history.why_not_exact == why_not

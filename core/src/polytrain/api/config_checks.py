@@ -15,6 +15,7 @@ from polytrain.config.runtime_env import runtime_env_problems
 from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.output.observers import follow_record, observers_problems
 from polytrain.policy.stop_rule import STEP, is_good_when_small, limit_of
+from polytrain.text.first_few import numbered
 from polytrain.text.plain_values import is_whole
 from polytrain.text.signatures import accepts, written
 from polytrain_plugins import Problem
@@ -162,8 +163,8 @@ def _virtual_problems(scaling: ScalingConfig, count: int) -> Iterator[Problem]:
     if most > count:
         yield Problem(
             field="ScalingConfig.virtual_workers",
-            what=f"{count} virtual workers can't be shared by {most} workers",
-            remedy=f"Use virtual_workers={most} or more, or at most {count} workers",
+            what=f"{numbered(count, 'virtual worker')} can't be shared by {most} workers",
+            remedy=f"Use virtual_workers={most} or more, or at most {numbered(count, 'worker')}",
         )
 
 

@@ -93,6 +93,11 @@ class Result(metaclass=RayTrainClass):
     """Why no checkpoint has a score, if the training has ended and each validation failed; else
     empty."""
 
+    why_not_exact: tuple[str, ...] | None = None
+    """Why the run may not be exact over world sizes, which `ScalingConfig(virtual_workers=…)`
+    promises: what the checks of all its drivers have found, as clauses. Empty if it is exact. None
+    for a run without virtual workers."""
+
     storage_filesystem: Any = None
     """`RunConfig.storage_filesystem` of the run."""
 
@@ -121,6 +126,7 @@ class Result(metaclass=RayTrainClass):
             ("checkpoint", place(checkpoint)),
             ("restarts", str(self.restarts or "")),
             ("rollbacks", line("; ".join(map(str, self.rollbacks)))),
+            ("not exact", line("; ".join(self.why_not_exact or ()))),
             ("stopped", line(str(self.stopped or ""))),
             ("error", line(str(self.error or self.validation_failure))),
             ("path", place(path)),
@@ -456,6 +462,7 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
         stopped=outcome.stopped,
         error=outcome.error,
         validation_failure=outcome.validation_failure,
+        why_not_exact=outcome.why_not_exact,
         storage_filesystem=run.location.filesystem,
         returned=Returns(values=outcome.returned, may_unpickle=True),
         backend=run.spec.backend,
@@ -514,6 +521,7 @@ def recorded(
         stopped=run_history.stopped,
         error=error,
         validation_failure=run_history.validation_failure,
+        why_not_exact=run_history.why_not_exact,
         storage_filesystem=location.filesystem,
         returned=Returns(
             location=location if run_history.returned else None,

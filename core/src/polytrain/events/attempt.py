@@ -155,6 +155,16 @@ class StateDigested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExactnessFound:
+    """A rank has checked whether virtual workers give the same bits at any number of workers."""
+
+    attempt: int
+    rank: int
+    why_not: str
+    """Why they may not; empty if a check has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavesOnRequest:
     """A training function calls `checkpoint_requested()`: it makes a checkpoint on request."""
 

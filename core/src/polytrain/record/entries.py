@@ -249,6 +249,9 @@ class Launched(Entry):
     gpus: Sequence[Ranks] = ()
     """How many every rank has."""
 
+    virtual_workers: Ranks | None = None
+    """None if the attempt has none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessesRequested(Entry):
@@ -291,6 +294,15 @@ class DigestsKept(Entry):
 
 
 DIGEST_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactnessChecked(Entry):
+    """A check of whether an attempt computes the same bits at any number of workers."""
+
+    attempt: Count
+    why_not: str
+    """Why it may not; empty if a check has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,6 +472,9 @@ class RunConcluded(Entry):
     validation_failure: str = ""
     """Why no checkpoint has a score, if every validation failed; else empty."""
 
+    why_not_exact: tuple[str, ...] | None = field(default=None, metadata=UNSTORED)
+    """`RunHistory.why_not_exact` at the end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValuesReturned(Entry):
@@ -498,6 +513,7 @@ KINDS: Mapping[str, type[Entry]] = {
     "Reported": MetricsReported,
     "Reports": ReportBlock,
     "Digests": DigestsKept,
+    "Exactness": ExactnessChecked,
     "Committed": CheckpointCommitted,
     "PartVoid": CheckpointDropped,
     "SurvivorsAsked": SurvivorsAsked,

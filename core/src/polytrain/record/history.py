@@ -123,6 +123,11 @@ class RunHistory:
         """The last reported metrics."""
         return self.history[-1] if self.history else {}
 
+    @property
+    def why_not_exact(self) -> tuple[str, ...] | None:
+        """Why the run may not be exact over world sizes; see `Result.why_not_exact`."""
+        return self.attempts.why_not_exact(self.history.last_step)
+
     def take(self, entry: Entry) -> None:
         """Take the next entry of the journal.
 

@@ -10,6 +10,7 @@ from polytrain.errors import Failure
 from polytrain.record.entries import (
     AttemptEnded,
     Entry,
+    ExactnessChecked,
     Launched,
     LoadMeasured,
     Opened,
@@ -54,6 +55,13 @@ class AttemptOverview:
     reason: str = ""
     """Why there was another attempt, or not."""
 
+    virtual_workers: int | None = None
+    has_passed_check: bool = False
+    """Whether a check of virtual workers has passed."""
+
+    why_not_exact: tuple[str, ...] = ()
+    """What such checks have found."""
+
 
 class Attempts:
     """The attempts of a run, over all its drivers."""
@@ -82,7 +90,15 @@ class Attempts:
                         checkpoint=entry.start,
                         launched=entry.time,
                         start_s=now_s,
+                        virtual_workers=entry.virtual_workers,
                     )
+                )
+            case ExactnessChecked(why_not=why_not) if self._attempts:
+                last = self._attempts[-1]
+                self._attempts[-1] = (
+                    replace(last, why_not_exact=(*last.why_not_exact, why_not))
+                    if why_not
+                    else replace(last, has_passed_check=True)
                 )
             case AttemptEnded(failure=failure, reason=reason):
                 self._end(ended=entry.time, stop_s=now_s, failure=failure, reason=reason)
@@ -103,11 +119,45 @@ class Attempts:
                 self._attempts[-1], ended=ended, stop_s=stop_s, failure=failure, reason=reason
             )
 
+    def why_not_exact(self, last_step: int) -> tuple[str, ...] | None:
+        """Return why the run may not be exact over world sizes; see `Result.why_not_exact`.
+
+        Args:
+            last_step: the run's last report; 0 without any.
+        """
+        counting: list[AttemptOverview] = []
+        for each in self._attempts:
+            # It repeats every step of those that began where it does, or later.
+            while counting and counting[-1].first_step >= each.first_step:
+                counting.pop()
+            counting.append(each)
+        if all(each.virtual_workers is None for each in counting):
+            return None
+        ends = [*(each.first_step for each in counting[1:]), last_step]
+        found = dict.fromkeys(
+            why_not
+            for each, end in zip(counting, ends, strict=True)
+            for why_not in _inexact(each, has_steps=end > each.first_step)
+        )
+        if not found and not any(each.has_passed_check for each in counting):
+            return ("nothing has been checked",)
+        return tuple(found)
+
     def __iter__(self) -> Iterator[AttemptOverview]:
         return iter(self._attempts)
 
     def __len__(self) -> int:
         return len(self._attempts)
+
+
+def _inexact(attempt: AttemptOverview, *, has_steps: bool) -> tuple[str, ...]:
+    """Return what makes an attempt inexact, if it has steps that count."""
+    name = f"attempt {attempt.driver}.{attempt.number}"
+    if attempt.virtual_workers is None:
+        return (f"{name} had no virtual workers",) if has_steps else ()
+    if has_steps and not attempt.has_passed_check and not attempt.why_not_exact:
+        return (f"{name} ended before a check",)
+    return attempt.why_not_exact
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

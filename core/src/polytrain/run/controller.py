@@ -23,6 +23,7 @@ from polytrain.events.attempt import (
     Diverged,
     Done,
     Event,
+    ExactnessFound,
     Exited,
     Failed,
     HealthEvent,
@@ -107,6 +108,7 @@ class Controller:
     commit_search: CommitSearch = field(default_factory=CommitSearch)
     stop_rule: StopRule = field(default_factory=StopRule)
     config_changes: ConfigChanges = field(default_factory=ConfigChanges)
+    virtual_workers: int | None = None
     compares_reports: bool = False
     """Whether rank 0 finds divergence by its last reports."""
 
@@ -156,6 +158,7 @@ class Controller:
                 stopped=conclusion.stopped,
                 reason=conclusion.reason,
                 validation_failure=conclusion.validation_failure,
+                why_not_exact=self.journal.history.why_not_exact,
             )
         )
         return conclusion
@@ -266,6 +269,10 @@ class Controller:
         if isinstance(event, StateDigested):
             if event.attempt == self.state.attempt:
                 self.publisher.digested(event)
+            return
+        if isinstance(event, ExactnessFound):
+            if event.attempt == self.state.attempt:
+                self.publisher.checked_exactness(event)
             return
         if isinstance(event, CheckpointsAsked):
             self._take_question(event)
@@ -471,6 +478,7 @@ class Controller:
                 world_size=world_size,
                 hosts=[member.host for member in members],
                 gpus=[member.gpus for member in members],
+                virtual_workers=self.virtual_workers,
             )
         )
         self.checkpoints.launched(attempt, world_size)

@@ -153,6 +153,7 @@ def controller_of(
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,
         config_changes=ConfigChanges.of(run.spec),
+        virtual_workers=run.spec.scaling_config.virtual_workers,
         compares_reports=rule is not None and rule.reads_history,
         release_workers=workers.close,
         interrupts=interrupts,
@@ -243,6 +244,9 @@ class RunOutcome:
     error: TrainingFailedError | None
     validation_failure: str
     """The reason that no checkpoint has a score if every validation failed; else empty."""
+
+    why_not_exact: tuple[str, ...] | None
+    """Why the run may not be exact over world sizes; None if it has no virtual workers."""
 
 
 @contextlib.contextmanager
@@ -473,4 +477,5 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         stopped=conclusion.stopped,
         error=error,
         validation_failure=conclusion.validation_failure,
+        why_not_exact=controller.journal.history.why_not_exact,
     )

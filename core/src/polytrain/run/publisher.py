@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polytrain.errors import Failure
-from polytrain.events.attempt import Reported, StateDigested
+from polytrain.events.attempt import ExactnessFound, Reported, StateDigested
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
-from polytrain.record.entries import DigestsKept
+from polytrain.record.entries import DigestsKept, ExactnessChecked
 from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
@@ -32,6 +32,9 @@ class Publisher:
     _digested: tuple[str, ...] = ()
     """The tensors of the last digests."""
 
+    _exactness: set[str] = field(default_factory=set)
+    """What this attempt's ranks have found of virtual workers."""
+
     _is_syncing: bool = False
 
     def run_started(self) -> None:
@@ -41,6 +44,7 @@ class Publisher:
     def attempt_started(self, attempt: Attempt) -> None:
         """Publish that an attempt starts."""
         self._attempt = attempt
+        self._exactness.clear()
         self.observers.attempt_started(self.run, attempt)
 
     def reported(self, report: Reported) -> None:
@@ -74,6 +78,12 @@ class Publisher:
             )
         )
         self._digested = names
+
+    def checked_exactness(self, found: ExactnessFound) -> None:
+        """Keep what a rank has found of virtual workers, unless another one has found the same."""
+        if found.why_not not in self._exactness:
+            self._exactness.add(found.why_not)
+            self.journal.write(ExactnessChecked(attempt=found.attempt, why_not=found.why_not))
 
     def attempt_ended(
         self,

@@ -1,4 +1,4 @@
-"""Lists of which a message shows the first few."""
+"""Lists of which a message shows the first few, and counts."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def first_few(shown: Sequence[str], most: int, *, of: str = "") -> str:
     others = len(shown) - most
     few = ", ".join(shown[:most])
     return few if others <= 0 else f"{few} and {others} more{f' {of}' if of else ''}"
+
+
+def numbered(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 worker", "2 workers"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

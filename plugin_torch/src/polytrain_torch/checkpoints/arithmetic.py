@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from polytrain.extension import record_exactness
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +42,14 @@ def arithmetic(virtual_workers: int) -> dict[str, Any]:
     }
 
 
-def compare_ranks(by_rank: Sequence[Mapping[str, Any]]) -> None:
-    """Compare what the ranks' results depend on, by rank.
+def warn_inexact(why_not: str) -> None:
+    """Warn that the run may not be exact over world sizes, and record why, as a clause."""
+    logger.warning("Exact over world sizes: no, %s.", why_not)
+    record_exactness(why_not)
+
+
+def compare_ranks(by_rank: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield how the ranks differ in what their results depend on, as clauses.
 
     Raises:
         ValueError: they have different numbers of threads.
@@ -57,13 +65,11 @@ def compare_ranks(by_rank: Sequence[Mapping[str, Any]]) -> None:
                 f"Virtual workers compute the same bits only alike: {text}. Give all the same, for "
                 'example by ScalingConfig(resources_per_worker={"CPU": 1}).'
             )
-        logger.warning(
-            "Exact over world sizes: not certain, as ranks may compute other bits: %s.", text
-        )
+        yield text
 
 
-def check_resumed(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Compare what a checkpoint's results depended on with this attempt's.
+def check_resumed(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how a checkpoint's results and this attempt's differ in what they depend on.
 
     Args:
         then: from the checkpoint; None if it was made without virtual workers.
@@ -91,7 +97,7 @@ def check_resumed(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Non
             raise ValueError(
                 f"The run can't continue with the same bits: {text}. Resume with {remedy}."
             )
-        logger.warning("Exact over world sizes: not certain from here on: %s.", text)
+        yield text
 
 
 def _cpu() -> str:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from polytrain import get_context
+from polytrain.extension import record_exactness
 from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe_file, save_safely
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
@@ -55,7 +56,9 @@ def differences(states: States, *, equal: Collection[str] = ()) -> Differences:
     found = differences_of(by_rank)
     for name in sorted(set(equal).intersection(found["names"].get("parts", ()))):
         digests = [each.get(("parts", name)) for each in by_rank]
-        raise _drifted(name, next(n for n in range(ranks) if digests[n] != digests[0]))
+        other = next(n for n in range(ranks) if digests[n] != digests[0])
+        record_exactness(f"rank {other} has had another {name!r} than rank 0")
+        raise _drifted(name, other)
     return found
 
 

@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from polytrain import Checkpoint, get_checkpoint, get_context, report
 from polytrain.extension import scratch_directory
 from polytrain_plugins.type_names import a_type
-from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed
+from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, warn_inexact
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
     comparable,
@@ -159,7 +159,8 @@ class TrainingState:
         has_loaded(self)
         virtual = current()
         if virtual is not None:
-            check_resumed(saved.get("arithmetic"), arithmetic(virtual.count))
+            for why_not in check_resumed(saved.get("arithmetic"), arithmetic(virtual.count)):
+                warn_inexact(why_not)
         for name, state in saved["parts"].items():
             if name in self._parts:
                 self._expect_groups(name, state, saved["progress"])

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from polytrain.extension import record_exactness
+from polytrain_torch.checkpoints.arithmetic import warn_inexact
 from polytrain_torch.checkpoints.rank_parts import digest
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.models.buffers import Buffers
@@ -76,6 +78,7 @@ class Proofs:
         by_rank = gathered(found)
         others = [rank for rank, theirs in enumerate(by_rank) if theirs != by_rank[0]]
         if others:
+            record_exactness(f"rank {others[0]} has computed other gradients than rank 0")
             raise RuntimeError(
                 f"Rank {others[0]} computes other gradients than rank 0 from the same "
                 "micro-batch, weights and random numbers, so the run can't be the same at any "
@@ -87,8 +90,8 @@ class Proofs:
             if digest_of_all is None:
                 self._warn(
                     number,
-                    "no tensor with a gradient was found in its output. Return "
-                    "tensors, or dicts, lists or tuples of them",
+                    "no tensor with a gradient was found in its output (tensors, or dicts, lists "
+                    "or tuples of them)",
                 )
             else:
                 logger.info(
@@ -96,6 +99,7 @@ class Proofs:
                     "gradients.",
                     self._name(number),
                 )
+                record_exactness("")
 
     def end_attempt(self) -> None:
         """Warn of models that haven't been compared."""
@@ -123,7 +127,7 @@ class Proofs:
         return f"model {number + 1} ({type(self._models[number]).__qualname__})"
 
     def _warn(self, number: int, why: str) -> None:
-        logger.warning("Exact over world sizes: not proven for %s, as %s.", self._name(number), why)
+        warn_inexact(f"not proven for {self._name(number)}, as {why}")
 
 
 class _FirstCall:

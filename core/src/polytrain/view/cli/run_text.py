@@ -15,6 +15,7 @@ from polytrain.record.run_facts import RunFacts
 from polytrain.record.secrecy import shown
 from polytrain.record.state import RunState
 from polytrain.run.lease import Holder
+from polytrain.text.first_few import numbered
 from polytrain.text.next_command import next_command
 from polytrain.view.cli.found import FoundRun
 from polytrain.view.cli.logs import LOGS, log_of
@@ -78,7 +79,7 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     where = f" {configuration.cluster}" if configuration.cluster else ""
     yield f"{run.location.name}: {_verdict(run)}"
     yield f"  in         {run.location.address}"
-    workers = _numbered(history.world_size, "worker")
+    workers = numbered(history.world_size, "worker")
     yield f"  backend    {history.identity['backend']}, {workers}{where}"
     yield from _program(history.facts)
     for name, known in configuration.datasets.items():
@@ -90,7 +91,7 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}{_age(run)}"
     for tracker in run.trackers():
         if tracker.lacks:
-            behind = _numbered(tracker.lacks, "step")
+            behind = numbered(tracker.lacks, "step")
             yield f"  tracker    {tracker.name} is {behind} behind: it has step {tracker.step}"
     yield ""
     if history.facts.hyperparameters:
@@ -213,9 +214,5 @@ def _attempt(attempt: AttemptOverview) -> str:
     took = "" if attempt.ended is None else f", {attempt.ended - attempt.launched:.1f} s"
     return (
         f"{attempt.driver}.{attempt.number}  {launched:%Y-%m-%d %H:%M:%S}{took}, "
-        f"{_numbered(attempt.num_workers, 'worker')}, after {_numbered(attempt.first_step, 'step')}"
+        f"{numbered(attempt.num_workers, 'worker')}, after {numbered(attempt.first_step, 'step')}"
     )
-
-
-def _numbered(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

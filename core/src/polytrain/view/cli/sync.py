@@ -12,6 +12,7 @@ import click
 
 from polytrain.output.echo import echo, echo_lines
 from polytrain.record.state import RunState
+from polytrain.text.first_few import numbered
 from polytrain.trackers import NAMES
 from polytrain.view.cli.found import (
     FoundRun,
@@ -80,7 +81,7 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
         print_json("sync", {"sent": rows, "errors": errors})
     else:
         for name, count in rows.items():
-            echo(f"{name}: {count} steps sent")
+            echo(f"{name}: {numbered(count, 'step')} sent")
         for name, what in errors.items():
             echo_lines(f"{name}: {what}", err=True)
     return 1 if errors else 0

@@ -115,6 +115,9 @@ class Facts:
     goodput: float
     lost_steps: int
     restarts: int
+    why_not_exact: tuple[str, ...] | None
+    """As `Result.why_not_exact`."""
+
     spans: tuple[Span, ...]
     marks: tuple[Mark, ...]
     attempts: tuple[AttemptFacts, ...]
@@ -201,6 +204,7 @@ def facts_of(
         goodput=ledger.goodput,
         lost_steps=ledger.lost_steps,
         restarts=ledger.restarts,
+        why_not_exact=record.why_not_exact,
         spans=tuple(ledger.spans),
         marks=tuple(marks_of(timed)),
         attempts=tuple(_attempt(each, ledger.wall_s) for each in record.attempts),

@@ -16,6 +16,7 @@ from polytrain.record.entries import (
     StragglerFound,
     ValidationEnded,
 )
+from polytrain.text.first_few import numbered
 from polytrain.view.page.record import TimedEntry
 
 
@@ -66,7 +67,7 @@ def marks_of(timed: Iterable[TimedEntry]) -> Iterator[Mark]:
             case Launched(world_size=world_size):
                 before, workers = workers, world_size
                 if before is not None and before != workers:
-                    text = f"{workers} workers instead of {before}"
+                    text = f"{numbered(workers, 'worker')} instead of {before}"
                     yield _mark(each, MarkKind.RESIZE, text)
             case Opened():
                 if not is_first:

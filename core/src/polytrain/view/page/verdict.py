@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from polytrain.record.state import RunState
+from polytrain.text.first_few import numbered
 from polytrain.view.page.facts import Facts
 from polytrain.view.run_end import run_end
 
@@ -19,7 +20,7 @@ def verdict(facts: Facts) -> str:
         times = "one restart" if facts.restarts == 1 else f"{facts.restarts} restarts"
         parts.append(times)
     if facts.lost_steps:
-        steps = "1 step" if facts.lost_steps == 1 else f"{facts.lost_steps} steps"
+        steps = numbered(facts.lost_steps, "step")
         parts.append(f"{steps} done again")
     parts.append(f"{100 * facts.goodput:.0f} % goodput")
     sentence = f"{', '.join(parts)}."

@@ -16,6 +16,7 @@ from polytrain.output.echo import without_colours
 from polytrain.output.line_layout import Segment, columns, cut, fitted, printable
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
+from polytrain.text.first_few import numbered
 from polytrain.text.named_metrics import single_values
 from polytrain.text.next_command import next_command
 from polytrain_plugins import RunInfo
@@ -111,7 +112,7 @@ def heartbeat(run: RunInfo, progress: Progress, *, now: float) -> str:
 
 def started(run: RunInfo) -> str:
     """Return the first line of a run."""
-    count = "1 worker" if run.num_workers == 1 else f"{run.num_workers} workers"
+    count = numbered(run.num_workers, "worker")
     workers = f"{count} {run.cluster}" if run.num_workers else "inline"
     return f"{run.name}: starting ({workers}), in {run.path}"
 
@@ -199,7 +200,7 @@ def traceback_lines(failure: Failure) -> Iterator[str]:
 
 def ended(run: RunInfo, progress: Progress) -> Iterator[str]:
     """Yield the last lines of a run, after its driver has released everything."""
-    restarts = f", {_numbered(progress.restarts, 'restart')}" if progress.restarts else ""
+    restarts = f", {numbered(progress.restarts, 'restart')}" if progress.restarts else ""
     took = f" after {duration(progress.ledger.wall_s)}{restarts}"
     concluded = progress.concluded
     if concluded is None:
@@ -225,6 +226,8 @@ def ended(run: RunInfo, progress: Progress) -> Iterator[str]:
     if progress.best is not None:
         name, value, step = progress.best
         yield f"  best {cut(printable(name), _NAME_WIDTH)}: {_value(value, PLAIN)}, of step {step}"
+    if concluded is not None and concluded.why_not_exact:
+        yield f"  exact over world sizes: no, {printable('; '.join(concluded.why_not_exact))}"
     if progress.checkpoint:
         place = f"{run.path}/{CHECKPOINTS}/{progress.checkpoint}"
         yield f"  checkpoint of step {progress.committed}: {place}"
@@ -292,11 +295,11 @@ def _world(progress: Progress, now: float, signs: Signs) -> Iterator[Segment]:
         why = f"stops after its next checkpoint: {printable(progress.stopping)}"
         yield Segment(text=cut(why, _CAUSE_WIDTH, mark=signs.mark), weight=4, least=_LEAST_CAUSE)
     if progress.validations:
-        yield Segment(text=f"{_numbered(progress.validations, 'validation')} left", weight=1)
+        yield Segment(text=f"{numbered(progress.validations, 'validation')} left", weight=1)
     if progress.restarts:
         failed = progress.failed
         last = "" if failed is None else f", last: {printable(str(failed.failure))}"
-        text = f"{_numbered(progress.restarts, 'restart')}{last}"
+        text = f"{numbered(progress.restarts, 'restart')}{last}"
         text = cut(text, _CAUSE_WIDTH, mark=signs.mark)
         yield Segment(text=text, weight=3, least=_LEAST_CAUSE)
     elapsed_s = int(progress.ledger.elapsed_s(now))
@@ -348,11 +351,7 @@ def _busy(shares: Any, signs: Signs) -> str:
 
 
 def _ranks(world_size: int) -> str:
-    return _numbered(world_size, "rank")
-
-
-def _numbered(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return numbered(world_size, "rank")
 
 
 def _name(run: RunInfo, width: int) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
 from polytrain.events.attempt import (
     Event,
+    ExactnessFound,
     HealthEvent,
     KeepsNothing,
     KeepsState,
@@ -204,6 +205,7 @@ AgentEvent = (
     | CheckpointEvent
     | CheckpointsAsked
     | StateDigested
+    | ExactnessFound
     | SurvivorEvent
     | Output
     | BarMoved

@@ -20,6 +20,7 @@ from polytrain.events.attempt import (
     Done,
     Drained,
     Event,
+    ExactnessFound,
     Failed,
     Joined,
     Offered,
@@ -80,6 +81,11 @@ def report_message(
 def digested_message(step: int, digests: Mapping[str, str]) -> Message:
     """Return the message with digests of this rank's state; see `StateDigested`."""
     return ["digested", step, dict(digests)]
+
+
+def exactness_message(why_not: str) -> Message:
+    """Return the message that virtual workers were checked; see `ExactnessFound`."""
+    return ["exactness", why_not]
 
 
 def staged_message(
@@ -281,7 +287,7 @@ def to_written_part(message: Message, *, attempt_id: AttemptId, rank: int) -> St
 
 def to_event(
     message: Message, *, attempt: int, rank: int
-) -> Event | Reported | PartStaged | CheckpointsAsked | StateDigested:
+) -> Event | Reported | PartStaged | CheckpointsAsked | StateDigested | ExactnessFound:
     """Return the event of a worker process's message."""
     match message:
         case ["offer", host, port, details]:
@@ -301,6 +307,8 @@ def to_event(
             )
         case ["digested", step, digests]:
             return StateDigested(attempt=attempt, rank=rank, step=step, digests=digests)
+        case ["exactness", why_not]:
+            return ExactnessFound(attempt=attempt, rank=rank, why_not=why_not)
         case ["saves on request"]:
             return SavesOnRequest(attempt=attempt, rank=rank)
         case ["condition met", stopped]:

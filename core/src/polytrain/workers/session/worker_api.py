@@ -245,6 +245,18 @@ def keep_all_batches(why: str) -> None:
     _session("keep_all_batches").keep_all_batches(why)
 
 
+def record_exactness(why_not: str) -> None:
+    """Record whether virtual workers give the same bits at any number of workers; for plugins.
+
+    Args:
+        why_not: why they may not, as a clause; empty if a check has passed.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    _session("record_exactness").record_exactness(why_not)
+
+
 def starting_checkpoint() -> Path | None:
     """Return the directory of the attempt's starting checkpoint, for plugins.
 
