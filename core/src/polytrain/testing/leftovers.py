@@ -58,14 +58,23 @@ def leftovers(run: Path) -> list[str]:
 def _left_on_ray() -> list[str]:
     import ray
 
-    from polytrain.ray_api.state import free_resources
+    from polytrain.ray_api.state import free_nodes, is_reachable, living_nodes
 
     groups = ray.util.placement_group_table().values()
     left = [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]
-    # Ray counts resources with a delay, too.
-    total = ray.cluster_resources().get("CPU")  # type: ignore[no-untyped-call]
-    if not eventually(lambda: free_resources().get("CPU") == total, seconds=10):
-        left.append(f"{free_resources().get('CPU')} of {total} CPUs are free")
+
+    # Ray counts resources with a delay, too, and those of a node that is gone for a minute.
+    def taken() -> list[str]:
+        free = {node: each.get("CPU", 0) for node, each in free_nodes().items()}
+        totals = {node: each.get("CPU", 0) for node, each in living_nodes().items()}
+        return [
+            f"{free.get(node, 0)} of {total} CPUs of the node {node} are free"
+            for node, total in totals.items()
+            if free.get(node, 0) != total and is_reachable(node)
+        ]
+
+    if not eventually(lambda: not taken(), seconds=10):
+        left += taken()
     return left
 
 
