@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -24,7 +23,7 @@ class LostNodes:
     living: Callable[[], Mapping[str, object]]
     """Returns the nodes that the cluster takes for alive."""
 
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float]
     """A monotonic clock, in seconds."""
 
     _lost_at: dict[str, float] = field(default_factory=dict)

@@ -167,9 +167,6 @@ class WorkerSession:
 
         self._reported_ignored = False
         self._saves_on_request = False
-        self._exactness: set[str] = set()
-        """What was recorded of virtual workers."""
-
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -324,11 +321,9 @@ class WorkerSession:
             self._divergence.keeps_all = why
 
     def record_exactness(self, why_not: str) -> None:
-        """Record a check of virtual workers, once; see `worker_api.record_exactness`."""
+        """Record a check of virtual workers; see `worker_api.record_exactness`."""
         with self._lock:
-            if why_not not in self._exactness:
-                self._exactness.add(why_not)
-                self._channel.send(exactness_message(why_not))
+            self._channel.send(exactness_message(why_not))
 
     def is_checkpoint_wanted(self) -> bool:
         """Return whether the run waits for a checkpoint; see `worker_api.checkpoint_requested`."""
