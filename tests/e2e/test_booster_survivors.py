@@ -13,7 +13,7 @@ from tests.e2e.boosters import BACKENDS, DRAWING, a_table, fit, model_of
 from tests.e2e.journals import journal
 
 import polytrain
-from polytrain import FailureConfig, RunConfig
+from polytrain import CheckpointConfig, FailureConfig, RunConfig
 
 ROUNDS, PATIENCE = 30, 25
 
@@ -76,5 +76,24 @@ def test_no_round_is_repeated(quiet: RunConfig, backend: str, place: str, rank: 
     assert asked["reason"] == ""
     [_, again] = journal(result.path, "Launched")
     assert again["step"] == asked["step"] == 12
+    assert model_of(result) == model_of(undisturbed)
+    assert result.history == undisturbed.history
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_worker_without_peers_continues_from_its_copy(quiet: RunConfig, backend: str) -> None:
+    table = a_table()
+    shared: dict[str, Any] = {"backend": backend, "num_boost_round": ROUNDS}
+    failing = dataclasses.replace(
+        quiet,
+        failure_config=FailureConfig(max_failures=1),
+        checkpoint_config=CheckpointConfig(memory=1),
+    )
+    kills = Kills(rank=0, call=13)
+    result = fit(failing, table, 1, **shared, **options_of(backend, "metric", kills))
+    undisturbed = fit(quiet, table, 1, **shared, **options_of(backend, "metric", Kills()))
+    assert result.restarts == 1
+    [_, again] = journal(result.path, "Launched")
+    assert again["step"] == 12
     assert model_of(result) == model_of(undisturbed)
     assert result.history == undisturbed.history

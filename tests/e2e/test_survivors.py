@@ -15,7 +15,7 @@ from tests.e2e import torch_runs
 from tests.e2e.journals import journal
 from tests.e2e.torch_runs import equal
 
-from polytrain import FailureConfig, Result, RunConfig, TrainingFailedError
+from polytrain import CheckpointConfig, FailureConfig, Result, RunConfig, TrainingFailedError
 
 NOTHING: dict[str, Any] = {}
 
@@ -25,6 +25,7 @@ def train(config: dict[str, Any]) -> None:
     import os
     import random
     import signal
+    from pathlib import Path
 
     import torch
     import torch.distributed as dist
@@ -66,6 +67,11 @@ def train(config: dict[str, Any]) -> None:
 
         taken = 0
 
+    def whole() -> None:
+        if config["steps"]:
+            with Path(config["steps"]).open("a") as file:
+                file.write(f"{context.get_attempt()}\n")
+
     def at(place: str) -> None:
         Steps.taken += place == "begin"
         if fails and (place, Steps.taken) == (config["place"], config["step"]):
@@ -85,6 +91,7 @@ def train(config: dict[str, Any]) -> None:
                 loss.backward()
             at("backward")
             optimizer.step()
+            whole()
             at("step")
             scheduler.step()
             if config["averages"]:
@@ -102,7 +109,7 @@ def fit(
     **config: Any,
 ) -> Result:
     chosen = {"place": place, "step": step, "rank": 1, "by": "", "raises": False}
-    chosen |= {"averages": True, **config}
+    chosen |= {"averages": True, "steps": None, **config}
     failures = FailureConfig(max_failures=max_failures, retry_user_errors=True)
     return torch_runs.fit(quiet, train, chosen, failure_config=failures, **changes)
 
@@ -137,6 +144,43 @@ def test_no_step_is_repeated(
     rates = [each["rate"] for each in result.history if "rate" in each]
     assert rates == [each["rate"] for each in undisturbed.history if "rate" in each]
     assert Path(again["start"]).name.startswith("checkpoint_")
+
+
+ALONE = {"workers": 1, "checkpoint_config": CheckpointConfig(memory=1)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    run = RunConfig(storage_path=tmp_path_factory.mktemp("alone"), progress=False)
+    return fit(run, changes=ALONE | {"checkpoint_config": CheckpointConfig()})
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "again", "config"),
+    [
+        ("forward", 3, 0, {}),
+        ("step", 8, 1, {}),
+        ("report", 10, 0, {}),
+        ("optimizer", 17, 0, {}),
+        ("begin", 27, 0, {"raises": True}),
+    ],
+)
+def test_a_worker_without_peers_continues_from_its_copy(
+    quiet: RunConfig,
+    alone: Result,
+    tmp_path: Path,
+    place: str,
+    step: int,
+    again: int,
+    config: dict[str, Any],
+) -> None:
+    """Only a step that was taken after the copy of the one before is taken again."""
+    steps = tmp_path / "steps"
+    result = fit(quiet, place, step, ALONE, rank=0, steps=str(steps), **config)
+    assert result.restarts == 1
+    assert equal(result.load_model(), alone.load_model())
+    assert result.history == alone.history
+    assert len(steps.read_text().split()) == 30 + again
 
 
 def test_another_number_of_workers_goes_on_from_it(quiet: RunConfig) -> None:

@@ -21,6 +21,7 @@ class Session:
     """A rank's session, to which nothing is sent."""
 
     can_keep = True
+    copies = None
     reads_checkpoint = 0
     kept: KeptStates | None = None
     why_not = ""

@@ -153,6 +153,10 @@ def test_scaling_that_makes_no_sense(problems: Any, config: Any, field: str) -> 
             RunConfig(checkpoint_config=CheckpointConfig(max_in_flight=0)),
             "CheckpointConfig.max_in_flight",
         ),
+        *(
+            (RunConfig(checkpoint_config=CheckpointConfig(memory=each)), "CheckpointConfig.memory")
+            for each in (0, -1, True, 1.5, "always")
+        ),
         (
             RunConfig(checkpoint_config=CheckpointConfig(report_timeout_s=-1)),
             "CheckpointConfig.report_timeout_s",

@@ -39,6 +39,7 @@ class Rank:
     """A rank's session, to which nothing is sent."""
 
     can_keep = True
+    copies = None
     step = 0
 
     def place(self) -> Place:

@@ -30,6 +30,7 @@ WRONG: dict[str, list[Any]] = {
 OWN_RULES = ("Checked", "Entries", "Function")
 
 BY_FIELD: dict[str, tuple[list[Any], str]] = {
+    "CheckpointConfig.memory": ([0, True, 1.5, "always"], 'Give 1 or more, "auto"'),
     "ScalingConfig.num_workers": ([-1, 1.5, (2, 1), [1, 2], "2"], "Give "),
     "ScalingConfig.resources_per_worker": ([5, {"CPU": -1}, {"gpu": 1}], ""),
     "ScalingConfig.label_selector": ([5, {"a": 1}, [{"": "b"}], ["a"]], ""),

@@ -270,7 +270,11 @@ class Driver:
                     observers=observers,
                     attached=attached,
                 ),
-                survivors=Survivors(group=group, journal=journal),
+                survivors=Survivors(
+                    group=group,
+                    journal=journal,
+                    has_copies=self.checkpoint_config.memory is not None,
+                ),
                 lease=lease,
                 journal=journal,
                 background_tasks=background_tasks,

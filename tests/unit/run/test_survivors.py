@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from tests.unit.run.driver import Driver
-from tests.unit.run.play import Play
 from tests.unit.run.test_controller import lines
 
 from polytrain.checkpoint.manager import CheckpointManager
@@ -18,12 +17,18 @@ from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.parts import PartStored, StateWritten
 from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import Exited, KeepsNothing, KeepsState, KeptRead, StateUnwritten
+from polytrain.events.attempt import (
+    Exited,
+    Failed,
+    KeepsNothing,
+    KeepsState,
+    KeptRead,
+    StateUnwritten,
+)
 from polytrain.linux.kept_states import KeptState
 from polytrain.policy.failure import FailurePolicy
 from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.run import survivors
-from polytrain.run.machine import note
 from polytrain.run.states import Ending, State
 from polytrain.run.survivors import Survivors, in_order, newest_point
 from polytrain.workers.agents.calls import AgentEvent, Kill, ReadKept, WriteState
@@ -47,6 +52,7 @@ class Run:
         journal = SimpleNamespace(write=self.entries.append)
         self.survivors = Survivors(group=group, journal=journal)  # type: ignore[arg-type]
         self.survivors.launched(0, 3)
+        self.state = State(world_size=3, policy=FailurePolicy(max_failures=1))
 
     def keep(self) -> None:
         for rank in range(3):
@@ -54,8 +60,8 @@ class Run:
 
     def lose(self, kind: FailureKind = FailureKind.WORKER_LOST) -> bool:
         ending = Ending().also(Failure(kind=kind, rank=1, message="gone"))
-        state = State(world_size=3, policy=FailurePolicy(max_failures=1), phase=ending)
-        return self.survivors.ask(state, number=4)
+        self.state = replace(self.state, phase=ending)
+        return self.survivors.ask(self.state, number=4)
 
     def last(self) -> tuple[Any, Collection[int] | None]:
         return self.calls[-1]
@@ -86,7 +92,7 @@ def test_the_first_that_writes_its_state_ends_the_search() -> None:
     part = PartStored(attempt=0, rank=2, checkpoint=4, step=9, metrics={}, positions={}, files=())
     run.survivors.take(StateWritten(attempt=0, rank=2, part=part, is_report=False))
     assert isinstance(run.last()[0], Kill)
-    written = run.survivors.written()
+    written = run.survivors.written(run.state)
     assert written is not None
     assert written.part.rank == 0
     # It is news once the state is committed.
@@ -104,7 +110,7 @@ def test_the_journal_says_why_nobody_could_write() -> None:
     run.survivors.take(StateUnwritten(attempt=0, rank=0, reason="in a step"))
     assert isinstance(run.last()[0], Kill)
     assert [each.reason for each in run.entries] == ["rank 0: in a step"]
-    assert run.survivors.written() is None
+    assert run.survivors.written(run.state) is None
 
 
 def test_a_survivor_that_does_not_answer_is_killed_in_time(
@@ -309,11 +315,106 @@ def test_a_state_takes_no_place_of_a_reported_checkpoint(
     assert [each.step for each in run.manager.store.find(since_token=0).manifests] == last
 
 
-def test_the_state_of_an_attempts_start_does_not_count_as_training() -> None:
-    part = PartStored(attempt=0, rank=0, checkpoint=4, step=9, metrics={}, positions={}, files=())
-    written = StateWritten(attempt=0, rank=0, part=part, is_report=False)
-    play = Play(2).launched().training()
-    for start, has_trained in ((9, False), (8, True)):
-        state = note(replace(play.state, start=start), written)
-        assert state is not None
-        assert state.has_reported == has_trained
+def test_a_state_after_the_start_counts_as_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five attempts in a row that end before they train end a run."""
+    run = Driver(tmp_path, monkeypatch, lambda order: [], world_size=1, max_failures=-1)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        attempt = order.attempt
+        if attempt == 6:
+            return run.all_done()
+        run.group.alive.discard(0)
+        copied = run.stored(0, attempt, step=0, model=str(attempt))
+        part = replace(copied, positions={"train": {"start": attempt}})
+        return [
+            StateWritten(attempt=attempt, rank=0, part=part, is_report=False, is_copy=True),
+            Exited(attempt=attempt, rank=0, how="killed by SIGKILL", killed=False),
+        ]
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert len(run.group.of("launch")) == 7
+
+
+def copying(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *last: AgentEvent, **options: Any
+) -> Driver:
+    """A run with one worker, whose agent stores the copy after step 2 once the process is gone.
+
+    The run has reported steps 1 to 3. Step 1 has a checkpoint.
+    """
+    config = CheckpointConfig(memory="auto")
+    run = Driver(
+        path, monkeypatch, lambda order: [], world_size=1, checkpoint_config=config, **options
+    )
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt:
+            return run.all_done()
+        run.group.alive.discard(0)
+        return [
+            KeepsState(attempt=0, rank=0, size=10),
+            run.reported(0, 1),
+            run.staged(0, 0),
+            run.stored(0, 0, model="1"),
+            run.reported(0, 2),
+            run.reported(0, 3),
+            *last,
+            StateWritten(
+                attempt=0,
+                rank=0,
+                part=run.stored(0, 1, step=2, model="2"),
+                is_report=False,
+                is_copy=True,
+            ),
+            Exited(attempt=0, rank=0, how="killed by SIGKILL", killed=bool(last)),
+        ]
+
+    run.life = life
+    return run
+
+
+def raised(kind: FailureKind) -> Failed:
+    return Failed(attempt=0, failure=Failure(kind=kind, rank=0, message="no"))
+
+
+@pytest.mark.parametrize("last", [(), (raised(FailureKind.HANG),)], ids=["killed", "hangs"])
+def test_a_copy_is_committed_also_if_it_is_behind_the_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: tuple[AgentEvent, ...]
+) -> None:
+    run = copying(tmp_path, monkeypatch, *last, max_failures=1)
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 2)]
+    # The only process isn't asked for what its agent has.
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert (asked["rank"], asked["step"], asked["reason"]) == (0, 2, "")
+
+
+def test_a_copy_of_what_has_diverged_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copying(tmp_path, monkeypatch, raised(FailureKind.DIVERGED), max_failures=1)
+    run.conclude()
+    assert [each["step"] for each in lines(tmp_path, "Committed")] == [1]
+
+
+def test_a_copy_that_is_no_newer_than_the_checkpoint_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copying(tmp_path, monkeypatch, max_failures=1)
+    life = run.life
+
+    def saves_again(order: LaunchOrder) -> Sequence[AgentEvent]:
+        events = list(life(order))
+        if order.attempt == 0:
+            stored = run.stored(0, 1, step=3, model="3")
+            events[-2:] = [run.staged(0, 1), stored, *events[-2:]]
+        return events
+
+    run.life = saves_again
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 3)]
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert "the checkpoint of step 3 is as new" in str(asked["reason"])

@@ -11,10 +11,13 @@ from typing import Any, ClassVar
 
 import polytrain
 from polytrain.boosting.round_keeper import RoundKeeper, RoundState
+from polytrain.extension import survivor
 from polytrain_plugins import Session
 from polytrain_plugins.close_names import did_you_mean
 
 logger = logging.getLogger(__name__)
+
+_NO_ROUND = "this booster can't be saved between two rounds; set checkpoint_frequency instead"
 
 
 class RoundReporter:
@@ -144,11 +147,14 @@ class RoundReports:
         Args:
             session: the attempt's session.
             reported: number of rounds reported before the restart. Some models repeat them.
-            state: saves the last round if another rank is lost; None if this training can't.
+            state: saves the last round; None if this training can't.
         """
         self._session = session
-        has_peers = session.world.size > 1
-        self._keeper = None if state is None or not has_peers else RoundKeeper(state)
+        copies = survivor().copies
+        if copies is not None and state is None:
+            copies.refuse(_NO_ROUND)
+        is_kept = session.world.size > 1 or copies is not None
+        self._keeper = RoundKeeper(state) if is_kept and state is not None else None
         self._reported = reported
         self._has_warned = session.world.me.rank > 0
 

@@ -114,6 +114,15 @@ class RoundKeeper:
             threading.Event().wait()
         # Peers take it if they have the trees, but not the metrics.
         self._kept.put([content], point=round_, is_forecast=False)
+        if self._survivor.copies is not None:
+            # Only its trees would tell how large it is.
+            self._survivor.copies.step(self._copy, size=0)
+
+    def _copy(self, directory: Path) -> Place:
+        done = self._done
+        assert done is not None
+        self._state.write(done.model, done.round_, done.note, directory)
+        return _after(done)
 
     def hold(self, point: int, has_time: Callable[[], bool]) -> int:
         """See `StateWriter`."""

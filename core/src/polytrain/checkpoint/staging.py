@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 STAGING = "staging"
 """Name of the staging directory in a run whose storage is a local directory."""
 
+COPIES = "copies"
+"""Name of the directory, in a run's directory on a node, with copies of the training's state."""
+
 _OF_RANK = "-rank_"
 
 

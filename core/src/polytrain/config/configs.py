@@ -16,6 +16,7 @@ from polytrain.config.constraints import (
     Seconds,
     Whole,
     column_names,
+    copies,
     directory_name,
     divergence_rules,
     metric_name,
@@ -319,6 +320,14 @@ class CheckpointConfig(Config):
     max_in_flight: Annotated[int, Whole(of="checkpoints", least=1, remedy="Give 1 or more")] = 2
     """Maximum number of checkpoints that are uploaded while training continues; further reports
     block."""
+
+    memory: Annotated[Literal["auto"] | int | None, Checked(copies)] = None
+    """Copy the state of a run with one worker to the node's temporary directory while it trains,
+    whose files are in memory first. After a failure of its worker process the run continues from
+    the newest copy, if that is newer than its last checkpoint. A number is that of steps (rounds of
+    boosters) from copy to copy; with "auto", copies take at most 3 % of the time. It is for loops
+    with torch's `TrainingState`, on CPUs, and for XGBoost and LightGBM from options. With more
+    workers, other ranks have the state, and nothing is copied."""
 
     report_timeout_s: Annotated[float, Seconds()] = 600.0
     """If every rank writes: seconds that a rank may be behind after another rank has reported its

@@ -341,6 +341,13 @@ def metric_name(name: Any) -> Iterator[Wrong]:
         )
 
 
+def copies(given: Any) -> Iterator[Wrong]:
+    """Yield why this isn't how often a state is copied."""
+    if given is not None and given != "auto" and not (is_whole(given) and given >= 1):
+        remedy = 'Give 1 or more, "auto" for at most 3 % of the time, or None for no copies'
+        yield f"{quoted(given)} is not a number of steps", remedy
+
+
 def divergence_rules(given: Any) -> Iterator[Wrong]:
     """Yield why these aren't metrics to watch, spikes, or a function."""
     if isinstance(given, Mapping):

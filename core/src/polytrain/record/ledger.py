@@ -58,8 +58,8 @@ class Ledger:
     - `import`: from the request for a process until the slowest rank can meet the others.
     - `rendezvous`: from there until the last rank has joined the collective.
     - `train`: from there until every rank is done, or one has failed.
-    - `checkpoint_stall`: rank 0's training waits for a checkpoint: for its files to be written, for
-      room in the upload queue, or for its commit.
+    - `checkpoint_stall`: rank 0's training waits for a checkpoint: for its files or a copy of the
+      state to be written, for room in the upload queue, or for its commit.
     - `detect`: a rank has failed, and the run hasn't noticed yet; for a hang, the time without
       progress. For a lost agent or node this time is unknown, and counts as `train`.
     - `teardown`: from the notice of a failure, or the last checkpoint before a planned restart,

@@ -125,7 +125,7 @@ class CheckpointCoordinator:
             reported: the last step that rank 0 has reported.
         """
         step, newest = written.part.step, self.manager.checkpoints[-1:]
-        if step < reported:
+        if step < reported and not written.is_copy:
             # Its rank may not report at all: then the number says nothing.
             return f"rank 0 had reported step {reported}, and this state is that of step {step}"
         for manifest in newest:

@@ -14,7 +14,6 @@ from polytrain.checkpoint.parts import (
     CheckpointEvent,
     CheckpointsAsked,
     PartStored,
-    StateWritten,
 )
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
@@ -262,8 +261,6 @@ class Controller:
             self._take_results_of_inline_run()
             return
         if isinstance(event, SurvivorEvent):
-            if isinstance(event, StateWritten):
-                self.state = note(self.state, event) or self.state
             self.survivors.take(event)
             return
         if isinstance(event, StateDigested):
@@ -465,7 +462,6 @@ class Controller:
         self.state = replace(
             self.state,
             committed=start.step,
-            start=start.step,
             progress=min(start.step, reported),
             rescued=max(0, start.step - reported) if start.is_rescue else 0,
         )
@@ -508,7 +504,7 @@ class Controller:
 
     def _commit_state(self) -> None:
         """Commit the state that a survivor has written, once all that was reported is stored."""
-        written = self.survivors.written()
+        written = self.survivors.written(self.state)
         if written is None:
             return
         self._finish_tasks()
@@ -529,6 +525,8 @@ class Controller:
         if self.checkpoints.manager.committed_as(directory) is None:
             self.survivors.refused(f"the state that rank {written.rank} wrote wasn't committed")
         else:
+            # It is newer than the attempt's start, also if no rank has reported.
+            self.state = replace(self.state, has_reported=True)
             self.survivors.committed(written)
 
     def _report_for_rank_0(self, part: PartStored) -> None:

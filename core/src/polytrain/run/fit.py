@@ -131,7 +131,11 @@ def controller_of(
         ),
         group=group,
         checkpoints=checkpoints,
-        survivors=Survivors(group=group, journal=journal),
+        survivors=Survivors(
+            group=group,
+            journal=journal,
+            has_copies=run.spec.run_config.checkpoint_config.memory is not None,
+        ),
         lease=run.lease,
         journal=journal,
         background_tasks=background_tasks,

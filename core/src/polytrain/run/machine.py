@@ -20,7 +20,6 @@ from polytrain.checkpoint.parts import (
     PartStaged,
     PartStored,
     PartVoid,
-    StateWritten,
 )
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
@@ -137,24 +136,17 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             return _agent_lost(state, event, now=now)
 
 
-def note(state: State, event: Reported | CheckpointEvent | StateWritten) -> State | None:
+def note(state: State, event: Reported | CheckpointEvent) -> State | None:
     """Return the state after an event that needs no decision; None if the event is stale."""
     if isinstance(state.phase, Concluded):
         return None
     match event:
-        case (
-            Reported(attempt=attempt) | PartStaged(attempt=attempt) | StateWritten(attempt=attempt)
-        ) if _is_over(state, attempt):
+        case Reported(attempt=attempt) | PartStaged(attempt=attempt) if _is_over(state, attempt):
             return None
         case Reported(rank=rank, step=reached):
             return replace(state, steps=state.steps.insert(rank, reached), has_reported=True)
         case PartStaged():
             return replace(state, saves=True)
-        case StateWritten(part=part):
-            # It has trained, even if it was lost before its first report; unless the state is that
-            # of its start.
-            has_trained = state.has_reported or part.step > state.start
-            return replace(state, has_reported=has_trained)
         case Committed(manifest=manifest):
             if _has_diverged_before(state, manifest.step):
                 return state

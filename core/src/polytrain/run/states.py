@@ -151,11 +151,8 @@ class State:
     progress: int = 0
     """Step of the newest checkpoint that was reported: what a survivor has written is none."""
 
-    start: int = 0
-    """Step of the checkpoint that the attempt has started from."""
-
     rescued: int = 0
-    """How many steps that is after the newest reported checkpoint."""
+    """How many steps an attempt starts after the newest reported checkpoint."""
 
     steps: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
     """Last reported step of each rank that has joined this attempt."""
@@ -170,9 +167,13 @@ class State:
     """The requested drain, after which worker processes stop at their next checkpoint."""
 
     def is_last(self, rank: int) -> bool:
-        """Whether this rank's process is the last of an ending attempt that isn't gone."""
-        gone = self.phase.gone if isinstance(self.phase, Ending) else None
-        return gone is not None and len(gone.insert(rank)) == self.world_size
+        """Whether this rank's process is the last of an attempt's training that isn't gone."""
+        match self.phase:
+            case Ending(gone=gone):
+                return len(gone.insert(rank)) == self.world_size
+            case Training():
+                return self.world_size == 1
+        return False
 
     @property
     def status(self) -> AttemptStatus | None:

@@ -51,6 +51,12 @@ def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
     return sorted(living, key=lambda rank: (-_point(kept[rank]), rank))
 
 
+def _is_wanted(ending: Ending) -> bool:
+    """Return whether an attempt's newest state is to be committed."""
+    kinds = {failure.kind for failure in ending.failures}
+    return not ending.is_planned and not kinds.intersection(_NOT_ASKED)
+
+
 def _point(read: KeptRead) -> int:
     return max((state.point for state in read.states if not state.is_forecast), default=-1)
 
@@ -61,6 +67,9 @@ class Survivors:
 
     group: WorkerGroup
     journal: Journal
+    has_copies: bool = False
+    """Whether the only rank of an attempt copies its state: then it isn't asked."""
+
     _attempt: int = -1
     _world_size: int = 0
     _size: int = 0
@@ -106,8 +115,7 @@ class Survivors:
         if not isinstance(ending, Ending):
             # All processes were gone at once.
             return False
-        kinds = {failure.kind for failure in ending.failures}
-        if ending.is_planned or kinds.intersection(_NOT_ASKED):
+        if not _is_wanted(ending) or (self.has_copies and self._world_size == 1):
             return False
         if not self._keepers:
             if self._unkept:
@@ -135,6 +143,9 @@ class Survivors:
                 if len(self._kept) == self._world_size:
                     self._left = in_order(self._kept)
                     self._ask_next()
+            case StateWritten(is_copy=True):
+                # It comes after the end of the only rank's process, whatever the end was.
+                self._written = event
             case StateWritten() if self._is_asking:
                 self._written = event
                 self._end()
@@ -152,10 +163,14 @@ class Survivors:
         if self._is_asking and time.monotonic() >= self._until:
             self._end_without(self._refusals or "the survivors didn't answer in time")
 
-    def written(self) -> StateWritten | None:
-        """Remove and return the state that a survivor has written, as rank 0's part."""
+    def written(self, state: State) -> StateWritten | None:
+        """Remove and return the state that a survivor has written, as rank 0's part.
+
+        Args:
+            state: the run's state: its attempt is about to end.
+        """
         written, self._written = self._written, None
-        if written is None:
+        if written is None or (isinstance(state.phase, Ending) and not _is_wanted(state.phase)):
             return None
         files = tuple(replace(file, rank=0) for file in written.part.files)
         return replace(written, part=replace(written.part, rank=0, files=files))

@@ -136,6 +136,8 @@ class Keeper:
         """Number of the optimizers' states that `_large` has."""
 
         self._large: list[torch.Tensor] = []
+        self._size = 0
+        """Bytes of the whole state, when it was first kept."""
 
     # Called by the training
 
@@ -199,6 +201,8 @@ class Keeper:
             self._why_not = f"{type(error).__name__}: {error}"
         if self._why_not is not None and self._kept is None:
             self._survivor.keep_nothing(self._why_not)
+        if self._why_not is not None and self._survivor.copies is not None:
+            self._survivor.copies.refuse(self._why_not)
 
     def _keep(self, frames: Frames | None, reported: Mapping[str, Any] | None) -> None:
         place = self._survivor.place()
@@ -219,8 +223,17 @@ class Keeper:
             sample=None if frames is not None else self._sample(),
         )
         with self._lock:
+            has_stepped = self._has_stepped
             self._number, self._point = number, point
             self._is_dirty = self._has_stepped = False
+        if has_stepped and self._survivor.copies is not None:
+            self._survivor.copies.step(self._copy, size=self._size)
+
+    def _copy(self, directory: Path) -> Place:
+        assert self._point is not None
+        assert self._kept is not None
+        self._prove(self._point)
+        return self.write({dist.get_rank(): self._kept.read()}, self._point.number, directory)
 
     def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:
         assert self._kept is not None
@@ -244,8 +257,8 @@ class Keeper:
         size = sum(map(len, (*pieces, *self._views)))
         if size > _MOST_SMALL:
             return f"its buffers and small parts have {size / 1e6:.0f} MB"
-        large = sum(tensor.nbytes for tensor in self._large_tensors())
-        self._kept = self._survivor.keep(self, capacity=size * 2 + _ROOM, size=size + large)
+        self._size = size + sum(tensor.nbytes for tensor in self._large_tensors())
+        self._kept = self._survivor.keep(self, capacity=size * 2 + _ROOM, size=self._size)
         return None
 
     def _unsuitable(self) -> str | None:

@@ -164,6 +164,20 @@ def test_a_disk_that_takes_no_checkpoint_is_no_error_of_the_user(
     assert event.failure.kind is kind
 
 
+def test_a_full_disk_is_known_when_a_library_raises_it_again() -> None:
+    """Keras does so with what its callbacks raise."""
+    caught = caused(errno.ENOSPC, CheckpointError)
+    try:
+        try:
+            raise caught
+        except CheckpointError as error:
+            raise error from None
+    except CheckpointError as error:
+        event = heard(raised_message(error, None))
+    assert isinstance(event, Failed)
+    assert event.failure.kind is FailureKind.STORAGE
+
+
 def refused(values: object) -> Exception:
     try:
         raise_if_any(values)  # type: ignore[arg-type]  # wrong on purpose

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
+from polytrain.checkpoint.staging import COPIES
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
@@ -132,6 +133,9 @@ class Agent:
 
         self._asked: WriteState | None = None
         """The request for a state that the worker process hasn't answered."""
+
+        self._newest_part = 0
+        """The highest number of a checkpoint whose part was staged here."""
 
     async def place(self) -> NodeAddress:
         """Return this agent's node once it is ready for a rank."""
@@ -450,6 +454,7 @@ class Agent:
         self._worker = None
         now = asyncio.get_running_loop().time()
         worker.close()
+        self._take_copy(worker)
         ended_at = min(now, worker.child.ended_at or now)
         conclude = self._conclude(worker, how, killed, ended_at)
         self._concluding = asyncio.get_running_loop().create_task(conclude)
@@ -477,12 +482,27 @@ class Agent:
 
     def _take_part(self, part: StagedPart, as_event: AsEvent | None = None) -> None:
         assert self._scratch is not None
+        self._newest_part = max(self._newest_part, part.checkpoint)
         near = self._spec.store.near_staging
         misplaced = misplaced_part(part, scratch=self._scratch.path, near=near)
         if misplaced is None:
             self._parts.take(part, as_event)
         else:
             self._events.put_nowait(misplaced)
+
+    def _take_copy(self, worker: WorkerConnection) -> None:
+        """Store the newest copy of the state of a training that was cut off."""
+        if worker.copy is None or worker.has_finished:
+            return
+        assert self._scratch is not None
+        part, is_report = worker.copy
+        misplaced = misplaced_part(part, scratch=self._scratch.path / COPIES, near=None)
+        if misplaced is not None:
+            self._events.put_nowait(misplaced)
+            return
+        number = max(self._newest_part + 1, worker.order.first_checkpoint)
+        as_event = of_state(part, is_report=is_report, is_copy=True)
+        self._parts.take(replace(part, checkpoint=number), as_event)
 
     def _send(self, attempt: int, message: Message) -> None:
         worker = self._connection_of(attempt)

@@ -75,6 +75,12 @@ class WorkerConnection:
         self.kept: KeptEnd | None = None
         """Its kept states, which outlive it; None if it keeps none. The agent closes it."""
 
+        self.copy: tuple[StagedPart, bool] | None = None
+        """The newest copy of its state, and whether that is the checkpoint of a report."""
+
+        self.has_finished = False
+        """Whether the training has returned, or stopped after a checkpoint as requested."""
+
         self._rank = rank
         self._on_event = on_event
         self._on_part = on_part
@@ -204,6 +210,8 @@ class WorkerConnection:
             self._watch_over()
         if message[0] in ("done", "raised"):
             self._look_away()
+        if message[0] in ("done", "drained"):
+            self.has_finished = True
         self._on_event(to_event(message, attempt=self.attempt, rank=self._rank))
         if message[0] == "staged":
             self._on_part(to_part(message, attempt_id=self.order.attempt_id, rank=self._rank))
@@ -216,10 +224,13 @@ class WorkerConnection:
                     self._on_event(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
             case ["keeps_nothing", why]:
                 self._on_event(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
-            case ["written", *_, is_report]:
+            case ["written" | "copied" as tag, *_, is_report]:
                 attempt_id = self.order.attempt_id
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
-                self._on_written(part, is_report)
+                if tag == "copied":
+                    self.copy = part, is_report
+                else:
+                    self._on_written(part, is_report)
             case ["unwritten", checkpoint, why]:
                 self._on_unwritten(checkpoint, why)
 

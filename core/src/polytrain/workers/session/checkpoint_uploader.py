@@ -93,7 +93,7 @@ class CheckpointUploader:
             CheckpointError: the file system is full or read-only, which is its cause.
             ConnectionClosedError: the agent is gone.
         """
-        with self._stalling():
+        with self.stalling():
             self._wait(at_most=self._max_in_flight - 1)
             number = self._next
             staging, stamps = self._staged(files)
@@ -150,7 +150,7 @@ class CheckpointUploader:
         """
         if self._newest is None:
             return None
-        with self._stalling():
+        with self.stalling():
             self._wait(at_most=0)
         return directory_name(self._newest, self._attempt)
 
@@ -169,7 +169,7 @@ class CheckpointUploader:
             ConnectionClosedError: the agent is gone.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._stalling(), during(WorkerStage.WAITING_FOR_COMMIT):
+        with self.stalling(), during(WorkerStage.WAITING_FOR_COMMIT):
             while self._in_flight:
                 self._take(self._received(deadline))
             self._questions += 1
@@ -223,7 +223,8 @@ class CheckpointUploader:
                 self._channel.receive()
 
     @contextmanager
-    def _stalling(self) -> Iterator[None]:
+    def stalling(self) -> Iterator[None]:
+        """Count the time inside as time in which the training waits for a checkpoint."""
         self._stalled_since = time.monotonic()
         try:
             yield

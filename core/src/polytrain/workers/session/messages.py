@@ -135,9 +135,21 @@ def written_message(
     positions: Mapping[str, Any],
     *,
     is_report: bool,
+    is_copy: bool,
 ) -> Message:
-    """Return the message that the state is written as a checkpoint's part in this directory."""
-    return ["written", number, staged, step, dict(metrics), dict(positions), is_report]
+    """Return the message that the state is written as a checkpoint's part in this directory.
+
+    Args:
+        number: the checkpoint's number, or the copy's.
+        staged: the directory.
+        step: the session's step.
+        metrics: the metrics of that step.
+        positions: data set → the position in it, as plain values.
+        is_report: whether the report of the step is being made.
+        is_copy: whether nobody has asked for it; see `Copies`.
+    """
+    tag = "copied" if is_copy else "written"
+    return [tag, number, staged, step, dict(metrics), dict(positions), is_report]
 
 
 def unwritten_message(number: int, why: str) -> Message:
@@ -147,7 +159,7 @@ def unwritten_message(number: int, why: str) -> Message:
 
 def is_of_survivor(message: Message) -> bool:
     """Whether a message is about the state that a process keeps, or has written after a loss."""
-    return message[0] in ("keeps", "keeps_nothing", "written", "unwritten")
+    return message[0] in ("keeps", "keeps_nothing", "written", "unwritten", "copied")
 
 
 def saves_on_request_message() -> Message:
@@ -249,7 +261,8 @@ def _kind_of(error: BaseException, *, connection_lost: bool) -> FailureKind:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return FailureKind.OUT_OF_MEMORY
     # The user's own files may be on a full disk, too: that is an error of the user's code.
-    if isinstance(error, CheckpointError) and is_unwritable(error.__cause__):
+    # Keras raises again what its callbacks have raised, `from None`: then the context is left.
+    if isinstance(error, CheckpointError) and is_unwritable(error.__cause__ or error.__context__):
         return FailureKind.STORAGE
     return FailureKind.CONNECTION_LOST if connection_lost else FailureKind.USER_ERROR
 
@@ -271,7 +284,7 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
 
 
 def to_written_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
-    """Return the part that a `written` message describes."""
+    """Return the part that a `written` or `copied` message describes."""
     _, number, staged, step, metrics, positions, _ = message
     return StagedPart(
         attempt_id=attempt_id,

@@ -20,9 +20,10 @@ from polytrain.errors import CheckpointError, NotInWorkerError
 from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
+from polytrain.policy.copy_pace import CopyPace
 from polytrain.policy.divergence import DivergenceWatch
 from polytrain.policy.validation import ValidationStatus
-from polytrain.workers.processes.channel import Channel, Message
+from polytrain.workers.processes.channel import Channel, Message, SocketChannel
 from polytrain.workers.session.checkpoint_files import (
     CheckpointFiles,
     directory_to_delete,
@@ -33,6 +34,7 @@ from polytrain.workers.session.checkpoint_files import (
 from polytrain.workers.session.checkpoint_handling import CheckpointHandling
 from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.session.context import Context, RunStorage
+from polytrain.workers.session.copies import Copies
 from polytrain.workers.session.data_cursors import DataCursors
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (
@@ -72,6 +74,12 @@ _STATUSES = {
 
 MAX_DIGESTS = 10_000
 """Tensors of one state with digests: each takes 16 bytes in the journal each time."""
+
+
+_STATE_UNKNOWN = (
+    "nothing says what that is. Use torch's TrainingState with batches of prepare_data_loader or "
+    "get_dataset_shard, or train XGBoost or LightGBM from options; or leave `memory` out"
+)
 
 
 class WorkerSession:
@@ -121,6 +129,7 @@ class WorkerSession:
             rank=world.me.rank,
             stagings=Stagings(scratch=scratch, near=job.near_staging),
             place=self._place,
+            copies=self._copies(order),
         )
         """Keeps the state of the training, if its backend can."""
 
@@ -134,7 +143,7 @@ class WorkerSession:
                 next_directory=lambda: job.checkpoints.below(self._uploader.next_directory),
             ),
         )
-        self._step = order.start.step
+        self._step = self._first_step = order.start.step
         self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
         stop_rule = job.stop_rule
@@ -369,6 +378,9 @@ class WorkerSession:
             Exception: any error of the user's function.
         """
         self._step, self._last_metrics = step, metrics
+        copies = self.survivor.copies
+        if copies is not None and not copies.is_used and step > self._first_step + 1:
+            copies.refuse(_STATE_UNKNOWN)
         if self._divergence is None:
             return
         diverged = self._divergence.look(
@@ -384,6 +396,21 @@ class WorkerSession:
             self._channel.send(*self._reported(), diverged_message(*diverged))
             while True:
                 self._channel.receive()
+
+    def _copies(self, order: LaunchOrder) -> Copies | None:
+        """Return what copies the state, if that is wanted and no other rank has it."""
+        every = self._job.spec.run_config.checkpoint_config.memory
+        has_agent = isinstance(self._channel, SocketChannel)
+        if every is None or self.world.size > 1 or not has_agent:
+            return None
+        return Copies(
+            channel=self._channel,
+            attempt=order.attempt_id,
+            rank=self.world.me.rank,
+            scratch=self._scratch,
+            pace=CopyPace(every=every),
+            stalling=self._uploader.stalling,
+        )
 
     def _place(self) -> Place:
         return Place(

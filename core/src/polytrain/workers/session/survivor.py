@@ -12,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgpack
 
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.staging import Stagings, beneath, remove
 from polytrain.linux.kept_states import KeptState, KeptStates
-from polytrain.workers.processes.channel import Channel, SocketChannel
+from polytrain.workers.processes.channel import Channel, Message, SocketChannel
 from polytrain.workers.session.messages import (
     keeps_message,
     keeps_nothing_message,
@@ -28,6 +29,9 @@ from polytrain.workers.session.messages import (
     written_message,
 )
 from polytrain.workers.session.metrics import plain_metrics
+
+if TYPE_CHECKING:
+    from polytrain.workers.session.copies import Copies
 
 
 class NotCleanError(Exception):
@@ -90,6 +94,43 @@ class StateWriter(Protocol):
         """
 
 
+def staged_state(
+    stagings: Stagings, name: str, rank: int, write: Callable[[Path], Place]
+) -> tuple[Path, Place]:
+    """Write a state as one rank's part of a checkpoint; return where it is, and its place.
+
+    Args:
+        stagings: where to.
+        name: name of the checkpoint's directory.
+        rank: the rank.
+        write: writes into an empty directory, and returns the place.
+
+    Raises:
+        Exception: whatever `write` raises; then nothing is left.
+    """
+    staging = stagings.new(name, rank)
+    root, path = beneath(staging)
+    try:
+        with root.directory(path) as descriptor:
+            return staging, write(Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+    except BaseException:
+        remove(staging)
+        raise
+
+
+def message_of(number: int, staging: Path, place: Place, *, is_copy: bool) -> Message:
+    """Return the message that a state is written; see `written_message`."""
+    return written_message(
+        number,
+        str(staging),
+        place.step,
+        place.metrics,
+        place.plain_positions(),
+        is_report=place.is_report,
+        is_copy=is_copy,
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class Survivor:
     """A worker process's side; see the module."""
@@ -100,6 +141,9 @@ class Survivor:
     stagings: Stagings
     place: Callable[[], Place]
     """Returns the session's place now."""
+
+    copies: Copies | None
+    """Copies the state while the training continues; None if that isn't wanted."""
 
     has_ended: bool = False
     """Whether the training function has returned, or raised an error."""
@@ -165,29 +209,14 @@ class Survivor:
         def has_time() -> bool:
             return time.monotonic() < deadline and not self.has_ended
 
-        staging: Path | None = None
         try:
             held = writer.hold(point, has_time)
-            staging = self.stagings.new(directory_name(number, self.attempt), self.rank)
-            root, path = beneath(staging)
-            with root.directory(path) as descriptor:
-                place = writer.write(kept, held, Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+            name = directory_name(number, self.attempt)
+            write = partial(writer.write, kept, held)
+            staging, place = staged_state(self.stagings, name, self.rank, write)
         except Exception as error:  # whatever it is, the run continues from its last checkpoint
-            if staging is not None:
-                remove(staging)
-            why = (
-                str(error)
-                if isinstance(error, NotCleanError)
-                else f"{type(error).__name__}: {error}"
-            )
+            is_expected = isinstance(error, NotCleanError)
+            why = str(error) if is_expected else f"{type(error).__name__}: {error}"
             self.channel.send(unwritten_message(number, why))
             return
-        written = written_message(
-            number,
-            str(staging),
-            place.step,
-            place.metrics,
-            place.plain_positions(),
-            is_report=place.is_report,
-        )
-        self.channel.send(written)
+        self.channel.send(message_of(number, staging, place, is_copy=False))

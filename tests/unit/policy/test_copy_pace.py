@@ -1,0 +1,50 @@
+"""At which steps a training's state is copied."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain.policy.copy_pace import CopyPace
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_number_is_that_of_steps(every: int) -> None:
+    pace, copied = CopyPace(every=every), []
+    for step in range(1, 10):
+        if pace.is_due(float(step)):
+            copied.append(step)
+            pace.copied(float(step), step + 0.5)
+    assert copied == list(range(every, 10, every))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.001, 10).map(lambda each: round(each, 3)),
+            st.floats(0.001, 10).map(lambda each: round(each, 3)),
+        ),
+        min_size=1,
+        max_size=50,
+    )
+)
+def test_copies_take_a_bounded_share_of_the_time_between_them(
+    steps: list[tuple[float, float]],
+) -> None:
+    """Of a step and of a copy after it, the seconds: all copies but the last are paid for."""
+    pace = CopyPace(every="auto")
+    now = last = 0.0
+    spent = 0.0
+    for step, copy in steps:
+        now += step
+        if pace.is_due(now):
+            assert spent <= 0.03 * now + 1e-9
+            spent, last = spent + copy, copy
+            pace.copied(now, now + copy)
+            now += copy
+    assert spent - last <= 0.03 * now + 1e-9
+
+
+def test_the_first_step_is_copied() -> None:
+    assert CopyPace(every="auto").is_due(5.0)

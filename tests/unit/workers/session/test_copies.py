@@ -1,0 +1,175 @@
+"""Copies of a training's state: what is whole, what is told, and what remains."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.staging import COPIES
+from polytrain.policy.copy_pace import CopyPace
+from polytrain.workers.processes.channel import Message
+from polytrain.workers.session import copies as module
+from polytrain.workers.session.copies import Copies
+from polytrain.workers.session.survivor import NotCleanError, Place
+
+PLACE = Place(step=3, metrics={"loss": 0.5}, positions={})
+
+
+class Told:
+    """The agent's side of the channel."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def send(self, *messages: Message) -> None:
+        self.messages.extend(messages)
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    yield
+
+
+def copies_in(scratch: Path, channel: Any, attempt: int = 0) -> Copies:
+    return Copies(
+        channel=channel,
+        attempt=AttemptId(token=1, attempt=attempt),
+        rank=0,
+        scratch=scratch,
+        pace=CopyPace(every=1),
+        stalling=uncounted,
+    )
+
+
+def writes(content: bytes) -> Callable[[Path], Place]:
+    def write(directory: Path) -> Place:
+        (directory / "model").write_bytes(content)
+        return PLACE
+
+    return write
+
+
+def raises(error: Exception) -> Callable[[Path], Place]:
+    def write(directory: Path) -> Place:
+        (directory / "model").write_bytes(b"torn")
+        raise error
+
+    return write
+
+
+def there(scratch: Path) -> list[bytes]:
+    return [each.read_bytes() for each in (scratch / COPIES).glob("*/model")]
+
+
+def test_only_the_newest_copy_remains(tmp_path: Path) -> None:
+    told = Told()
+    copies = copies_in(tmp_path, told)
+    for content in (b"one", b"two", b"three"):
+        copies.step(writes(content), size=5)
+    assert there(tmp_path) == [b"three"]
+    assert [message[0] for message in told.messages] == ["copied"] * 3
+    assert (Path(told.messages[-1][2]) / "model").read_bytes() == b"three"
+
+
+def test_a_new_attempt_removes_the_copies_of_the_last(tmp_path: Path) -> None:
+    copies_in(tmp_path, Told()).step(writes(b"old"), size=5)
+    copies_in(tmp_path, Told(), attempt=1).step(writes(b"new"), size=5)
+    assert there(tmp_path) == [b"new"]
+
+
+def test_a_state_that_is_not_clean_leaves_the_copy_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    copies = copies_in(tmp_path, told)
+    copies.step(writes(b"one"), size=5)
+    for _ in range(2):
+        copies.step(raises(NotCleanError("its variable 'total' changes")), size=5)
+    assert there(tmp_path) == [b"one"]
+    assert [record.message for record in caplog.records] == [
+        "CheckpointConfig(memory=1) can't copy the state at this step, and tries later ones: "
+        "its variable 'total' changes."
+    ]
+    copies.step(writes(b"two"), size=5)
+    assert there(tmp_path) == [b"two"]
+
+
+def test_an_error_ends_the_copies_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies = copies_in(tmp_path, Told())
+    full = OSError(errno.ENOSPC, "No space left on device")
+    copies.step(raises(full), size=5)
+    copies.step(writes(b"never"), size=5)
+    assert there(tmp_path) == []
+    [record] = caplog.records
+    assert "keeps no copies of the training's state" in record.message
+    assert "No space left on device" in record.message
+
+
+def test_two_copies_must_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=150_000_000))
+    monkeypatch.setattr(module, "shutil", usage)
+    copies_in(tmp_path, Told()).step(writes(b"large"), size=100_000_000)
+    [record] = caplog.records
+    assert "two copies need 200 MB" in record.message
+    assert "room for 150 MB" in record.message
+    assert there(tmp_path) == []
+
+
+def test_a_torn_copy_is_never_told(tmp_path: Path) -> None:
+    """A process that copies without end is killed at any moment."""
+    random = Random(0)
+    told = 0
+    for number in range(40):
+        scratch = tmp_path / str(number)
+        scratch.mkdir()
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child = os.fork()
+        if child == 0:
+            _copy_for_ever(scratch, its)
+        its.close()
+        # Whole copies are fast: most kills hit one in the making.
+        first = ours.recv(4096)
+        time.sleep(random.uniform(0, 0.005))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        newest = first
+        while more := ours.recv(4096):
+            newest, told = more, told + 1
+        ours.close()
+        content = (Path(newest.decode()) / "model").read_bytes()
+        assert len(content) == SIZE
+        assert len(set(content)) == 1
+    assert told > 0
+
+
+SIZE = 1 << 20
+
+
+def _copy_for_ever(scratch: Path, channel: socket.socket) -> None:
+    class Channel:
+        def send(self, *messages: Message) -> None:
+            for message in messages:
+                channel.send(str(message[2]).encode())
+
+    try:
+        copies = copies_in(scratch, Channel())
+        for number in range(1_000_000):
+            copies.step(writes(bytes([number % 256]) * SIZE), size=SIZE)
+    finally:
+        os._exit(1)
