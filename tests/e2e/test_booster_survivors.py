@@ -94,6 +94,7 @@ def test_a_worker_without_peers_continues_from_its_copy(quiet: RunConfig, backen
     undisturbed = fit(quiet, table, 1, **shared, **options_of(backend, "metric", Kills()))
     assert result.restarts == 1
     [_, again] = journal(result.path, "Launched")
-    assert again["step"] == 12
+    assert again["step"] > 1
+    assert result.ledger.lost_steps == 0
     assert model_of(result) == model_of(undisturbed)
     assert result.history == undisturbed.history
