@@ -112,7 +112,7 @@ class TensorFlowEngine(Engine[Any]):
         from polytrain_tf.fitting import Fitting
 
         fitting = Fitting(self._options, shards, session.checkpoint, current_strategy())
-        self._callbacks = fitting.callbacks
+        self._progress, self._callbacks = fitting.start, fitting.callbacks
 
         def report(progress: Progress, metrics: Mapping[str, Any]) -> None:
             self._progress = progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ class Fitting:
         strategy: tf.distribute.Strategy,
     ) -> None:
         self._options = options
+        start = Progress() if checkpoint is None else progress_of(checkpoint)
         # All data sets have the same features, in the same order.
-        features = _features(options, shards["train"].schema().names)
-        self._feature_names = tuple(features)
+        features = _features(options, shards["train"].schema().names, start.features)
         self._data = {
             name: TensorFlowShard(shard, strategy).to_tf(
                 feature_columns=features,
@@ -46,7 +47,9 @@ class Fitting:
             )
             for name, shard in shards.items()
         }
-        self._progress = Progress()
+        self.start = replace(start, fit=1, features=tuple(features))
+        """The progress from which training goes on."""
+
         self._checkpoint = checkpoint
         callbacks = options.callbacks
         self.callbacks = list(callbacks() if callable(callbacks) else callbacks)
@@ -55,53 +58,62 @@ class Fitting:
         with strategy.scope():
             self.model = _compiled(options)
             if checkpoint is not None:
-                self._progress = progress_of(checkpoint)
                 _make_variables(self.model, matrix_like(shards["train"], features))
                 load_into(self.model, checkpoint)
 
     def fit(self, report: ReportProgress) -> None:
-        """Train the remaining epochs."""
-        if self._progress.is_over or self._progress.epochs >= self._options.epochs:
-            return
+        """Train the remaining epochs. If there are none, callbacks only begin and end."""
         others = [data for name, data in self._data.items() if name != "train"]
         self.model.fit(
             self._data["train"],
             validation_data=others[0] if others else None,
-            initial_epoch=self._progress.epochs,
+            initial_epoch=self.start.epochs,
             epochs=self._options.epochs,
             # The shard's batches already have their order.
             shuffle=False,
             verbose=0,
             # `fit_watched` arranges the callbacks.
-            callbacks=[*self.callbacks, _Companion(self._checkpoint, self._feature_names, report)],
+            callbacks=[*self.callbacks, _Companion(self._checkpoint, self.start, report)],
         )
 
 
 class _Companion(EpochCallback):
     """Restores the state of the other callbacks, and reports epochs."""
 
-    def __init__(
-        self, checkpoint: Path | None, features: tuple[str, ...], report: ReportProgress
-    ) -> None:
+    def __init__(self, checkpoint: Path | None, start: Progress, report: ReportProgress) -> None:
         super().__init__()
         self._checkpoint = checkpoint
-        self._features = features
+        self._start = start
         self._report = report
+
+    def is_over(self, epochs: int) -> bool:
+        # A run from another run's checkpoint may lack the callback that ended that run.
+        return self._start.is_over and bool(self.others)
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._checkpoint is not None:
             load_callbacks(self.others, self._checkpoint)
 
     def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
-        progress = Progress(
-            epochs=epochs, is_over=self.model.stop_training, features=self._features
-        )
-        self._report(progress, metrics)
+        self._report(replace(self._start, epochs=epochs, is_over=self.model.stop_training), metrics)
 
 
-def _features(options: TensorFlow, columns: Sequence[str]) -> list[str]:
+def _features(
+    options: TensorFlow, columns: Sequence[str], trained: Sequence[str] | None
+) -> list[str]:
+    """Return the features in the model's order.
+
+    Args:
+        options: the run's options.
+        columns: the data's columns.
+        trained: the features of the checkpoint's model, if it is known.
+    """
     others = (options.label, options.weight)
-    return list(options.features or [name for name in columns if name not in others])
+    found = list(options.features or [name for name in columns if name not in others])
+    # The data's columns may have had another order then.
+    if not options.features and trained is not None and set(found) == set(trained):
+        return list(trained)
+    return found
 
 
 def _compiled(options: TensorFlow) -> Any:
