@@ -632,3 +632,22 @@ def test_a_divergence_that_leaves_no_checkpoint_says_that_the_run_starts_anew(
     assert str(ended["reason"]).endswith(said)
     assert caplog.text.count(said) == 1
     assert "No checkpoint has been committed" not in caplog.text
+
+
+def test_a_commit_says_how_far_divergence_can_still_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 hasn't reported when the first two are committed, and lags at the third."""
+    run = driver(tmp_path, monkeypatch, on_divergence="rollback")
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        def made(at: int) -> Sequence[AgentEvent]:
+            part = run.stored(0, at, model=str(at))
+            return [run.reported(0, at + 1), run.staged(0, at), part]
+
+        lagging = [run.reported(1, step) for step in (1, 2)]
+        return [*made(0), *made(1), *lagging, *made(2), *run.all_done()]
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert [each["good_step"] for each in lines(tmp_path, "Committed")] == [1, 2, 2]

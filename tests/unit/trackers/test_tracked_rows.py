@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.record.journal_writer import JournalWriter
 
+from polytrain.record.entries import CheckpointCommitted, Entry, Launched, MetricsReported
 from polytrain.text.named_metrics import flat
 from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.tracker import Row
@@ -163,3 +164,54 @@ def test_all_rows_are_sent_on_request_and_not_again(tmp_path: Path) -> None:
     store.deliver(missing)
     assert sorted(store.rows) == [1, 2, 3]
     assert {step: store.rows[step] for step in before} == before
+
+
+def committed(step: int, good_step: int | None) -> CheckpointCommitted:
+    return CheckpointCommitted(checkpoint=f"c{step}", step=step, good_step=good_step, token=1)
+
+
+def launched(step: int) -> Launched:
+    return Launched(attempt=0, step=step, start=None, world_size=2, token=1)
+
+
+def take(missing: TrackedRows, *entries: Entry) -> None:
+    for entry in entries:
+        # Reports of a driver are counted.
+        is_report = isinstance(entry, MetricsReported)
+        missing.take(replace(entry, n=missing.known) if is_report else entry)
+
+
+def reported(step: int, value: float) -> MetricsReported:
+    return MetricsReported(rank=0, step=step, metrics={"value": value}, token=1)
+
+
+def test_a_rank_that_has_not_reported_a_step_may_undo_it() -> None:
+    """Rank 0 commits steps 4 and 5 when rank 1, whose report of 4 is bad, has reported 3."""
+    missing, store = TrackedRows(Position(since=1), can_rewind=False), Store()
+    take(missing, launched(0), *(reported(step, step) for step in (1, 2, 3)), committed(3, 3))
+    take(missing, reported(4, 40), committed(4, 3), reported(5, 50), committed(5, 3))
+    store.deliver(missing)
+    assert 4 not in store.rows, "rank 1 hasn't reported it"
+    take(missing, launched(3), reported(4, 41), reported(5, 51), committed(5, 6))
+    store.deliver(missing)
+    assert store.metrics() == [{"value": value} for value in (1, 2, 3, 41, 51)]
+
+
+def test_a_checkpoint_that_attempts_may_blame_covers_nothing() -> None:
+    """Two attempts diverge by their first report after the checkpoint of step 2."""
+    missing, store = TrackedRows(Position(since=1), can_rewind=False), Store()
+    take(missing, launched(0), reported(1, 1), committed(1, 1), reported(2, 20), committed(2, 2))
+    for step in (2, 2, 1):
+        take(missing, launched(step))
+        store.deliver(missing)
+    take(missing, reported(2, 21), reported(3, 31), committed(2, 3))
+    store.deliver(missing)
+    assert store.metrics() == [{"value": 1}, {"value": 21}]
+
+
+def test_the_rows_before_a_restart_are_sent_after_a_good_report() -> None:
+    missing, store = TrackedRows(Position(since=1), can_rewind=False), Store()
+    take(missing, launched(0), reported(1, 1), committed(1, 1))
+    take(missing, launched(1), reported(2, 2), committed(2, 2))
+    store.deliver(missing)
+    assert store.metrics() == [{"value": 1}]

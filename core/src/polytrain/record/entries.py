@@ -328,6 +328,9 @@ class CheckpointCommitted(Entry):
     """Name of its directory."""
 
     step: Count
+    good_step: Count | None = None
+    """The last step that every rank of the attempt had reported by then, and no report had shown
+    to be bad: `State.good_step`. None if nothing counts as divergence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,8 +91,13 @@ class CheckpointCoordinator:
         # An earlier driver may have died before it deleted these.
         self._retire()
 
-    def take(self, event: CheckpointEvent) -> Failed | None:
-        """Handle an event; return the failure if it ends the attempt."""
+    def take(self, event: CheckpointEvent, *, good_step: int | None) -> Failed | None:
+        """Handle an event; return the failure if it ends the attempt.
+
+        Args:
+            event: the event.
+            good_step: `State.good_step`.
+        """
         match event:
             case PartStaged():
                 return self._staged(event)
@@ -101,7 +106,7 @@ class CheckpointCoordinator:
             case PartVoid():
                 return self._void(event)
             case Committed():
-                self._committed(event)
+                self._committed(event, good_step)
             case _:
                 assert_never(event)
         return None
@@ -257,7 +262,7 @@ class CheckpointCoordinator:
             failure = Failure(kind=FailureKind.STORAGE, rank=None, message=message)
             return Failed(attempt=attempt, failure=failure)
 
-    def _committed(self, committed: Committed) -> None:
+    def _committed(self, committed: Committed, good_step: int | None) -> None:
         manifest = committed.manifest
         attempt = manifest.attempt_id.attempt
         if not self.manager.is_good(manifest):
@@ -267,7 +272,11 @@ class CheckpointCoordinator:
             return
         is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
         info, doomed = self.manager.committed(committed)
-        self.journal.write(CheckpointCommitted(checkpoint=manifest.directory, step=manifest.step))
+        self.journal.write(
+            CheckpointCommitted(
+                checkpoint=manifest.directory, step=manifest.step, good_step=good_step
+            )
+        )
         # A validation may still return the metric.
         if not manifest.is_rescue and self.manager.validations.of(manifest.directory) is None:
             self._check_score(manifest.directory, manifest.metrics)

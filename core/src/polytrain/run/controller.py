@@ -359,7 +359,7 @@ class Controller:
         noted = note(self.state, event)
         if noted is not None:
             self.state = noted
-            self._fail_if(self.checkpoints.take(event))
+            self._fail_if(self.checkpoints.take(event, good_step=self.state.good_step))
 
     def _happen(self, event: Event) -> None:
         transition = step(self.state, event, now=time.monotonic())
@@ -462,6 +462,7 @@ class Controller:
         self.state = replace(
             self.state,
             committed=start.step,
+            start=start.step,
             progress=min(start.step, reported),
             rescued=max(0, start.step - reported) if start.is_rescue else 0,
         )

@@ -151,8 +151,11 @@ class State:
     progress: int = 0
     """Step of the newest checkpoint that was reported: what a survivor has written is none."""
 
+    start: int = 0
+    """Step of the checkpoint that the attempt has started from."""
+
     rescued: int = 0
-    """How many steps an attempt starts after the newest reported checkpoint."""
+    """How many steps that is after the newest reported checkpoint."""
 
     steps: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
     """Last reported step of each rank that has joined this attempt."""
@@ -174,6 +177,20 @@ class State:
             case Training():
                 return self.world_size == 1
         return False
+
+    @property
+    def good_step(self) -> int | None:
+        """The last step that every rank has reported: divergence goes back to no earlier one.
+
+        A rank that hasn't reported yet counts as if it were at the newest checkpoint, because it
+        may never report. None if nothing counts as divergence.
+        """
+        if self.policy.on_divergence is None:
+            return None
+        reported = [step for step in self.steps.values() if step > self.start]
+        if len(reported) < self.world_size:
+            reported.append(self.committed)
+        return min(reported)
 
     @property
     def status(self) -> AttemptStatus | None:

@@ -20,8 +20,8 @@ class TrackerLag:
     """The last step that it is known to have, noted every few seconds by an active run."""
 
     lacks: int
-    """Number of later steps that are ready for it. MLflow and W&B get a step once a checkpoint
-    covers it, or the run is finished."""
+    """Number of later steps that are ready for it. MLflow and W&B get a step once no restart can
+    undo it: see `TrackedRows`."""
 
 
 def lags(storage: Storage, journal: Iterable[Entry], *, since: int) -> tuple[TrackerLag, ...]:

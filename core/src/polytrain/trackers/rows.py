@@ -74,8 +74,11 @@ class TrackedRows:
 
     A restart repeats steps. A tracker that can remove rows gets them as soon as they are reported,
     and removes those that a restart undoes. Any other gets a row once a checkpoint covers it, or
-    the run is finished: then no restart undoes it. If one does all the same, because a committed
-    checkpoint is damaged, the tracker keeps its rows, and they aren't sent again.
+    the run is finished: then no restart undoes it. Where divergence takes a run back, a checkpoint
+    covers its rows only once every rank has made a good report after it: without one, a rank may
+    find that it holds what has diverged, or two attempts that start from it may blame it. If a
+    restart undoes more all the same, because a checkpoint is damaged, or is blamed by attempts that
+    don't repeat what they computed before, the tracker keeps its rows, and they aren't sent again.
     """
 
     def __init__(
@@ -106,6 +109,9 @@ class TrackedRows:
         self._settled = _ALL if self._is_final else 0
         """The last step that is ready to be sent."""
 
+        self._covering: list[int] = []
+        """Steps of checkpoints since then: a divergence may undo them yet."""
+
         self._token = -1
         self._known = 0
         """Number of this driver's reports that were taken."""
@@ -129,8 +135,8 @@ class TrackedRows:
                 self._reported(entry)
             case Launched(step=step):
                 self._launched(step)
-            case CheckpointCommitted(step=step):
-                self._settled = max(self._settled, step)
+            case CheckpointCommitted(step=step, good_step=good_step):
+                self._committed(step, good_step)
             case ValidationEnded():
                 self._validated(entry)
             case LoadMeasured() if self._has_loads:
@@ -200,6 +206,15 @@ class TrackedRows:
             self._reports.extend(new.reports, start=start)
             self._times.extend(new.times[start:])
 
+    def _committed(self, step: int, good_step: int | None) -> None:
+        if self._is_final:
+            return
+        self._covering.append(step)
+        for each in self._covering:
+            if good_step is None or each < good_step:
+                self._settled = max(self._settled, each)
+        self._covering = [each for each in self._covering if each > self._settled]
+
     def _launched(self, step: int) -> None:
         self._launches += 1
         self._reports.drop_after(step)
@@ -208,7 +223,9 @@ class TrackedRows:
         self._loads = {at: load for at, load in self._loads.items() if at <= step}
         self._amendments = [each for each in self._amendments if each[1].step <= step]
         if not self._is_final:
-            self._settled = step
+            # Settle no more than was: divergence may undo the starting checkpoint, too.
+            self._settled = min(self._settled, step)
+            self._covering = [each for each in self._covering if each < step] + [step]
         if self._can_rewind and self._launches > self.position.launches:
             self._rewind = min(step, self.sent)
 
