@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -133,10 +133,11 @@ def changes(config: Any, rollback: Any) -> Any:
         ),
         (
             {"on_divergence": "rollback", "on_rollback": changes},
-            "on_rollback: the backend 'reference' has no params that it could change",
+            "no params that on_rollback could change. Use 'fail'",
         ),
+        ({"on_divergence": "rollback"}, "no params that on_rollback could change. Use 'fail'"),
         (
-            {"on_divergence": "rollback", "divergence": lambda: True},
+            {"on_divergence": "fail", "divergence": lambda: True},
             "divergence: <lambda>() is called with one argument, the list of the last reports",
         ),
     ],
@@ -147,3 +148,25 @@ def test_options_of_divergence_that_can_do_nothing_are_named(
     run = RunConfig(failure_config=FailureConfig(**options))
     [problem] = run_config_problems(RunSpec(backend=Reference(), run_config=run))
     assert message in str(problem)
+
+
+class Boosts(Reference):
+    params: ClassVar[dict[str, Any]] = {}
+
+
+def test_a_rollback_of_boosting_needs_other_params() -> None:
+    """Wherever the rows are read from."""
+
+    def problems(**failures: Any) -> list[str]:
+        run = RunConfig(failure_config=FailureConfig(on_divergence="rollback", **failures))
+        return [*map(str, run_config_problems(RunSpec(backend=Boosts(), run_config=run)))]
+
+    [problem] = problems()
+    assert "on_rollback" in problem
+    assert problems(on_rollback=changes) == []
+
+
+def test_a_training_function_can_leave_batches_out() -> None:
+    run = RunConfig(failure_config=FailureConfig(on_divergence="rollback"))
+    spec = RunSpec(backend=Reference(), train_loop_per_worker=lambda: None, run_config=run)
+    assert list(run_config_problems(spec)) == []

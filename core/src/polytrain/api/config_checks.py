@@ -18,7 +18,7 @@ from polytrain.policy.stop_rule import STEP, is_good_when_small, limit_of
 from polytrain.text.first_few import numbered
 from polytrain.text.plain_values import is_whole
 from polytrain.text.signatures import accepts, written
-from polytrain_plugins import Problem
+from polytrain_plugins import Backend, Problem
 from polytrain_plugins.type_names import quoted
 
 
@@ -86,22 +86,40 @@ def _divergence_problems(spec: RunSpec, config: FailureConfig) -> Iterator[Probl
             rule,
             remedy="Create such objects inside the function, or decide by the reports",
         )
-    if config.on_divergence != "rollback":
-        return
-    function = config.on_rollback
-    if function is not None:
-        if not accepts(function, None, None):
-            yield Problem(
-                field="FailureConfig.on_rollback",
-                what=f"{written(function)} can't be called with a configuration and a rollback",
-                remedy="Pass a function of these two",
-            )
-        elif spec.train_loop_per_worker is None and not hasattr(spec.backend, "params"):
-            yield Problem(
-                field="FailureConfig.on_rollback",
-                what=f"the backend {spec.backend.name!r} has no params that it could change",
-                remedy="Leave it out: batches are left out then",
-            )
+    if config.on_divergence == "rollback":
+        yield from _rollback_problems(spec, config.on_rollback)
+
+
+def _rollback_problems(spec: RunSpec, function: Any) -> Iterator[Problem]:
+    """Yield why a rollback could change nothing: neither the batches nor the configuration."""
+    backend: Backend | None = spec.backend
+    is_declarative = (
+        backend is not None
+        and backend.capabilities.declarative
+        and spec.train_loop_per_worker is None
+        and backend.program(max_failures=0) is None
+    )
+    if function is not None and not accepts(function, None, None):
+        yield Problem(
+            field="FailureConfig.on_rollback",
+            what=f"{written(function)} can't be called with a configuration and a rollback",
+            remedy="Pass a function of these two",
+        )
+    elif is_declarative and not hasattr(backend, "params"):
+        assert backend is not None
+        yield Problem(
+            field="FailureConfig.on_divergence",
+            what="'rollback' can't leave batches out without a training function, as each step "
+            f"reads all rows, and the backend {backend.name!r} has no params that on_rollback "
+            "could change",
+            remedy="Use 'fail', or pass a training function that reports every few batches",
+        )
+    elif is_declarative and function is None:
+        yield Problem(
+            field="FailureConfig.on_divergence",
+            what="'rollback' can't leave batches out: each round is trained on all rows",
+            remedy="Pass on_rollback=…, which returns other params, or use 'fail'",
+        )
 
 
 def _clashes(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:

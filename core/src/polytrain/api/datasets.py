@@ -96,8 +96,7 @@ def start_problems(run: Run) -> tuple[Problem, ...]:
     field = f"datasets, for the run in {run.location.address}" if own else "restore_from"
     problems = tuple(position_problems(run.shard_specs, run.start.positions, field=field))
     if run.spec.run_config.failure_config.skips_bad_batches:
-        is_whole = run.demand.reads_tables and run.spec.train_loop_per_worker is None
-        problems += tuple(skip_problems(run.shard_specs, reads_whole=is_whole))
+        problems += tuple(skip_problems(run.shard_specs))
     if not problems:
         warn_of_read_amplification(run.shard_specs, run.spec.world_size)
     return problems

@@ -250,9 +250,9 @@ class FailureConfig(Config):
     ] = None
     """Called in the driver at each rollback, with the current `train_loop_config` and a
     `Rollback`; it returns the one for the next attempts, for example with a lower rate. No batch is
-    left out then. Without a training function, it takes and returns the backend's `params`. A run
-    that is resumed calls it again for each earlier rollback, in order, from the original values: it
-    has to return the same."""
+    left out then. Without a training function, it takes and returns the backend's `params`; a
+    backend without them can't roll back. A run that is resumed calls it again for each earlier
+    rollback, in order, from the original values: it has to return the same."""
 
     hang_timeout_s: Annotated[
         float | None, Seconds(above=True, or_none="to turn hang detection off")

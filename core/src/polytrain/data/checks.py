@@ -167,25 +167,19 @@ def ready(
     return tuple(found), tuple(problems)
 
 
-def skip_problems(specs: Iterable[DatasetSpec], *, reads_whole: bool) -> Iterator[Problem]:
+def skip_problems(specs: Iterable[DatasetSpec]) -> Iterator[Problem]:
     """Yield why a rollback has no batches that it could leave out of the data.
 
     Args:
         specs: of all data sets.
-        reads_whole: whether the backend reads the data whole, and not in batches.
     """
-    remedy = "Pass on_rollback=…, which returns another rate or seed, or use 'fail'"
     for spec in specs:
-        what = ""
         if isinstance(spec, StreamSpec) and spec.name == "train":
-            what = "its rows have no numbers, as it is computed while it is read"
-        elif reads_whole and spec.name == "train":
-            what = "each round is trained on all of its rows"
-        if what:
             yield Problem(
                 field="FailureConfig.on_divergence",
-                what=f"'rollback' can't leave batches of the data set {spec.name!r} out: {what}",
-                remedy=remedy,
+                what=f"'rollback' can't leave batches of the data set {spec.name!r} out: its rows "
+                "have no numbers, as it is computed while it is read",
+                remedy="Pass on_rollback=…, which returns another rate or seed, or use 'fail'",
             )
 
 
