@@ -222,3 +222,15 @@ def test_a_report_that_is_not_kept_is_passed_on_and_leaves_nothing(tmp_path: Pat
     assert [(each.rank, each.step) for each in followed if isinstance(each, MetricsReported)] == [
         (rank, 1) for rank in range(1, 1000)
     ]
+
+
+def test_a_report_that_a_survivor_has_made_says_so_among_many(tmp_path: Path) -> None:
+    """Many reports make one line in columns, which has no room for it."""
+    with journal_in(tmp_path) as journal:
+        for step in range(1, 100):
+            survivor = 3 if step == 50 else None
+            report = Reported(attempt=0, rank=0, step=step, metrics={"a": 1}, survivor=survivor)
+            journal.report(report)
+    reports = [each for each in lines(tmp_path) if each["event"] == "Reported"]
+    assert [(each["step"], each["survivor"]) for each in reports] == [(50, 3)]
+    assert len(lines(tmp_path)) == 3

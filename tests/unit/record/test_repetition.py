@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polytrain.record.entries import DigestsKept, Launched, Opened
+from polytrain.record.entries import DigestsKept, Launched, MetricsReported, Opened
 from polytrain.record.overviews import AttemptOverview
 from polytrain.record.repetition import (
     ReportDifference,
@@ -143,3 +143,21 @@ def test_the_first_tensor_that_differs_is_named() -> None:
     assert (compared, str(found)) == (1, "step 2: tensor 'b' was '2', now '0'")
     # Steps without digests on one side, and those behind the stretch, don't count.
     assert compare_digests({1: {"a": "1"}, 4: {"a": "1"}}, {4: {"a": "0"}}, inside) == (0, None)
+
+
+def test_a_report_that_a_survivor_made_is_not_compared() -> None:
+    """Rank 0 was lost before its report of step 2, so the history has rank 1's metrics."""
+    history, again = ReportedHistory(), ReportedHistory()
+    for kept, loss, survivor in ((history, 0.25, 1), (again, 0.5, None)):
+        for step in (1, 2, 3):
+            metrics = {"loss": loss if step == 2 else 1.0}
+            entry = MetricsReported(n=step - 1, step=step, metrics=metrics)
+            kept.take(replace(entry, survivor=survivor) if step == 2 else entry)
+    assert history.by_survivors == {2: 1}
+    inside = Stretch(start=0, end=3, num_workers=2)
+    found = compare(
+        history.history, again.history, inside, ignore=(), by_survivors=history.by_survivors
+    )
+    assert found == (2, None)
+    history.take(Launched(attempt=1, step=1, start=None, world_size=2))
+    assert not history.by_survivors, "rank 0 reports it again"

@@ -28,9 +28,12 @@ from polytrain.events.attempt import (
 from polytrain.linux.kept_states import KeptState
 from polytrain.policy.failure import FailurePolicy
 from polytrain.policy.stop_rule import Limit, StopRule
+from polytrain.record.history import JOURNAL, read_as
+from polytrain.record.repetition import ReportedHistory
 from polytrain.run import survivors
 from polytrain.run.states import Ending, State
 from polytrain.run.survivors import Survivors, in_order, newest_point
+from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import AgentEvent, Kill, ReadKept, WriteState
 from polytrain.workers.session.job import LaunchOrder
 
@@ -240,6 +243,9 @@ def test_no_checkpoint_is_committed_before_its_report(
     assert run.conclude().succeeded
     assert steps == [[1], [1, 2, 3]]
     assert run.group.of("launch") == [(0, 0), (1, 3)]
+    history = read_as(ReportedHistory, Location.of(tmp_path).open().read_log(JOURNAL))
+    assert history is not None
+    assert history.by_survivors == {3: 1}, "whose metrics they are"
 
 
 def test_a_state_behind_the_reports_of_rank_0_is_not_committed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +90,14 @@ def replay(
             digests=kept,
             divided_for=history.divided_for,
         )
-    compared, report = compare(history.history, again.history, stretch, ignore=ignore)
+    by_survivors = {
+        step: rank
+        for step, rank in sorted((history.by_survivors | again.by_survivors).items())
+        if stretch.start < step <= stretch.end
+    }
+    compared, report = compare(
+        history.history, again.history, stretch, ignore=ignore, by_survivors=by_survivors
+    )
     digests, tensor = compare_digests(history.digests, again.digests, stretch)
     found = [each for each in (tensor, report) if each is not None]
     return Replay(
@@ -99,7 +106,7 @@ def replay(
         reports=compared,
         digests=digests,
         differences=tuple(sorted(found, key=lambda each: each.step)),
-        not_compared=tuple(_not_compared(history, stretch, digests)),
+        not_compared=tuple(_not_compared(history, stretch, digests, by_survivors)),
     )
 
 
@@ -226,7 +233,14 @@ def _repeat(
     return repeated
 
 
-def _not_compared(history: ReportedHistory, stretch: Stretch, digests: int) -> Iterator[str]:
+def _not_compared(
+    history: ReportedHistory, stretch: Stretch, digests: int, by_survivors: Mapping[int, int]
+) -> Iterator[str]:
+    for step, rank in by_survivors.items():
+        yield (
+            f"The metrics of step {step} weren't compared: they are rank {rank}'s, because rank 0 "
+            "was lost before its report"
+        )
     if not digests:
         yield "Only metrics were compared: the run has kept no digests there (RunConfig.digests)"
     if stretch.shortened:

@@ -142,6 +142,9 @@ class Reported:
     at: float = 0.0
     """Time of the report on the rank's node, in seconds since the epoch."""
 
+    survivor: int | None = None
+    """The rank that has made it instead, because its own was lost; None if its own has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDigested:

@@ -273,6 +273,10 @@ class MetricsReported(Entry):
     stalled_s: Duration = 0.0
     """Seconds that rank 0's training has stood still for checkpoints in this attempt."""
 
+    survivor: Ranks | None = None
+    """The rank that has made it for rank 0, which was lost before; None if it was rank 0 itself.
+    Such a report is never part of a block."""
+
     attempt: int = field(default=0, metadata=UNSTORED)
     at: float = field(default=0.0, metadata=UNSTORED)
     """When it was reported, in seconds since the epoch, on the rank's node."""

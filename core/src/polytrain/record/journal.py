@@ -162,7 +162,11 @@ class Journal:
         if not is_kept:
             self.news.publish(self._entry_of(report, n=0))
             return
+        # A block doesn't say who has made a report.
+        is_alone = report.survivor is not None
         with self._lock, storage_errors():
+            if is_alone:
+                self._append("")
             drafts = self._drafts.get(report.rank)
             if drafts is None:
                 first = self._reported.get(report.rank, 0)
@@ -171,7 +175,7 @@ class Journal:
             self.history.take(entry)
             line = strict_json.dumps(encoded(entry)) + "\n"
             drafts.add(entry, line)
-            if len(drafts) < _FULL:
+            if len(drafts) < _FULL and not is_alone:
                 self._log.draft(line)
             else:
                 self._append("")
@@ -241,6 +245,7 @@ class Journal:
             stalled_s=0.0 if report.rank else round(report.stalled_s, 6),
             attempt=report.attempt,
             at=report.at,
+            survivor=report.survivor,
             has_checkpoint=report.has_checkpoint,
         )
 

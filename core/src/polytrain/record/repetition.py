@@ -13,6 +13,7 @@ from polytrain.record.entries import (
     DigestsKept,
     Entry,
     Launched,
+    MetricsReported,
     ValidationEnded,
 )
 from polytrain.record.history import RunHistory
@@ -26,6 +27,9 @@ class ReportedHistory(RunHistory):
 
     digests: dict[int, Mapping[str, str]] = field(default_factory=dict)
     """Step → tensor → digest, where they were kept and no restart has undone them."""
+
+    by_survivors: dict[int, int] = field(default_factory=dict)
+    """Step → the rank that has made its report, because rank 0 was lost before."""
 
     divided_for: int = 0
     """The most workers of the driver that has divided the data: the last that began at step 0."""
@@ -41,8 +45,11 @@ class ReportedHistory(RunHistory):
             case Launched(step=step):
                 if step == 0:
                     self.divided_for = self.world_size
-                for later in [each for each in self.digests if each > step]:
-                    del self.digests[later]
+                for kept in (self.digests, self.by_survivors):
+                    for later in [each for each in kept if each > step]:
+                        del kept[later]
+            case MetricsReported(rank=0, step=step, survivor=int(survivor)):
+                self.by_survivors[step] = survivor
             case DigestsKept(step=step, names=names, digests=digests):
                 self._tensors = names or self._tensors
                 parts = (digests[at : at + DIGEST_LENGTH] for at in _starts(digests))
@@ -168,7 +175,12 @@ def stretch_of(
 
 
 def compare(
-    was: Reports, now: Reports, stretch: Stretch, *, ignore: Collection[str]
+    was: Reports,
+    now: Reports,
+    stretch: Stretch,
+    *,
+    ignore: Collection[str],
+    by_survivors: Collection[int] = (),
 ) -> tuple[int, ReportDifference | None]:
     """Return how many reports are compared, and the first difference.
 
@@ -177,20 +189,26 @@ def compare(
         now: those of the repetition.
         stretch: the steps to compare.
         ignore: names of metrics that may differ.
+        by_survivors: steps whose metrics aren't compared, because one of the two has another
+            rank's than rank 0's.
     """
     is_inside: Callable[[int], bool] = range(stretch.start + 1, stretch.end + 1).__contains__
     before, again = (
         {step: metrics for step, metrics in each.since(0) if is_inside(step)} for each in (was, now)
     )
-    for count, step in enumerate(sorted(before.keys() | again.keys())):
+    count = 0
+    for step in sorted(before.keys() | again.keys()):
         if step not in before or step not in again:
             first, second = before.get(step), again.get(step)
             return count, ReportDifference(step=step, kind="report", was=first, now=second)
+        if step in by_survivors:
+            continue
+        count += 1
         name = _differing(before[step], again[step], ignore)
         if name is not None:
             values = {"was": before[step].get(name), "now": again[step].get(name)}
-            return count + 1, ReportDifference(step=step, kind="metric", name=name, **values)
-    return len(before), None
+            return count, ReportDifference(step=step, kind="metric", name=name, **values)
+    return count, None
 
 
 def compare_digests(

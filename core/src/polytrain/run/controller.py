@@ -13,7 +13,7 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import (
     CheckpointEvent,
     CheckpointsAsked,
-    PartStored,
+    StateWritten,
 )
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
@@ -519,7 +519,7 @@ class Controller:
         if written.part.step == reported + 1:
             # Rank 0 was lost between the step and its report of it, which nobody repeats. It comes
             # before the commit: if this driver is killed in between, the step is repeated.
-            self._report_for_rank_0(written.part)
+            self._report_for_rank_0(written)
         directory = self.checkpoints.commit_state(written)
         self._finish_tasks()
         self._take_results()
@@ -530,11 +530,20 @@ class Controller:
             self.state = replace(self.state, has_reported=True)
             self.survivors.committed(written)
 
-    def _report_for_rank_0(self, part: PartStored) -> None:
+    def _report_for_rank_0(self, written: StateWritten) -> None:
         """Publish the report that rank 0 didn't make, with what a survivor reports."""
+        part = written.part
         attempt, step = part.attempt, part.step
         at = self.journal.clock.now()
-        report = Reported(attempt=attempt, rank=0, step=step, metrics=part.metrics, at=at)
+        report = Reported(
+            attempt=attempt,
+            rank=0,
+            step=step,
+            metrics=part.metrics,
+            at=at,
+            # A run's only worker leaves a state of its own.
+            survivor=written.rank or None,
+        )
         self.publisher.reported(report)
         stopped = self.stop_rule.limit_met_by(step, part.metrics)
         if stopped is not None:
