@@ -65,7 +65,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "order": (
         {"dataset_config": {"train": DataConfig(shuffle=True)}},
-        r"dataset_config\['train'\]\.shuffle: the run was started with",
+        r"dataset_config\['train'\]\.shuffle: the run was trained with",
     ),
 }
 

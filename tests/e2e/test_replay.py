@@ -18,6 +18,7 @@ from tests.sweeps import Selected
 
 import polytrain
 from polytrain import (
+    Checkpoint,
     CheckpointConfig,
     CheckpointError,
     DataConfig,
@@ -205,6 +206,46 @@ def test_what_has_changed_is_named_before_anything_starts(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="no reports after step 20"):
         result.replay(a_trainer(tmp_path, 0), from_step=20)
     assert contents(tmp_path) == before
+
+
+def counting(config: dict[str, Any]) -> None:
+    done = polytrain.get_checkpoint()
+    step = 0 if done is None else int(done.get_metadata()["step"])
+    while step < 4:
+        step += 1
+        with tempfile.TemporaryDirectory() as directory:
+            checkpoint = Checkpoint.from_directory(directory)
+            checkpoint.set_metadata({"step": step})
+            polytrain.report({"rate": config["rate"]}, checkpoint=checkpoint)
+
+
+def test_each_stretch_is_compared_with_what_it_was_trained_with(tmp_path: Path) -> None:
+    """The run was stopped after two steps, and resumed with another config."""
+
+    def a_trainer(rate: float, stop: dict[str, int] | None = None) -> Trainer:
+        return make_trainer(
+            "reference",
+            counting,
+            train_loop_config={"rate": rate},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(name="run", storage_path=tmp_path, progress=False, stop=stop),
+        )
+
+    before, after = a_trainer(0.1), a_trainer(0.2)
+    a_trainer(0.1, {"training_iteration": 2}).fit()
+    result = after.fit()
+    assert [each["rate"] for each in result.history] == [0.1, 0.1, 0.2, 0.2]
+    found = result.replay(before, from_step=0)
+    assert (found.is_equal, found.to_step) == (True, 2)
+    assert "from step 3 on the run was trained with other values of train_loop_config" in str(found)
+    found = result.replay(after, from_step=2)
+    assert (found.is_equal, found.reports) == (True, 2)
+    with pytest.raises(InvalidJobError, match=r"trained with \{'rate': 0.1\}.* from step 3 on"):
+        result.replay(after, from_step=0)
+    with pytest.raises(
+        InvalidJobError, match=r"trained with \{'rate': 0.2\}, now it is \{'rate': 0.1"
+    ):
+        result.replay(before, from_step=2)
 
 
 def test_the_command_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,9 +151,9 @@ def test_other_options_are_refused_and_a_longer_run_is_another_run(quiet: RunCon
         ).fit()
 
     declarative()
-    with pytest.raises(InvalidJobError, match=r"learning_rate: the run was started with 0\.1, now"):
+    with pytest.raises(InvalidJobError, match=r"learning_rate: the run was trained with 0\.1, now"):
         declarative(learning_rate=0.5)
-    with pytest.raises(InvalidJobError, match=r"rounds: the run was started with 3.*restore_from"):
+    with pytest.raises(InvalidJobError, match=r"rounds: the run was trained with 3.*restore_from"):
         declarative(rounds=4)
 
 

@@ -15,6 +15,7 @@ from polytrain.record.repetition import (
     ReportDifference,
     ReportedHistory,
     Stretch,
+    attempts_since,
     compare,
     compare_digests,
     starting_steps,
@@ -23,9 +24,9 @@ from polytrain.record.repetition import (
 from polytrain.record.reports import Reports
 
 
-def attempt(first_step: int, num_workers: int) -> AttemptOverview:
+def attempt(first_step: int, num_workers: int, *, driver: int = 1) -> AttemptOverview:
     return AttemptOverview(
-        driver=1,
+        driver=driver,
         number=0,
         num_workers=num_workers,
         first_step=first_step,
@@ -54,6 +55,20 @@ def test_a_stretch_ends_where_the_number_of_workers_changes_and_says_so() -> Non
     assert "from step 31 on the run had 2 workers" in found.shortened
     assert stretch(10, 45, *made, any_workers=True).end == 45
     assert not stretch(10, 30, *made).shortened
+    # A later attempt with 4 workers has repeated all that 2 had made.
+    assert not stretch(10, 45, *made, attempt(20, 4)).shortened
+
+
+def test_a_stretch_ends_where_the_run_was_resumed_with_something_else() -> None:
+    """The third driver has replaced all that the second one trained."""
+    made = [attempt(at, 1, driver=driver) for at, driver in ((0, 1), (20, 2), (10, 3), (30, 4))]
+    changes = {2: "train_loop_config", 3: "datasets['train'] and lr"}
+    found = stretch_of(made, start=0, end=45, last_step=50, any_workers=True, changes=changes)
+    assert (found.end, found.shortened) == (
+        10,
+        "from step 11 on the run was trained with other values of datasets['train'] and lr",
+    )
+    assert [each.driver for each in attempts_since(made, 15)] == [3, 4]
 
 
 def test_a_stretch_ends_with_the_last_report() -> None:

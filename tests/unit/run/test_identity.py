@@ -243,7 +243,7 @@ def test_other_content_than_a_finished_run_had_is_named(
 
 def test_a_changed_value_of_the_configuration_is_reported() -> None:
     found = changed_content(config={"lr": 0.2, "layers": [3, 4]})["train_loop_config"]
-    assert found == "the run was started with {'lr': 0.1}, now it is {'lr': 0.2}"
+    assert found == "the run was trained with {'lr': 0.1}, now it is {'lr': 0.2}"
 
 
 def test_a_function_within_the_configuration_counts() -> None:

@@ -25,6 +25,7 @@ from polytrain.record.repetition import (
     Replay,
     ReportedHistory,
     Stretch,
+    attempts_since,
     compare,
     compare_digests,
     starting_steps,
@@ -60,17 +61,23 @@ def replay(
     history = read_as(ReportedHistory, location.open().read_log(JOURNAL))
     if history is None:
         raise RunNotFoundError(no_run_text(location))
-    raise_if_any(tuple(_problems(trainer, history)))
     if not len(history.history):
         raise CheckpointError(f"There is nothing to replay: {location.address} has no reports.")
     last_step = int(history.history.steps()[-1])
     start = _start(location, trainer, history, from_step, last_step)
+    changes = _changes(trainer, history)
+    raise_if_any(tuple(_problems(trainer, history, changes, start.step)))
     stretch = stretch_of(
         history.attempts,
         start=start.step,
         end=last_step if steps is None else max(from_step or 0, start.step) + steps,
         last_step=last_step,
         any_workers=spec_of(trainer).scaling_config.virtual_workers is not None,
+        changes={
+            driver: " and ".join(dict.fromkeys(each.field for each in changed))
+            for driver, changed in changes.items()
+            if changed
+        },
     )
     if stretch.end <= stretch.start:
         raise CheckpointError(
@@ -125,12 +132,33 @@ def _argument_problems(
             yield Problem(field=name, what=f"it is {given!r}", remedy=f"Give {least} or more")
 
 
-def _problems(trainer: Trainer, history: ReportedHistory) -> Iterator[Problem]:
-    """Yield what differs from what the run was trained with."""
-    identity = identity_in(trainer, history)
-    changed = tuple(differences(history.identity, identity, mutable_on_resume=()))
-    for problem in changed or content_differences(history.identity, identity):
-        yield replace(problem, remedy=_REMEDY)
+def _changes(trainer: Trainer, history: ReportedHistory) -> Mapping[int, Sequence[Problem]]:
+    """Return what differs from what each driver trained the run with, by its token."""
+    mine = identity_in(trainer, history)
+    last, mutable = history.identity["options"], spec_of(trainer).backend.mutable_on_resume
+    # Such as the number of rounds: a longer run repeats the shorter one before it.
+    as_last = [each for each in mutable if mine["options"].get(each) == last.get(each)]
+    return {
+        driver: tuple(differences(identity, mine, mutable_on_resume=as_last))
+        or tuple(content_differences(identity, mine))
+        for driver, identity in history.identities.items()
+    }
+
+
+def _problems(
+    trainer: Trainer,
+    history: ReportedHistory,
+    changes: Mapping[int, Sequence[Problem]],
+    start: int,
+) -> Iterator[Problem]:
+    """Yield what differs from what the run was trained with after a step."""
+    first, *later = attempts_since(history.attempts, start)
+    remedy = _REMEDY
+    same = next((each.first_step for each in later if not changes[each.driver]), None)
+    if same is not None:
+        remedy = f"{_REMEDY}. What you pass is what it was trained with from step {same + 1} on"
+    for problem in changes[first.driver]:
+        yield replace(problem, remedy=remedy)
     failures = spec_of(trainer).run_config.failure_config
     if failures.on_rollback is not None and history.divergences.rollbacks:
         yield Problem(
@@ -245,7 +273,8 @@ def _not_compared(
         yield "Only metrics were compared: the run has kept no digests there (RunConfig.digests)"
     if stretch.shortened:
         yield f"The replay ended at step {stretch.end}: {stretch.shortened}"
-    before = history.identity["content"]["python"]
+    driver = attempts_since(history.attempts, stretch.start)[0].driver
+    before = history.identities[driver]["content"]["python"]
     if before != python_version():
         yield (
             f"The code of functions wasn't compared: the run had Python {before}, this is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from polytrain.errors import Failure
@@ -61,6 +61,21 @@ class AttemptOverview:
 
     why_not_exact: tuple[str, ...] = ()
     """What such checks have found."""
+
+
+def counting_attempts(attempts: Iterable[AttemptOverview]) -> list[AttemptOverview]:
+    """Return the attempts whose steps count, in the order of their first steps.
+
+    Args:
+        attempts: the run's, in order.
+    """
+    counting: list[AttemptOverview] = []
+    for each in attempts:
+        # It repeats every step of those that began where it does, or later.
+        while counting and counting[-1].first_step >= each.first_step:
+            counting.pop()
+        counting.append(each)
+    return counting
 
 
 class Attempts:
@@ -125,12 +140,7 @@ class Attempts:
         Args:
             last_step: the run's last report; 0 without any.
         """
-        counting: list[AttemptOverview] = []
-        for each in self._attempts:
-            # It repeats every step of those that began where it does, or later.
-            while counting and counting[-1].first_step >= each.first_step:
-                counting.pop()
-            counting.append(each)
+        counting = counting_attempts(self._attempts)
         if all(each.virtual_workers is None for each in counting):
             return None
         ends = [*(each.first_step for each in counting[1:]), last_step]

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from polytrain.record.entries import (
@@ -14,10 +15,11 @@ from polytrain.record.entries import (
     Entry,
     Launched,
     MetricsReported,
+    Opened,
     ValidationEnded,
 )
 from polytrain.record.history import RunHistory
-from polytrain.record.overviews import AttemptOverview
+from polytrain.record.overviews import AttemptOverview, counting_attempts
 from polytrain.record.reports import Reports
 
 
@@ -31,6 +33,9 @@ class ReportedHistory(RunHistory):
     by_survivors: dict[int, int] = field(default_factory=dict)
     """Step → the rank that has made its report, because rank 0 was lost before."""
 
+    identities: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Fencing token of each driver's lease → what it trained the run with."""
+
     divided_for: int = 0
     """The most workers of the driver that has divided the data: the last that began at step 0."""
 
@@ -42,6 +47,8 @@ class ReportedHistory(RunHistory):
         if entry.token < self._token:
             return
         match entry:
+            case Opened(token=token, identity=identity):
+                self.identities[token] = identity
             case Launched(step=step):
                 if step == 0:
                     self.divided_for = self.world_size
@@ -147,10 +154,28 @@ def starting_steps(steps: Collection[int], from_step: int | None, last_step: int
     return sorted((each for each in steps if each <= most), reverse=True)
 
 
+def attempts_since(attempts: Iterable[AttemptOverview], start: int) -> list[AttemptOverview]:
+    """Return the attempts that have made the reports after a step.
+
+    Args:
+        attempts: the run's attempts, in order.
+        start: the step.
+    """
+    made = counting_attempts(attempts)
+    at = max(i for i, each in enumerate(made) if each.first_step <= start)
+    return made[at:]
+
+
 def stretch_of(
-    attempts: Iterable[AttemptOverview], *, start: int, end: int, last_step: int, any_workers: bool
+    attempts: Iterable[AttemptOverview],
+    *,
+    start: int,
+    end: int,
+    last_step: int,
+    any_workers: bool,
+    changes: Mapping[int, str] = MappingProxyType({}),
 ) -> Stretch:
-    """Return the stretch after `start`: made by one number of workers, unless any makes the same.
+    """Return the stretch after `start`: trained with the same, by the same number of workers.
 
     Args:
         attempts: the run's attempts, in order.
@@ -158,17 +183,26 @@ def stretch_of(
         end: the last step that was asked for.
         last_step: that of the run's last report.
         any_workers: whether any number of workers makes the same reports.
+        changes: driver → what it trained the run with that the repetition doesn't have, as names;
+            without drivers where nothing differs.
     """
-    made = list(attempts)
-    at = max(i for i, each in enumerate(made) if each.first_step <= start)
-    workers = made[at].num_workers
-    # Each later attempt has started after this step: it has replaced what came before.
-    others = [each for each in made[at + 1 :] if each.num_workers != workers and not any_workers]
+    first, *later = attempts_since(attempts, start)
+    workers = first.num_workers
     stretch = Stretch(start=start, end=end, num_workers=workers)
-    change = min(others, key=lambda each: each.first_step, default=None)
+    others = [
+        each
+        for each in later
+        if each.driver in changes or (each.num_workers != workers and not any_workers)
+    ]
+    change = next(iter(others), None)
     if change is not None and change.first_step < min(end, last_step):
-        what = f"from step {change.first_step + 1} on the run had {change.num_workers} workers"
-        return replace(stretch, end=change.first_step, shortened=f"{what}, before {workers}")
+        what = (
+            f"was trained with other values of {changes[change.driver]}"
+            if change.driver in changes
+            else f"had {change.num_workers} workers, before {workers}"
+        )
+        why = f"from step {change.first_step + 1} on the run {what}"
+        return replace(stretch, end=change.first_step, shortened=why)
     if last_step < end:
         return replace(stretch, end=last_step, shortened=f"the run's last report is {last_step}")
     return stretch

@@ -205,6 +205,6 @@ def _changed(name: str, was: Any, is_: Any) -> str:
     if isinstance(was, Mapping) and isinstance(is_, Mapping):
         keys = [key for key in {**was, **is_} if was.get(key) != is_.get(key)]
         was, is_ = ({key: each[key] for key in keys if key in each} for each in (was, is_))
-    what = f"the run was started with {shown(was, name)!r}, now it is {shown(is_, name)!r}"
+    what = f"the run was trained with {shown(was, name)!r}, now it is {shown(is_, name)!r}"
     is_hidden = (was, is_) != (shown(was, name), shown(is_, name))
     return f"{what} ({HIDDEN} is a secret by its name, and isn't shown)" if is_hidden else what
