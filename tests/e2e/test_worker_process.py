@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,14 @@ import pytest
 from tests.e2e.driver import PREAMBLE, WITH_RAY, run_driver
 
 import polytrain
-from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain import (
+    Checkpoint,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
 
 
 def run(
@@ -298,3 +307,36 @@ def test_arguments_of_the_command_line_are_the_drivers(tmp_path: Path, preamble:
     expected = ["training", "training", "validation"]
     lines = (tmp_path / "found").read_text().splitlines()
     assert lines == [f"{who} script.py rows.csv 0.3" for who in expected]
+
+
+def use_temporary_directories(config: dict[str, str]) -> None:
+    """Be killed in one twice: at the third report by rank 1 itself, at the fifth by the run."""
+    context = polytrain.get_context()
+    for step in range(1, 10):
+        with tempfile.TemporaryDirectory() as directory:
+            with Path(config["used"]).open("a") as used:
+                used.write(f"{directory}\n")
+            Path(directory, "model").write_bytes(bytes(2**17))
+            if (context.get_world_rank(), context.get_attempt(), step) == (1, 0, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+
+
+def test_temporary_directories_of_killed_processes_are_removed(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    used = tmp_path / "used"
+    result = make_trainer(
+        "reference",
+        use_temporary_directories,
+        train_loop_config={"used": str(used)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(
+            quiet, stop={"step": 5}, failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert result.stopped is not None
+    assert result.restarts == 1
+    directories = {*used.read_text().split()}
+    assert len(directories) > 5
+    assert [each for each in directories if Path(each).exists()] == []

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.checkpoint.scratch import Scratch
+from polytrain.checkpoint.scratch import Scratch, temporary_directories_in
 
 HOLD = """
 import sys
@@ -309,3 +309,43 @@ def test_what_was_left_by_a_process_that_died_while_it_removed_is_removed(
     (temporary / f"polytrain-{os.getuid()}" / "run-unmarked").mkdir()
     Scratch.hold("next").release()
     assert list(temporary.iterdir()) == []
+
+
+def test_temporary_directories_of_an_attempt_are_in_the_runs(temporary: Path) -> None:
+    """Those with a name of their own too. The next attempt and the end of the run remove them."""
+    scratch = Scratch.hold("a")
+    for attempt, left in enumerate([{}, {"prefix": "mine-"}, {"suffix": ".model"}]):
+        with temporary_directories_in(scratch.path, rank=0, attempt=attempt):
+            made = Path(tempfile.TemporaryDirectory(**left, ignore_cleanup_errors=True).name)
+            kept = Path(tempfile.mkdtemp(dir=made.parent))
+        assert scratch.path in made.parents
+        assert [each.name for each in kept.parent.parent.iterdir()] == [str(attempt)]
+    scratch.release()
+    assert list(temporary.iterdir()) == []
+
+
+def test_temporary_directories_are_where_they_are_asked_for(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a directory that the function chooses; of other kinds than `TemporaryDirectory` all."""
+    chosen = temporary / "chosen"
+    chosen.mkdir()
+    scratch = Scratch.hold("a")
+    with temporary_directories_in(scratch.path, rank=0, attempt=0):
+        with tempfile.TemporaryDirectory(dir=chosen) as directory:
+            assert Path(directory).parent == chosen
+        with tempfile.TemporaryDirectory(prefix=b"bytes-") as directory:
+            assert Path(os.fsdecode(directory)).parent == temporary
+        with tempfile.NamedTemporaryFile() as file:
+            assert Path(file.name).parent == temporary
+        assert Path(tempfile.mkdtemp()).parent == temporary
+        shutil.rmtree(scratch.path / "rank-0")
+        with tempfile.TemporaryDirectory() as directory:
+            assert Path(directory).parent == temporary
+        monkeypatch.setattr(tempfile, "tempdir", str(chosen))
+        with tempfile.TemporaryDirectory() as directory:
+            assert Path(directory).parent == chosen
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with tempfile.TemporaryDirectory() as directory:
+        assert Path(directory).parent == temporary
+    scratch.release()

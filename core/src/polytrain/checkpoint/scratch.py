@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import inspect
 import os
 import secrets
 import shutil
@@ -18,6 +20,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from polytrain.linux.forked_children import OwnDescriptor
 
@@ -81,6 +84,52 @@ def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
         shutil.rmtree(path.parent, ignore_errors=True)
         path.mkdir(parents=True)
     return path
+
+
+@contextlib.contextmanager
+def temporary_directories_in(scratch: Path, *, rank: int, attempt: int) -> Iterator[None]:
+    """Let `tempfile.TemporaryDirectory` put its directories into that of a rank's attempt.
+
+    A worker process is killed wherever it is, which is often in a report of a checkpoint, inside
+    the `with` block of a temporary directory: nobody would remove that. TMPDIR stays as it is, for
+    caches, sockets and files that are found there by their names; so does a directory that the
+    function chooses, as an argument or for all of `tempfile`.
+
+    Args:
+        scratch: the run's directory on the node.
+        rank: the rank.
+        attempt: the attempt's number.
+    """
+    try:
+        # Now, because later several threads, and forked children, may need it at once.
+        own = directory_of_attempt(scratch, rank=rank, attempt=attempt)
+    except OSError:
+        # Whoever has to write there says what is wrong with the disk.
+        yield
+        return
+    create = tempfile.TemporaryDirectory.__init__
+    signature = inspect.signature(create)
+
+    @functools.wraps(create)
+    def create_in_own(*args: Any, **named: Any) -> None:
+        bound = signature.bind(*args, **named)
+        given = bound.arguments
+        is_free = given.get("dir") is None and not isinstance(
+            given.get("prefix") or given.get("suffix"), bytes
+        )
+        is_usual = Path(tempfile.gettempdir()) == scratch.parent.parent
+        # A child of the worker process may outlive the attempt.
+        if is_free and is_usual and own.is_dir():
+            given["dir"] = str(own)
+        create(*bound.args, **bound.kwargs)
+
+    # Not another class: modules have imported this one by its name.
+    of_all: Any = tempfile.TemporaryDirectory
+    of_all.__init__ = create_in_own
+    try:
+        yield
+    finally:
+        of_all.__init__ = create
 
 
 def _opened(file: Path) -> OwnDescriptor:

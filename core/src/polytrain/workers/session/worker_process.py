@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from polytrain.checkpoint.scratch import temporary_directories_in
 from polytrain.events.output import flush_output
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
 from polytrain.functions.missing_modules import note_missing_module, note_unreadable
@@ -248,21 +249,22 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
         order, extents, streams, route = pickle.loads(pickled_order)
         open_streams(route)
         channel.gather_reports(Ring(reports()), calls_every_s=calls_every_s(rank))
-        try:
-            job = unpickled_job(job_in)
-        except Exception as error:
-            what = "The training function, its config or the backend"
-            note_unreadable(error, what, order.members[rank].host)
-            channel.send(raised_message(error, None))
-            return 0
-        run_worker(
-            job=job,
-            order=order,
-            rank=rank,
-            shards=lambda: _shards(order, rank, data_descriptors, extents, streams),
-            channel=channel,
-            scratch=Path(scratch),
-        )
+        with temporary_directories_in(Path(scratch), rank=rank, attempt=order.attempt):
+            try:
+                job = unpickled_job(job_in)
+            except Exception as error:
+                what = "The training function, its config or the backend"
+                note_unreadable(error, what, order.members[rank].host)
+                channel.send(raised_message(error, None))
+                return 0
+            run_worker(
+                job=job,
+                order=order,
+                rank=rank,
+                shards=lambda: _shards(order, rank, data_descriptors, extents, streams),
+                channel=channel,
+                scratch=Path(scratch),
+            )
     except ConnectionClosedError:
         return 1
     return 0
