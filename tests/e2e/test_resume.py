@@ -28,6 +28,7 @@ from polytrain import (
     RunConfig,
     RunOwnedError,
     ScalingConfig,
+    Trainer,
     make_trainer,
 )
 from polytrain.testing.processes import eventually, is_alive, title
@@ -283,3 +284,41 @@ def test_a_result_is_read_without_ray(quiet: RunConfig, tmp_path: Path) -> None:
     assert history == list(result.history)
     assert checkpoint == result.checkpoint.path
     assert wall_s == pytest.approx(result.ledger.wall_s)
+
+
+def test_what_a_run_cannot_start_from_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
+    data = {"train": {"x": [1.0, 2.0], "y": [1.0, 2.0]}}
+
+    def trainer(name: str, start: Any, function: Any = None) -> Trainer:
+        return make_trainer(
+            "reference",
+            function,
+            restore_from=start,
+            **({"rounds": 2, "label": "y", "datasets": data} if function is None else {}),
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(name=name, storage_path=tmp_path, progress=False),
+        )
+
+    result = trainer("first", None).fit()
+    assert result.checkpoint is not None
+    for directory in (result.path, f"{result.path}/checkpoints"):
+        for function in (None, print):
+            with pytest.raises(
+                InvalidJobError, match=r"is a run, not one.*Result.checkpoint"
+            ) as caught:
+                trainer("second", directory, function)
+            [problem] = caught.value.problems
+            assert problem.field == "restore_from"
+            assert f"Result.from_path({result.path!r})" in problem.remedy
+    with pytest.raises(InvalidJobError, match="of the backend 'reference', which 'xgboost' can't"):
+        make_trainer(
+            "xgboost",
+            num_boost_round=2,
+            label="y",
+            datasets=data,
+            restore_from=result.checkpoint,
+        )
+    # A training function may read whatever it likes.
+    make_trainer("xgboost", print, restore_from=result.checkpoint)
+    (tmp_path / "own").mkdir()
+    trainer("third", tmp_path / "own", print)

@@ -35,6 +35,7 @@ from polytrain.api.validation_checks import (
 )
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
+from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.config.constraints import path_or_address, wrong_type
 from polytrain.config.run_spec import RunSpec
@@ -47,6 +48,7 @@ from polytrain.policy.cluster import (
 )
 from polytrain.policy.labels import allowed
 from polytrain.policy.ports import port_problems
+from polytrain.record.history import JOURNAL
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
@@ -123,9 +125,37 @@ def _start_problems(spec: RunSpec) -> Iterable[Problem]:
         yield replace(wrong, remedy="Pass its checkpoint") if is_result else wrong
         return
     try:
-        start_of(spec)
+        yield from _wrong_start(spec, start_of(spec))
     except (OSError, ValueError) as error:
         yield _unreadable_start(error)
+
+
+def _wrong_start(spec: RunSpec, start: StartingPoint) -> Iterable[Problem]:
+    given = start.location
+    # None without options that it needs.
+    backend: Backend | None = spec.backend
+    if given is None:
+        return
+    if start.backend is None:
+        # Any other directory without a manifest may hold what the training function can load.
+        location = given.parent if given.name == CHECKPOINTS else given
+        if any(location.open().read_log(JOURNAL)):
+            yield Problem(
+                field="restore_from",
+                what=f"{given.address} is a run, not one of its checkpoints",
+                remedy="Pass the run's Result.checkpoint or one of its Result.best_checkpoints; "
+                f"Result.from_path({location.address!r}) returns its result",
+            )
+        return
+    if backend is None or spec.train_loop_per_worker is not None:
+        return
+    if backend.capabilities.declarative and start.backend != backend.name:
+        yield Problem(
+            field="restore_from",
+            what=f"it is a checkpoint of the backend {start.backend!r}, "
+            f"which {backend.name!r} can't read",
+            remedy=f"Pass a checkpoint of {backend.name!r}, or a training function that reads it",
+        )
 
 
 def damage_problems(start: StartingPoint) -> Iterable[Problem]:

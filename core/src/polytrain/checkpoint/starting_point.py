@@ -48,6 +48,9 @@ class StartingPoint:
     files: tuple[StoredFile, ...] | None = None
     """The files; None without a manifest."""
 
+    backend: str | None = None
+    """Name of the backend of the run that has made them; None without a manifest."""
+
     @property
     def path(self) -> str | None:
         """Directory or address of the files."""
@@ -101,6 +104,7 @@ def from_manifest(manifest: Manifest, location: Location, *, own: bool) -> Start
         is_rescue=own and manifest.is_rescue,
         positions=manifest.positions,
         files=manifest.files,
+        backend=manifest.backend,
     )
 
 
