@@ -102,7 +102,7 @@ def test_only_nodes_with_the_labels_count() -> None:
         ({"label_selector": {"a": "b"}, "num_workers": 0}, "num_workers=0 trains in this process"),
         (
             {"label_selector": [{"a": "b"}], "num_workers": 2},
-            "it has 1 selectors for 2 workers",
+            "it has 1 selector for 2 workers",
         ),
         ({"label_selector": [{"a": "b"}] * 2, "num_workers": (1, 2)}, "elastic run"),
         ({"label_selector": [{"a": "b"}], "standby": 1}, "without standbys"),

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.policy.scaling import SizePolicy, holds
+from polytrain.text.first_few import numbered
 
 numbers = st.integers(0, 20)
 
@@ -76,7 +77,7 @@ def test_a_loss_is_filled_from_standbys(situation: tuple[SizePolicy, int, int], 
     else:
         assert size is not None
         assert size.workers == left
-        found = "replaced" if left == before else f"{left} of {before} workers are left"
+        found = "replaced" if left == before else f"{numbered(left, 'worker')} of {before} left"
         assert found in size.reason
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from polytrain.config.configs import ScalingConfig
 from polytrain.policy.labels import Labels, allowed
 from polytrain.policy.scaling import Capacity, worker_capacity
+from polytrain.text.first_few import numbered
 from polytrain_plugins import Problem
 from polytrain_plugins.close_names import did_you_mean
 
@@ -79,8 +80,9 @@ def label_problems(
         if workers > capacity.workers:
             yield Problem(
                 field=field,
-                what=f"{workers} workers need nodes with labels that meet {dict(selector)}, and "
-                f"those can hold {capacity.workers}: {capacity.reason}",
+                what=f"{numbered(workers, 'worker')} {'needs' if workers == 1 else 'need'} nodes "
+                f"with labels that meet {dict(selector)}, and those can hold {capacity.workers}: "
+                f"{capacity.reason}",
                 remedy="Use fewer workers, or add nodes with these labels",
             )
 
@@ -141,7 +143,8 @@ def _too_many(
         )
     return Problem(
         field="ScalingConfig.standby",
-        what=f"{scaling.standby} besides {least} workers is more than {than}: {capacity.reason}",
+        what=f"{scaling.standby} besides {numbered(least, 'worker')} is more than {than}: "
+        f"{capacity.reason}",
         remedy=f"Use standby={capacity.workers - least}",
     )
 
@@ -174,8 +177,8 @@ def _strategy_problem(
     if scaling.placement_strategy == "STRICT_PACK" and workers > max(held):
         return Problem(
             field="ScalingConfig.placement_strategy",
-            what=f"STRICT_PACK needs all {workers} workers on one node, and no node can hold more "
-            f"than {max(held)}",
+            what=f"STRICT_PACK needs {numbered(workers, 'worker')} on one node, and no node can "
+            f"hold more than {max(held)}",
             remedy="Use 'PACK', which takes as few nodes as it can",
         )
     return None

@@ -216,7 +216,8 @@ def _label_problems(scaling: ScalingConfig) -> Iterator[Problem]:
     elif len(selectors) != scaling.num_workers:
         yield Problem(
             field=field,
-            what=f"it has {len(selectors)} selectors for {scaling.num_workers} workers",
+            what=f"it has {numbered(len(selectors), 'selector')} for "
+            f"{numbered(scaling.num_workers, 'worker')}",
             remedy="Give one for each worker, or one dict for all of them",
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.policy.scaling import worker_capacity
+from polytrain.text.first_few import numbered
 from polytrain_plugins import Problem
 
 _OF_ONE_MACHINE = frozenset({"CPU", "memory", "GPU"})
@@ -118,7 +119,8 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
     if least > capacity.workers:
         yield Problem(
             field="ScalingConfig.num_workers",
-            what=f"{least} workers are more than this machine can hold ({_has(scaling, around)})",
+            what=f"{numbered(least, 'worker')} {'is' if least == 1 else 'are'} more than this "
+            f"machine can hold ({_has(scaling, around)})",
             remedy=f"Use num_workers={max(1, capacity.workers - scaling.standby)}, "
             f"{_share_cpus(scaling, around)}or use a Ray cluster: set RAY_ADDRESS, or call "
             "ray.init()",

@@ -15,7 +15,7 @@ from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, only_we_use
 from polytrain.policy.scaling import holds, worker_capacity
 from polytrain.policy.starting import STARTING_S, Starting
-from polytrain.text.first_few import first_few
+from polytrain.text.first_few import first_few, numbered
 from polytrain_plugins import Member
 
 
@@ -338,10 +338,9 @@ class PlacementPolicy:
                 "ScalingConfig(start_timeout_s=…), or install what it has on the nodes"
             )
         if self._are_reserved(starting, up):
-            late = len(starting.hosts)
-            workers = "1 worker" if late == 1 else f"{late} workers"
+            late = numbered(len(starting.hosts), "worker")
             return (
-                f"Ray has not started the processes of {workers} within {limit_s:g} s, on "
+                f"Ray has not started the processes of {late} within {limit_s:g} s, on "
                 f"{starting.nodes}, though their resources are reserved. Look at the load and "
                 "Ray's logs there (/tmp/ray/session_latest/logs), or raise "
                 "ScalingConfig(start_timeout_s=…)"
@@ -369,11 +368,10 @@ class PlacementPolicy:
         has = ", ".join(
             f"{sum(node.get(name, 0) for node in free.values()):g} {name}" for name in resources
         )
-        nodes = "1 node" if len(free) == 1 else f"{len(free)} nodes"
+        nodes = numbered(len(free), "node")
         if self.scaling.label_selector:
             nodes += f" with labels that meet {self.scaling.label_selector}"
-        least = self.scaling.min_workers
-        workers = "1 worker" if least == 1 else f"{least} workers"
+        workers = numbered(self.scaling.min_workers, "worker")
         have = f", {up} of them ready" if up else ""
         said = f"{workers} of {wanted} each{have}; the cluster has {has} free on {nodes}"
         return f"{said}; {outlook.says}" if outlook is not None else said

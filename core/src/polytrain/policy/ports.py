@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.config.listening import ports_of
+from polytrain.text.first_few import numbered
 from polytrain_plugins import Demand, Member, Problem
 
 
@@ -28,8 +29,8 @@ def port_problems(
         return
     yield Problem(
         field="RunConfig.ports",
-        what=f"{given!r} allows {_ports(len(allowed))}, and {_ranks(ranks)} on one host "
-        f"{'needs' if ranks == 1 else 'need'} {needed}",
+        what=f"{given!r} allows {numbered(len(allowed), 'port')}, and {numbered(ranks, 'rank')} on "
+        f"one host {'needs' if ranks == 1 else 'need'} {needed}",
         remedy=f"Allow at least {needed}, such as {_wider(allowed, needed)!r}",
     )
 
@@ -50,21 +51,13 @@ def too_few_ports(given: int | str | None, demand: Demand, members: Sequence[Mem
         needed += demand.leader_ports * (first.node_rank == 0)
         if needed > len(allowed):
             return (
-                f"RunConfig(ports={given!r}) allows {_ports(len(allowed))}, and "
-                f"{_ranks(first.local_world_size)} on {first.host} "
+                f"RunConfig(ports={given!r}) allows {numbered(len(allowed), 'port')}, and "
+                f"{numbered(first.local_world_size, 'rank')} on {first.host} "
                 f"{'needs' if first.local_world_size == 1 else 'need'} {needed}. Allow at least "
                 f"{needed}, such as {_wider(allowed, needed)!r}, or place fewer workers on a host "
                 'with ScalingConfig(placement_strategy="SPREAD")'
             )
     return None
-
-
-def _ports(count: int) -> str:
-    return "1 port" if count == 1 else f"{count} ports"
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def _wider(allowed: range, needed: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from polytrain.text.first_few import numbered
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
@@ -35,7 +37,7 @@ def worker_capacity(
     held = "; ".join(
         ", ".join(f"{totals.get(name, 0.0):g} {name}" for name in needed) for totals in node_totals
     )
-    nodes = "1 node" if len(node_totals) == 1 else f"{len(node_totals)} nodes"
+    nodes = numbered(len(node_totals), "node")
     return Capacity(
         workers=workers, reason=f"each worker takes {one}; the cluster has {nodes} ({held})"
     )
@@ -68,7 +70,7 @@ class SizePolicy:
         wanted = min(self.most, max(self.least, room))
         if up < wanted:
             return None
-        return WorkerCount(workers=wanted, reason=f"{wanted} workers are ready")
+        return WorkerCount(workers=wanted, reason=f"{numbered(wanted, 'worker')} ready")
 
     def after_loss(self, *, size: int, up: int) -> WorkerCount | None:
         """Return the size with which to continue at once; None if too few are left.
@@ -82,7 +84,7 @@ class SizePolicy:
             return None
         if workers == size:
             return WorkerCount(workers=workers, reason="every lost worker has been replaced")
-        return WorkerCount(workers=workers, reason=f"{workers} of {size} workers are left")
+        return WorkerCount(workers=workers, reason=f"{numbered(workers, 'worker')} of {size} left")
 
     def after_place(self, *, size: int, up: int) -> WorkerCount | None:
         """Return the size of the attempt that is being placed; None if there are too few agents.
@@ -103,7 +105,9 @@ class SizePolicy:
         workers = min(self.most, up - self.standby)
         if workers <= size:
             return None
-        return WorkerCount(workers=workers, reason=f"there is room for {workers} workers now")
+        return WorkerCount(
+            workers=workers, reason=f"there is room for {numbered(workers, 'worker')} now"
+        )
 
 
 def holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polytrain.text.first_few import first_few
+from polytrain.text.first_few import first_few, numbered
 
 STARTING_S = 60.0
 """Seconds for which an elastic run waits for agents that are starting, though it could begin or
@@ -54,7 +54,7 @@ def expected(*, up: int, starting: Starting, waited_s: float, limit_s: float) ->
     """
     late = len(starting.hosts)
     if late == 0:
-        return Expected(workers=up, reason=f"{up} workers have started, and no others are starting")
+        return Expected(workers=up, reason=f"no others than {numbered(up, 'worker')} are starting")
     if waited_s < limit_s:
         return Expected(workers=up + late, reason=str(starting))
     reason = f"{late} of {up + late} have not started within {limit_s:g} s, on {starting.nodes}"

@@ -58,6 +58,7 @@ from polytrain.run.states import (
     Training,
     Transition,
 )
+from polytrain.text.first_few import numbered
 from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 
 # After the last rank is done, only failures that could lose the final checkpoint count.
@@ -83,7 +84,9 @@ _OF_A_NODE = (
 def begin(state: State) -> Transition:
     """Return the first transition of a run."""
     return Transition(
-        state=state, actions=(AcquireWorkers(),), reason=f"placing {state.world_size} workers"
+        state=state,
+        actions=(AcquireWorkers(),),
+        reason=f"placing {numbered(state.world_size, 'worker')}",
     )
 
 
@@ -105,7 +108,7 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             placed = replace(
                 state, world_size=len(nodes), nodes=nodes, drain=drain if is_late else None
             )
-            return _launched(placed, reason=f"{len(nodes)} ranks have agents", now=now)
+            return _launched(placed, reason=f"agents for {numbered(len(nodes), 'rank')}", now=now)
         case PlacementFailed():
             failure = Failure(kind=FailureKind.STARTUP, rank=None, message=event.reason)
             return _concluded_failed(state, (failure,), "workers can't be placed")
@@ -200,7 +203,7 @@ def _offered(state: State, event: Offered) -> Transition:
     return Transition(
         state=replace(state, phase=Training()),
         actions=(SendRoster(attempt=state.attempt, offers=roster), *drain),
-        reason=f"all {state.world_size} ranks have made their offers",
+        reason="every rank has made its offer",
     )
 
 
