@@ -35,6 +35,8 @@ _NOT_ASKED = (
 )
 """After these, a state couldn't be committed, or isn't to be trusted."""
 
+_NOT_KEPT = "this training keeps no state that another rank could hand on"
+
 
 def newest_point(kept: Mapping[int, KeptRead]) -> int | None:
     """Return the newest clean point that a rank has reached; None if none has reached any."""
@@ -119,7 +121,9 @@ class Survivors:
             return False
         if not self._keepers:
             if self._unkept:
-                self.refused(reason=self._unkept[min(self._unkept)])
+                self.refused(self._unkept[min(self._unkept)])
+            elif self._world_size > 1 and state.has_reported:
+                self.refused(_NOT_KEPT)
             return False
         self._is_asking, self._number = True, number
         self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
