@@ -166,8 +166,9 @@ def validate(checkpoint: polytrain.Checkpoint) -> dict[str, float]:
 
 
 def test_a_replay_validates_nothing_and_no_installed_observer_sees_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nor does it miss the metric that ranks the run's checkpoints."""
     seen: list[str] = []
 
     class Observer:
@@ -181,12 +182,21 @@ def test_a_replay_validates_nothing_and_no_installed_observer_sees_it(
         validating,
         validation_config=polytrain.ValidationConfig(fn=validate),
         scaling_config=ScalingConfig(num_workers=0),
-        run_config=RunConfig(name="run", storage_path=tmp_path, progress=False),
+        run_config=RunConfig(
+            name="run",
+            storage_path=tmp_path,
+            progress=False,
+            checkpoint_config=CheckpointConfig(
+                checkpoint_score_attribute="validated", checkpoint_score_order="min"
+            ),
+        ),
     )
     result = trainer.fit()
     assert result.history[-1]["validated"] == 1.0
+    caplog.clear()
     found = result.replay(trainer, from_step=0)
     assert (found.is_equal, found.reports) == (True, 3)
+    assert not caplog.records
     assert seen == [result.path]
 
 

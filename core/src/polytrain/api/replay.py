@@ -241,7 +241,13 @@ def _repeat(
             failure_config=replace(
                 config.failure_config, on_divergence=None, divergence=None, on_rollback=None
             ),
-            checkpoint_config=replace(config.checkpoint_config, num_to_keep=1),
+            # Only the newest counts, and a metric that a validation returns doesn't come.
+            checkpoint_config=replace(
+                config.checkpoint_config,
+                num_to_keep=1,
+                checkpoint_score_attribute=None,
+                checkpoint_score_order="max",
+            ),
             stop={STEP: stretch.end},
             time_budget_s=None,
             observers=(),
