@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -11,6 +12,7 @@ from polytrain.backends.reference import Reference
 from polytrain.config.configs import FailureConfig, RunConfig
 from polytrain.config.run_spec import RunSpec
 from polytrain.policy.stop_rule import Limit, StopRule
+from polytrain.policy.validation import Validation, ValidationStatus
 from polytrain.record.history import RunHistory
 from polytrain.record.reports import Reports
 from polytrain.run.resume import already_met, function_fingerprint, unreported
@@ -85,6 +87,21 @@ def test_a_driver_that_died_counts_with_what_it_has_committed(
     history = RunHistory(history=reports(*LOSSES), condition=MET)
     found = already_met(rule(loss=("<=", 0.2)), history, start_step=start_step)
     assert (found is not None) == is_met
+
+
+@pytest.mark.parametrize(("start_step", "is_met"), [(2, False), (3, True), (4, True)])
+def test_the_newest_validation_counts_too(start_step: int, is_met: bool) -> None:
+    """It is of step 3, and the run has gone on to step 4 meanwhile."""
+    history = RunHistory(history=reports(*LOSSES))
+    for step, value in ((1, 9), (3, 5)):
+        task = Validation(checkpoint=f"c{step}", step=step, task={})
+        history.validations.request(task)
+        ended = replace(task, status=ValidationStatus.VALIDATED, metrics={"val": value})
+        history.validations.end(ended)
+    found = already_met(rule(val=("<=", 6)), history, start_step=start_step)
+    assert (found is not None) == is_met
+    assert already_met(rule(val=("<=", 4)), history, start_step=start_step) is None
+    assert already_met(rule(val=(">=", 9)), history, start_step=start_step) is None
 
 
 def test_a_run_that_was_interrupted_beyond_the_limit_is_over() -> None:

@@ -17,6 +17,7 @@ from polytrain.config.configs import CheckpointConfig
 from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
 from polytrain.errors import FailureKind, RunOwnedError
 from polytrain.output.observers import Observers
+from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.record.history import read_history
 from polytrain.record.journal import Journal
@@ -344,3 +345,14 @@ def test_the_next_driver_keeps_what_its_predecessor_has_not_validated(
     assert manager.superseded() == []
     validations.end(Validation(checkpoint=older.directory, step=1, status=ValidationStatus.FAILED))
     assert manager.superseded() == [older.directory]
+
+
+def test_a_limit_that_a_validation_meets_is_kept_for_the_next_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may die before it concludes the run, and later validations may be worse."""
+    rule = StopRule(limits=(Limit(metric="val", comparison=">=", value=0.0),))
+    run = driver(tmp_path, monkeypatch, stop_rule=rule)
+    run.conclude()
+    [met] = lines(tmp_path, "ConditionMet")
+    assert (met["stopped"]["metric"], met["stopped"]["step"]) == ("val", 2)

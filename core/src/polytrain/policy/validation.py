@@ -102,6 +102,12 @@ class Validations:
         """The validations that haven't ended."""
         return self._pending.values()
 
+    @property
+    def newest(self) -> Validation | None:
+        """The last validation that has returned metrics; None if none has."""
+        ended = reversed(self._ended.values())
+        return next((each for each in ended if each.status is ValidationStatus.VALIDATED), None)
+
     def __len__(self) -> int:
         return len(self._pending) + len(self._ended)
 

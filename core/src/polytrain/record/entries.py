@@ -372,7 +372,7 @@ class ValidationEnded(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopConditionMet(Entry):
-    """A report of rank 0 meets a condition that ends the run."""
+    """A report of rank 0, or a validation, meets a condition that ends the run."""
 
     attempt: Count = 0
     stopped: Stopped

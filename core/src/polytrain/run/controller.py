@@ -37,7 +37,7 @@ from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.divergence import WINDOW
 from polytrain.policy.stop_rule import StopRule
-from polytrain.record.entries import AttemptEnded, Launched, RunConcluded
+from polytrain.record.entries import AttemptEnded, Launched, RunConcluded, StopConditionMet
 from polytrain.record.journal import Journal
 from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
@@ -199,7 +199,9 @@ class Controller:
         for ended in taken:
             self.checkpoints.validated(ended)
             stopped = self.stop_rule.limit_met_by(ended.step, ended.metrics)
-            if stopped is not None:
+            if stopped is not None and not isinstance(self.state.phase, Concluded):
+                # This driver may die before it concludes the run.
+                self.journal.write(StopConditionMet(attempt=self.state.attempt, stopped=stopped))
                 self._happen(stop_wanted(stopped))
         if self._unanswered:
             self._answer()

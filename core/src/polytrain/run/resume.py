@@ -124,6 +124,12 @@ def already_met(rule: StopRule, history: RunHistory, *, start_step: int) -> Stop
     met = history.condition
     if met is not None and (met.step or 0) <= counts_until and _is_met_again(rule, met, history):
         return met
+    newest = history.validations.newest
+    if newest is not None and newest.step <= counts_until:
+        # It may have ended after the condition was met, and be of an earlier step than the last.
+        stopped = rule.limit_met_by(newest.step, newest.metrics)
+        if stopped is not None:
+            return stopped
     if len(steps) and last <= counts_until:
         return rule.limit_met_by(last, history.history[-1])
     return None
