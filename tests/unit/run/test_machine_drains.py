@@ -375,6 +375,15 @@ def test_a_condition_ends_a_run_without_checkpoints_at_once() -> None:
     assert play.tell(*killed(1)).conclusion().succeeded
 
 
+def test_a_condition_that_comes_with_the_first_checkpoint_ends_the_run_with_it() -> None:
+    """The report says that there is one; the other ranks' parts of it may still come."""
+    play = Play(2).launched()
+    play.state = replace(play.state, saves=False)
+    play.training().tell(replace(reported(0, 5), has_checkpoint=True), MET)
+    assert play.latest == ()
+    assert play.tell(drained()).latest == (Kill(attempt=0),)
+
+
 def test_a_signal_that_came_before_a_condition_is_the_reason() -> None:
     play = Play(1).launched().training().tell(STOP, MET, drained(), *killed(1))
     conclusion = play.conclusion()

@@ -146,8 +146,14 @@ def note(state: State, event: Reported | CheckpointEvent) -> State | None:
     match event:
         case Reported(attempt=attempt) | PartStaged(attempt=attempt) if _is_over(state, attempt):
             return None
-        case Reported(rank=rank, step=reached):
-            return replace(state, steps=state.steps.insert(rank, reached), has_reported=True)
+        case Reported(rank=rank, step=reached, has_checkpoint=has_checkpoint):
+            return replace(
+                state,
+                steps=state.steps.insert(rank, reached),
+                has_reported=True,
+                # Its part comes with it, but after a condition that it may meet.
+                saves=state.saves or has_checkpoint,
+            )
         case PartStaged():
             return replace(state, saves=True)
         case Committed(manifest=manifest):
