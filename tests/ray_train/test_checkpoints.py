@@ -22,6 +22,7 @@ def fit(
     workers: int = 0,
     backend: Any = None,
     filesystem: Any = None,
+    stop: Any = None,
     **checkpoint: Any,
 ) -> train.Result:
     return train.DataParallelTrainer(
@@ -33,6 +34,7 @@ def fit(
             storage_path="runs" if filesystem else path,
             storage_filesystem=filesystem,
             progress=False,
+            stop=stop,
             checkpoint_config=train.CheckpointConfig(**checkpoint),
         ),
     ).fit()
@@ -75,6 +77,27 @@ def test_how_files_are_uploaded(
     exists, is_committed = result.return_value
     assert exists is stays
     assert is_committed or not waits
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path, "model").read_text() == "weights"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_report_that_ends_a_run_deletes_its_directory_too(tmp_path: Path, workers: int) -> None:
+    """It doesn't return."""
+    kept = tmp_path / "directory"
+
+    def function() -> None:
+        directory = made()
+        kept.write_text(str(directory))
+        train.report(
+            {"loss": 1},
+            train.Checkpoint(str(directory)),
+            delete_local_checkpoint_after_upload=True,
+        )
+
+    result = fit(function, tmp_path, workers=workers, stop={"training_iteration": 1})
+    assert result.stopped is not None
+    assert not Path(kept.read_text()).exists()
     assert result.checkpoint is not None
     assert Path(result.checkpoint.path, "model").read_text() == "weights"
 

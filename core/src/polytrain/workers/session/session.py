@@ -235,12 +235,8 @@ class WorkerSession:
         if self._writes and handling.upload_function is not None:
             name = handling.name or self._uploader.next_directory
             stored = handling.upload_function(checkpoint, name)
-            self._report_checkpoint(plain, expect_stored(stored), handling, wanted)
-        else:
-            self._report_checkpoint(plain, checkpoint, handling, wanted)
-        if to_delete is not None:
-            # Its files are staged under other names.
-            shutil.rmtree(to_delete, ignore_errors=True)
+            checkpoint = expect_stored(stored)
+        self._report_checkpoint(plain, checkpoint, handling, wanted, to_delete)
 
     def _report_checkpoint(
         self,
@@ -248,7 +244,12 @@ class WorkerSession:
         checkpoint: Checkpoint,
         handling: CheckpointHandling,
         validation: Mapping[str, Any] | None,
+        to_delete: Path | None,
     ) -> None:
+        def delete() -> None:
+            if to_delete is not None:
+                shutil.rmtree(to_delete, ignore_errors=True)
+
         files = files_of(checkpoint, self.context.storage, self._snapshots)
         upload = handling.upload
         waits = self._job.waits_for_commit if upload is None else upload == "sync"
@@ -257,14 +258,16 @@ class WorkerSession:
             if not self._writes:
                 self._send_report(())
                 self._reported_ignored = True
+                delete()
                 return
             met = self._condition_met()
-            self._give(
-                files,
-                validation=validation,
-                with_it=partial(self._reported, met, has_checkpoint=True),
-                waits=waits,
-            )
+
+            def reported() -> list[Message]:
+                # Now its files are staged under other names. The last report doesn't return.
+                delete()
+                return self._reported(met, has_checkpoint=True)
+
+            self._give(files, validation=validation, with_it=reported, waits=waits)
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """Return this rank's last checkpoint, or the one that the attempt started from."""
