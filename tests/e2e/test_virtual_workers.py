@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 from tests.e2e.journals import journal
 
-from polytrain import Result, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain import (
+    InvalidJobError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
 
 EPOCHS, BATCHES = 2, 5
 ROWS = 16 * BATCHES - 7
@@ -61,7 +68,13 @@ def train(config: dict[str, Any]) -> None:
 
 
 def fit(
-    path: Path, workers: int, *, end: int = -1, function: Any = train, progress: Any = False
+    path: Path,
+    workers: int,
+    *,
+    end: int = -1,
+    virtual: int | None = 4,
+    function: Any = train,
+    progress: Any = False,
 ) -> Result:
     path.mkdir(exist_ok=True)
     (path / "end").write_text(str(end))
@@ -72,7 +85,7 @@ def fit(
         function,
         train_loop_config={"end": str(path / "end")},
         datasets={"train": {"x": list(x), "y": x.sum(1)}},
-        scaling_config=ScalingConfig(num_workers=workers, virtual_workers=4, cluster="local"),
+        scaling_config=ScalingConfig(num_workers=workers, virtual_workers=virtual, cluster="local"),
         run_config=RunConfig(storage_path=path, name="run", progress=progress),
     ).fit()
 
@@ -86,6 +99,12 @@ def test_kills_and_other_numbers_of_workers_change_no_bit(tmp_path: Path) -> Non
     for workers, end in ((4, 4), (2, 6), (3, 9)):
         with pytest.raises(TrainingFailedError):
             fit(tmp_path / "cut", workers, end=end)
+        for virtual in (8, None):
+            with pytest.raises(InvalidJobError, match=r"Give virtual_workers=4") as caught:
+                fit(tmp_path / "cut", workers, virtual=virtual)
+            assert [each.field for each in caught.value.problems] == [
+                "ScalingConfig.virtual_workers"
+            ]
     asked = journal(tmp_path / "cut" / "run", "SurvivorsAsked")
     assert [each["reason"] for each in asked] == ["it has virtual workers"] * 3
     cut = fit(tmp_path / "cut", 1)

@@ -24,11 +24,14 @@ from polytrain.record.repetition import (
 from polytrain.record.reports import Reports
 
 
-def attempt(first_step: int, num_workers: int, *, driver: int = 1) -> AttemptOverview:
+def attempt(
+    first_step: int, num_workers: int, *, driver: int = 1, virtual: int | None = None
+) -> AttemptOverview:
     return AttemptOverview(
         driver=driver,
         number=0,
         num_workers=num_workers,
+        virtual_workers=virtual,
         first_step=first_step,
         checkpoint=None,
         launched=0.0,
@@ -36,8 +39,8 @@ def attempt(first_step: int, num_workers: int, *, driver: int = 1) -> AttemptOve
     )
 
 
-def stretch(start: int, end: int, *attempts: AttemptOverview, any_workers: bool = False) -> Stretch:
-    return stretch_of(attempts, start=start, end=end, last_step=50, any_workers=any_workers)
+def stretch(start: int, end: int, *attempts: AttemptOverview) -> Stretch:
+    return stretch_of(attempts, start=start, end=end, last_step=50)
 
 
 def test_the_last_attempt_that_made_the_reports_says_how_many_workers() -> None:
@@ -53,7 +56,6 @@ def test_a_stretch_ends_where_the_number_of_workers_changes_and_says_so() -> Non
     found = stretch(10, 45, *made)
     assert found.end == 30
     assert "from step 31 on the run had 2 workers" in found.shortened
-    assert stretch(10, 45, *made, any_workers=True).end == 45
     assert not stretch(10, 30, *made).shortened
     # A later attempt with 4 workers has repeated all that 2 had made.
     assert not stretch(10, 45, *made, attempt(20, 4)).shortened
@@ -63,12 +65,22 @@ def test_a_stretch_ends_where_the_run_was_resumed_with_something_else() -> None:
     """The third driver has replaced all that the second one trained."""
     made = [attempt(at, 1, driver=driver) for at, driver in ((0, 1), (20, 2), (10, 3), (30, 4))]
     changes = {2: "train_loop_config", 3: "datasets['train'] and lr"}
-    found = stretch_of(made, start=0, end=45, last_step=50, any_workers=True, changes=changes)
+    found = stretch_of(made, start=0, end=45, last_step=50, changes=changes)
     assert (found.end, found.shortened) == (
         10,
         "from step 11 on the run was trained with other values of datasets['train'] and lr",
     )
     assert [each.driver for each in attempts_since(made, 15)] == [3, 4]
+
+
+def test_with_virtual_workers_any_number_of_workers_makes_the_same_reports() -> None:
+    made = attempt(0, 1), attempt(20, 4, virtual=4), attempt(30, 2, virtual=4)
+    assert stretch(20, 45, *made).end == 45
+    found = stretch(10, 45, *made)
+    assert (found.end, found.shortened) == (
+        20,
+        "from step 21 on the run had virtual_workers=4, before None",
+    )
 
 
 def test_a_stretch_ends_with_the_last_report() -> None:

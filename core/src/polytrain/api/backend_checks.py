@@ -240,6 +240,25 @@ def virtual_worker_problems(spec: RunSpec) -> Iterator[Problem]:
     )
 
 
+def changed_virtual_workers(before: int | None, now: int | None, *, step: int) -> Iterator[Problem]:
+    """Yield a problem if a run can't go on after a step with this number of virtual workers.
+
+    A run that had none may have some from here on.
+
+    Args:
+        before: how many the attempt had that has trained the step; None for none.
+        now: how many the run is to have.
+        step: the step.
+    """
+    if before is not None and now != before:
+        yield Problem(
+            field="ScalingConfig.virtual_workers",
+            what=f"the run was trained with {before} until step {step}, "
+            f"now it is {now}: it wouldn't go on with the same bits",
+            remedy=f"Give virtual_workers={before}, or train under another name",
+        )
+
+
 def installation_problems(backend: Backend) -> Iterator[Problem]:
     """Yield the modules that a backend needs and that can't be found, without importing any."""
     for module, command in missing_modules(backend.requires).items():

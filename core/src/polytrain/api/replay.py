@@ -72,7 +72,6 @@ def replay(
         start=start.step,
         end=last_step if steps is None else max(from_step or 0, start.step) + steps,
         last_step=last_step,
-        any_workers=spec_of(trainer).scaling_config.virtual_workers is not None,
         changes={
             driver: " and ".join(dict.fromkeys(each.field for each in changed))
             for driver, changed in changes.items()
@@ -159,6 +158,13 @@ def _problems(
         remedy = f"{_REMEDY}. What you pass is what it was trained with from step {same + 1} on"
     for problem in changes[first.driver]:
         yield replace(problem, remedy=remedy)
+    virtual = spec_of(trainer).scaling_config.virtual_workers
+    if virtual != first.virtual_workers:
+        yield Problem(
+            field="ScalingConfig.virtual_workers",
+            what=f"the run was trained with {first.virtual_workers}, now it is {virtual}",
+            remedy=_REMEDY,
+        )
     failures = spec_of(trainer).run_config.failure_config
     if failures.on_rollback is not None and history.divergences.rollbacks:
         yield Problem(

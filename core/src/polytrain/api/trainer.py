@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from polytrain import satellites
-from polytrain.api.backend_checks import missing_options, raise_if_any, unknown_options
+from polytrain.api.backend_checks import (
+    changed_virtual_workers,
+    missing_options,
+    raise_if_any,
+    unknown_options,
+)
 from polytrain.api.checks import (
     checked,
     cluster_problems_now,
@@ -360,6 +365,9 @@ class Trainer:
             start = manager.start()
         if not start.own:
             raise_if_any(damage_problems(start))
+        elif history is not None and (made := history.attempts.made(start.step)) is not None:
+            now = spec.scaling_config.virtual_workers
+            raise_if_any(changed_virtual_workers(made.virtual_workers, now, step=start.step))
         choice, place = None, None
         if not spec.is_inline:
             choice = choose_cluster(spec.scaling_config, available_clusters(spec))

@@ -172,35 +172,38 @@ def stretch_of(
     start: int,
     end: int,
     last_step: int,
-    any_workers: bool,
     changes: Mapping[int, str] = MappingProxyType({}),
 ) -> Stretch:
     """Return the stretch after `start`: trained with the same, by the same number of workers.
+
+    With virtual workers, any number of workers makes the same reports.
 
     Args:
         attempts: the run's attempts, in order.
         start: step of the checkpoint.
         end: the last step that was asked for.
         last_step: that of the run's last report.
-        any_workers: whether any number of workers makes the same reports.
         changes: driver → what it trained the run with that the repetition doesn't have, as names;
             without drivers where nothing differs.
     """
     first, *later = attempts_since(attempts, start)
-    workers = first.num_workers
+    workers, virtual = first.num_workers, first.virtual_workers
     stretch = Stretch(start=start, end=end, num_workers=workers)
     others = [
         each
         for each in later
-        if each.driver in changes or (each.num_workers != workers and not any_workers)
+        if each.driver in changes
+        or each.virtual_workers != virtual
+        or (each.num_workers != workers and virtual is None)
     ]
     change = next(iter(others), None)
     if change is not None and change.first_step < min(end, last_step):
-        what = (
-            f"was trained with other values of {changes[change.driver]}"
-            if change.driver in changes
-            else f"had {change.num_workers} workers, before {workers}"
-        )
+        if change.driver in changes:
+            what = f"was trained with other values of {changes[change.driver]}"
+        elif change.virtual_workers != virtual:
+            what = f"had virtual_workers={change.virtual_workers}, before {virtual}"
+        else:
+            what = f"had {change.num_workers} workers, before {workers}"
         why = f"from step {change.first_step + 1} on the run {what}"
         return replace(stretch, end=change.first_step, shortened=why)
     if last_step < end:
