@@ -415,6 +415,15 @@ def test_a_copy_of_what_has_diverged_is_not_committed(
     assert [each["step"] for each in lines(tmp_path, "Committed")] == [1]
 
 
+def test_a_stop_that_waits_for_no_checkpoint_keeps_the_copy() -> None:
+    run = Run()
+    part = PartStored(attempt=0, rank=0, checkpoint=1, step=9, metrics={}, positions={}, files=())
+    run.survivors.take(
+        StateWritten(attempt=0, rank=0, part=part, is_report=False, is_copy=True),
+    )
+    assert run.survivors.written(replace(run.state, phase=Ending())) is not None
+
+
 def test_a_copy_that_is_no_newer_than_the_checkpoint_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,10 +53,9 @@ def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
     return sorted(living, key=lambda rank: (-_point(kept[rank]), rank))
 
 
-def _is_wanted(ending: Ending) -> bool:
-    """Return whether an attempt's newest state is to be committed."""
-    kinds = {failure.kind for failure in ending.failures}
-    return not ending.is_planned and not kinds.intersection(_NOT_ASKED)
+def _is_trusted(ending: Ending) -> bool:
+    """Return whether an attempt's newest state may be committed."""
+    return not {failure.kind for failure in ending.failures}.intersection(_NOT_ASKED)
 
 
 def _point(read: KeptRead) -> int:
@@ -117,7 +116,8 @@ class Survivors:
         if not isinstance(ending, Ending):
             # All processes were gone at once.
             return False
-        if not _is_wanted(ending) or (self.has_copies and self._world_size == 1):
+        is_alone = self.has_copies and self._world_size == 1
+        if ending.is_planned or not _is_trusted(ending) or is_alone:
             return False
         if not self._keepers:
             if self._unkept:
@@ -174,7 +174,7 @@ class Survivors:
             state: the run's state: its attempt is about to end.
         """
         written, self._written = self._written, None
-        if written is None or (isinstance(state.phase, Ending) and not _is_wanted(state.phase)):
+        if written is None or (isinstance(state.phase, Ending) and not _is_trusted(state.phase)):
             return None
         files = tuple(replace(file, rank=0) for file in written.part.files)
         return replace(written, part=replace(written.part, rank=0, files=files))
