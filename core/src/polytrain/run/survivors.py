@@ -123,7 +123,8 @@ class Survivors:
             if self._unkept:
                 self.refused(self._unkept[min(self._unkept)])
             elif self._world_size > 1 and state.has_reported:
-                self.refused(_NOT_KEPT)
+                # No warning: most backends have nothing that keeps a state.
+                self._note(reason=_NOT_KEPT)
             return False
         self._is_asking, self._number = True, number
         self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
