@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -249,3 +251,47 @@ def test_a_changed_value_of_the_configuration_is_reported() -> None:
 def test_a_function_within_the_configuration_counts() -> None:
     was, now = (identity(config={"f": function}) for function in (train, train_otherwise))
     assert [problem.field for problem in content_differences(was, now)] == ["train_loop_config"]
+
+
+@dataclass
+class Settings:
+    """A config that is an object."""
+
+    weights: Any
+
+
+class Schedule:
+    """An object of a user's own."""
+
+    def __init__(self, rates: Any) -> None:
+        self.rates = rates
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"w": np.zeros(3)}, {"w": np.ones(3)}),
+        ({"w": [1, np.zeros(3)]}, {"w": [1, np.ones(3)]}),
+        ({"w": Schedule([1, 2])}, {"w": Schedule([1, 3])}),
+        ({"w": Schedule(Schedule(1))}, {"w": Schedule(Schedule(2))}),
+        ({"w": {1, 2}}, {"w": {1, 3}}),
+        (Settings(np.zeros(3)), Settings(np.ones(3))),
+    ],
+)
+def test_the_content_of_an_object_in_the_configuration_counts(one: Any, other: Any) -> None:
+    before, now = identity(config=one), identity(config=other)
+    written = json.loads(json.dumps(before))
+    assert list(content_differences(written, identity(config=copy.deepcopy(one)))) == []
+    [problem] = content_differences(written, now)
+    assert problem.field == "train_loop_config"
+    assert "object" in problem.what
+
+
+def test_a_script_s_class_is_the_same_where_the_script_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = identity(Tunable(params=[Fraction()]))
+    monkeypatch.setattr(Fraction, "__module__", "__main__")
+    now = identity(Tunable(params=[Fraction()]))
+    assert changes(before, now) == {}
+    assert list(content_differences(before, now)) == []

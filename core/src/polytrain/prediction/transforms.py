@@ -101,6 +101,7 @@ def _of_another_code(manifest: Manifest, transform: Callable[..., Any]) -> Itera
     elif manifest.transform != code_fingerprint(transform):
         yield Problem(
             field="transform",
-            what="its code differs from that of the function that the model was trained with",
+            what="its code differs from that of the function that the model was trained with, or a "
+            "value that it uses does",
             remedy=f"Pass that function, or {_OR_TRANSFORMED}",
         )

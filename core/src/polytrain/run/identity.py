@@ -16,6 +16,7 @@ from polytrain.config.configs import DataConfig
 from polytrain.config.loop_config import recorded
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.code_fingerprint import code_fingerprint, python_version
+from polytrain.functions.users_code import name_of_type
 from polytrain.record.secrecy import digests, shown, without_secrets
 from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Problem
@@ -105,12 +106,15 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
     if was["python"] != is_["python"]:
         # Python versions compile the same code to different bytecode.
         return
-    what = "its code differs from the one that the run was trained with"
+    what = (
+        "its code differs from the one that the run was trained with, or a value that it uses does"
+    )
     if was["train_loop_per_worker"] != is_["train_loop_per_worker"]:
         yield Problem(field="train_loop_per_worker", what=what, remedy=_OTHER_CONTENT)
     for name, fingerprint in is_["objects"].items():
         if was["objects"].get(name) != fingerprint:
-            yield Problem(field=name, what=what, remedy=_OTHER_CONTENT)
+            other = "an object in it, or the code of one, isn't as the run was trained with"
+            yield Problem(field=name, what=other, remedy=_OTHER_CONTENT)
     for name, fingerprint in is_["transforms"].items():
         if was["transforms"].get(name) != fingerprint:
             field = f"dataset_config[{name!r}].transform"
@@ -186,7 +190,7 @@ def plain(value: Any) -> Any:
             return {str(key): plain(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [plain(inner) for inner in value]
-        return {_TYPE: f"{type(value).__module__}.{type(value).__qualname__}"}
+        return {_TYPE: name_of_type(type(value))}
 
 
 def is_full(value: Any) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.workers.processes.code_files import is_installed
+from polytrain.functions.users_code import is_installed
 from polytrain.workers.processes.preload import changed
 
 VARIABLES = st.dictionaries(st.sampled_from("ABCD"), st.sampled_from("123"))

@@ -10,21 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_STANDARD = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
+from polytrain.functions.users_code import is_installed
 
 _State = tuple[int, int] | None
 """Modification time and size of a file; None if it doesn't exist."""
-
-
-def is_installed(file: str) -> bool:
-    """Return whether a module's file belongs to the interpreter or an installed distribution."""
-    return not _INSTALLED.isdisjoint(file.split(os.sep)) or file.startswith(_STANDARD)
 
 
 class CodeFiles:

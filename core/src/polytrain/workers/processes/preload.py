@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from polytrain.functions.users_code import is_installed
 from polytrain.linux.processes import has_children, holds_device, open_files, thread_count
 from polytrain.workers.processes.channel import Message, SocketChannel
 from polytrain.workers.processes.client import preload_environment
-from polytrain.workers.processes.code_files import CodeFiles, is_installed
+from polytrain.workers.processes.code_files import CodeFiles
 
 _WORTH_IT = 30
 """Minimum number of modules: with fewer, a preloaded zygote saves only milliseconds."""
