@@ -156,7 +156,7 @@ def test_a_run_of_a_fixed_size_that_loses_a_node_says_what_it_waits_for(tmp_path
     assert "FINISHED True" in printed
     assert "2 workers of 1 CPU each, 1 of them ready; " in printed
     assert f"Room is still reserved on {lost.address}, lost" in printed
-    # Nodes start once Ray knows of the loss: the run may have told before, and not again.
+    # Ray starts nodes once it knows of the loss, which may be after the run has printed this.
     assert "its autoscaler has been asked for them" in printed
     assert_exactly_once(tmp_path)
 

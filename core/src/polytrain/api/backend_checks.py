@@ -241,7 +241,7 @@ def virtual_worker_problems(spec: RunSpec) -> Iterator[Problem]:
 
 
 def changed_virtual_workers(before: int | None, now: int | None, *, step: int) -> Iterator[Problem]:
-    """Yield a problem if a run can't go on after a step with this number of virtual workers.
+    """Yield a problem if a run can't continue after a step with this number of virtual workers.
 
     A run that had none may have some from here on.
 
@@ -254,7 +254,7 @@ def changed_virtual_workers(before: int | None, now: int | None, *, step: int) -
         yield Problem(
             field="ScalingConfig.virtual_workers",
             what=f"the run was trained with {before} until step {step}, "
-            f"now it is {now}: it wouldn't go on with the same bits",
+            f"now it is {now}: it wouldn't continue with the same bits",
             remedy=f"Give virtual_workers={before}, or train under another name",
         )
 

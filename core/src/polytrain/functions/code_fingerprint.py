@@ -174,8 +174,7 @@ def _of_wrapper(value: Any) -> tuple[Any, ...] | None:
 def _visit_all(name: str, values: Iterable[Any], *parts: str | bytes) -> _Visit:
     looks = []
     for each in values:
-        look = _plain(each)
-        looks.append((yield each) if look is None else look)
+        looks.append((yield each))
     return _joined(name, *parts, *looks)
 
 
@@ -183,8 +182,7 @@ def _visit_set(values: Iterable[Any]) -> _Visit:
     looks = []
     # In an order that is the same in each process.
     for each in sorted(values, key=_name):
-        look = _plain(each)
-        looks.append((yield each) if look is None else look)
+        looks.append((yield each))
     return _joined("set", *sorted(looks))
 
 
@@ -195,12 +193,10 @@ def _name(value: Any) -> str:
 def _visit_dict(values: Mapping[Any, Any]) -> _Visit:
     keys = []
     for key in values:
-        look = _plain(key)
-        keys.append(((yield key) if look is None else look, key))
+        keys.append(((yield key), key))
     parts: list[_Look] = []
     for look, key in sorted(keys, key=lambda each: each[0]):
-        inner = _plain(values[key])
-        parts += [look, (yield values[key]) if inner is None else inner]
+        parts += [look, (yield values[key])]
     return _joined("dict", *parts)
 
 

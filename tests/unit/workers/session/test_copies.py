@@ -1,4 +1,4 @@
-"""Copies of a training's state: what is whole, what is told, and what remains."""
+"""Copies of a training's state: which the agent hears of, and which remain on the disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polytrain.workers.session.survivor import NotCleanError, Place
 PLACE = Place(step=3, metrics={"loss": 0.5}, positions={})
 
 
-class Told:
+class Sent:
     """The agent's side of the channel."""
 
     def __init__(self) -> None:
@@ -74,26 +74,26 @@ def there(scratch: Path) -> list[bytes]:
 
 
 def test_only_the_newest_copy_remains(tmp_path: Path) -> None:
-    told = Told()
-    copies = copies_in(tmp_path, told)
+    sent = Sent()
+    copies = copies_in(tmp_path, sent)
     for content in (b"one", b"two", b"three"):
         copies.step(writes(content), size=5)
     assert there(tmp_path) == [b"three"]
-    assert [message[0] for message in told.messages] == ["copied"] * 3
-    assert (Path(told.messages[-1][2]) / "model").read_bytes() == b"three"
+    assert [message[0] for message in sent.messages] == ["copied"] * 3
+    assert (Path(sent.messages[-1][2]) / "model").read_bytes() == b"three"
 
 
 def test_a_new_attempt_removes_the_copies_of_the_last(tmp_path: Path) -> None:
-    copies_in(tmp_path, Told()).step(writes(b"old"), size=5)
-    copies_in(tmp_path, Told(), attempt=1).step(writes(b"new"), size=5)
+    copies_in(tmp_path, Sent()).step(writes(b"old"), size=5)
+    copies_in(tmp_path, Sent(), attempt=1).step(writes(b"new"), size=5)
     assert there(tmp_path) == [b"new"]
 
 
 def test_a_state_that_is_not_clean_leaves_the_copy_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = Told()
-    copies = copies_in(tmp_path, told)
+    sent = Sent()
+    copies = copies_in(tmp_path, sent)
     copies.step(writes(b"one"), size=5)
     for _ in range(2):
         copies.step(raises(NotCleanError("its variable 'total' changes")), size=5)
@@ -109,7 +109,7 @@ def test_a_state_that_is_not_clean_leaves_the_copy_before(
 def test_an_error_ends_the_copies_and_not_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    copies = copies_in(tmp_path, Told())
+    copies = copies_in(tmp_path, Sent())
     full = OSError(errno.ENOSPC, "No space left on device")
     copies.step(raises(full), size=5)
     copies.step(writes(b"never"), size=5)
@@ -124,17 +124,17 @@ def test_two_copies_must_have_room(
 ) -> None:
     usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=150_000_000))
     monkeypatch.setattr(module, "shutil", usage)
-    copies_in(tmp_path, Told()).step(writes(b"large"), size=100_000_000)
+    copies_in(tmp_path, Sent()).step(writes(b"large"), size=100_000_000)
     [record] = caplog.records
     assert "two copies need 200 MB" in record.message
     assert "room for 150 MB" in record.message
     assert there(tmp_path) == []
 
 
-def test_a_torn_copy_is_never_told(tmp_path: Path) -> None:
+def test_a_torn_copy_is_never_announced(tmp_path: Path) -> None:
     """A process that copies without end is killed at any moment."""
     random = Random(0)
-    told = 0
+    announced = 0
     for number in range(40):
         scratch = tmp_path / str(number)
         scratch.mkdir()
@@ -150,12 +150,12 @@ def test_a_torn_copy_is_never_told(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         newest = first
         while more := ours.recv(4096):
-            newest, told = more, told + 1
+            newest, announced = more, announced + 1
         ours.close()
         content = (Path(newest.decode()) / "model").read_bytes()
         assert len(content) == SIZE
         assert len(set(content)) == 1
-    assert told > 0
+    assert announced > 0
 
 
 SIZE = 1 << 20

@@ -1,8 +1,8 @@
 """Copies the state of a training that no other rank has (`CheckpointConfig.memory`).
 
-A copy is a checkpoint's part in a directory on the node, where it outlives its process. It counts
-once the agent has been told of it, which happens when it is whole. The system writes it to a disk
-later, if it is still there.
+A copy is a checkpoint's part in a directory on the node, where it outlives its process. Once it is
+complete, the worker process sends a message to the agent: only then does the copy count. The system
+writes it to a disk later, if it still exists.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Copies:
     """Whether no copies are made any more."""
 
     _has_warned: bool = False
+    """Whether a state that couldn't be copied was named."""
+
     _stagings: Stagings = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +73,9 @@ class Copies:
             try:
                 self._copy(write, size=size)
             except NotCleanError as error:
-                self._warn(f"can't copy the state at this step, and tries later ones: {error}")
+                if not self._has_warned:
+                    self._has_warned = True
+                    self._warn(f"can't copy the state at this step, and tries later ones: {error}")
             except Exception as error:  # a full disk, or a state that can't be saved
                 self.refuse(str(error) or type(error).__name__)
         self.pace.copied(began, time.monotonic())
@@ -80,13 +84,11 @@ class Copies:
         """Note that no copies can be made, and say so once."""
         self.is_used = True
         if not self._is_over:
-            self._is_over, self._has_warned = True, False
+            self._is_over = True
             self._warn(f"keeps no copies of the training's state: {why}")
 
     def _warn(self, what: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("CheckpointConfig(memory=%r) %s.", self.pace.every, what)
+        logger.warning("CheckpointConfig(memory=%r) %s.", self.pace.every, what)
 
     def _copy(self, write: Callable[[Path], Place], *, size: int) -> None:
         """

@@ -23,7 +23,7 @@ from polytrain.linux.progress_page import beat
 from polytrain.policy.copy_pace import CopyPace
 from polytrain.policy.divergence import DivergenceWatch
 from polytrain.policy.validation import ValidationStatus
-from polytrain.workers.processes.channel import Channel, Message, SocketChannel
+from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import (
     CheckpointFiles,
     directory_to_delete,
@@ -129,9 +129,10 @@ class WorkerSession:
             rank=world.me.rank,
             stagings=Stagings(scratch=scratch, near=job.near_staging),
             place=self._place,
-            copies=self._copies(order),
         )
         """Keeps the state of the training, if its backend can."""
+
+        self.survivor.copies = self._copies(order)
 
         self._clock = Clock()
         self.context = Context(
@@ -403,8 +404,7 @@ class WorkerSession:
     def _copies(self, order: LaunchOrder) -> Copies | None:
         """Return what copies the state, if that is wanted and no other rank has it."""
         every = self._job.spec.run_config.checkpoint_config.memory
-        has_agent = isinstance(self._channel, SocketChannel)
-        if every is None or self.world.size > 1 or not has_agent:
+        if every is None or self.world.size > 1 or not self.survivor.can_keep:
             return None
         return Copies(
             channel=self._channel,

@@ -142,7 +142,7 @@ class Survivor:
     place: Callable[[], Place]
     """Returns the session's place now."""
 
-    copies: Copies | None
+    copies: Copies | None = None
     """Copies the state while the training continues; None if that isn't wanted."""
 
     has_ended: bool = False
