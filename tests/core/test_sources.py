@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
+from polytrain.data.fingerprint import digests, facts
+from polytrain.data.plan.position import differences
 from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import SourceError
 
@@ -25,9 +28,13 @@ ROWS = 23
 """A prime number: nothing divides it."""
 
 
+HALF = 2
+"""Another number makes other rows."""
+
+
 def table(start: int = 0, stop: int = ROWS) -> pa.Table:
     numbers = list(range(start, stop))
-    return pa.table({"id": numbers, "half": [n / 2 for n in numbers]})
+    return pa.table({"id": numbers, "half": [n / HALF for n in numbers]})
 
 
 def write_parquet_files(directory: Path, *, row_group_size: int = 4) -> None:
@@ -39,7 +46,7 @@ def write_parquet_files(directory: Path, *, row_group_size: int = 4) -> None:
 
 
 def write_csv(path: Path, start: int = 0, stop: int = ROWS) -> None:
-    path.write_text("id,half\n" + "".join(f"{n},{n / 2}\n" for n in range(start, stop)))
+    path.write_text("id,half\n" + "".join(f"{n},{n / HALF}\n" for n in range(start, stop)))
 
 
 def read(source: Source, columns: list[str] | None = None) -> pa.Table:
@@ -91,7 +98,7 @@ def csv_files(tmp: Path) -> Any:
 
 def compressed_csv(tmp: Path) -> Any:
     write_csv(tmp / "plain")
-    (tmp / "all.csv.gz").write_bytes(gzip.compress((tmp / "plain").read_bytes()))
+    (tmp / "all.csv.gz").write_bytes(gzip.compress((tmp / "plain").read_bytes(), mtime=0))
     return tmp / "all.csv.gz"
 
 
@@ -108,7 +115,7 @@ def arrow_files(tmp: Path) -> Any:
 def json_lines(tmp: Path) -> Any:
     lines = [json.dumps(row) + "\n" for row in table().to_pylist()]
     (tmp / "a.jsonl").write_text("".join(lines[:9]))
-    (tmp / "b.ndjson.gz").write_bytes(gzip.compress("".join(lines[9:]).strip().encode()))
+    (tmp / "b.ndjson.gz").write_bytes(gzip.compress("".join(lines[9:]).strip().encode(), mtime=0))
     return tmp
 
 
@@ -137,7 +144,7 @@ def polars_frame(tmp: Path) -> Any:
 
 
 def polars_query(tmp: Path) -> Any:
-    return pl.LazyFrame({"id": range(ROWS)}).with_columns(half=pl.col("id") / 2)
+    return pl.LazyFrame({"id": range(ROWS)}).with_columns(half=pl.col("id") / HALF)
 
 
 class Exporter:
@@ -152,7 +159,7 @@ def arrow_stream(tmp: Path) -> Any:
 
 
 def arrays(tmp: Path) -> Any:
-    return {"id": np.arange(ROWS), "half": [n / 2 for n in range(ROWS)]}
+    return {"id": np.arange(ROWS), "half": [n / HALF for n in range(ROWS)]}
 
 
 def arrow_dataset(tmp: Path) -> Any:
@@ -162,7 +169,7 @@ def arrow_dataset(tmp: Path) -> Any:
 def hugging_face(tmp: Path) -> Any:
     twice = [*range(ROWS - 1, -1, -1), *range(ROWS)]
     # Which rows, and in which order, is kept beside the table.
-    return datasets.Dataset.from_dict({"id": twice, "half": [n / 2 for n in twice]}).select(
+    return datasets.Dataset.from_dict({"id": twice, "half": [n / HALF for n in twice]}).select(
         range(ROWS, 2 * ROWS)
     )
 
@@ -174,7 +181,7 @@ class Items:
         return ROWS
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"id": index, "half": np.float64(index / 2)}
+        return {"id": index, "half": np.float64(index / HALF)}
 
 
 def items(tmp: Path) -> Any:
@@ -223,6 +230,25 @@ def test_its_rows_are_read_in_order(data: Any) -> None:
     source = describe("train", data)
     assert read(source).to_pydict() == table().to_pydict()
     assert read(source).schema.equals(source.schema)
+
+
+@pytest.mark.parametrize("make", EVERY_KIND, ids=lambda make: make.__name__)
+def test_its_rows_are_known_again(
+    make: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made anew, and files also elsewhere, they are the same; with other values they aren't."""
+
+    def known(directory: str, **config: Any) -> dict[str, str]:
+        (tmp_path / directory).mkdir()
+        source = describe("train", make(tmp_path / directory), **config)
+        return facts(source, digests(source))
+
+    before = known("one")
+    assert differences(before, known("again")) == []
+    monkeypatch.setattr(sys.modules[__name__], "HALF", 4)
+    [*found] = differences(before, known("other"))
+    # Items are known by their number alone.
+    assert bool(found) == (make is not items), found
 
 
 @pytest.mark.parametrize("columns", [["half"], ["half", "id"]])

@@ -125,10 +125,9 @@ def words(changed: bool) -> pa.Table:
 
 def parquet(changed: bool, directory: Path) -> str:
     path = directory / "rows.parquet"
-    if changed or not path.exists():
-        pq.write_table(pa.table({"x": np.arange(40)}), path, row_group_size=10)
-        # The clock of a file system may be coarse.
-        os.utime(path, ns=(changed, changed))
+    # The same length and time: what is in it counts.
+    pq.write_table(pa.table({"x": np.arange(40) + changed}), path, row_group_size=10)
+    os.utime(path, ns=(0, 0))
     return str(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from polytrain import (
     RunOwnedError,
     ScalingConfig,
     Trainer,
+    TrainingFailedError,
     make_trainer,
 )
 from polytrain.testing.processes import eventually, is_alive, title
@@ -128,7 +130,10 @@ def test_starting_over_leaves_what_was_there_and_does_not_count_it(quiet: RunCon
     [
         ({"dataset_config": {"train": DataConfig(shuffle=True, seed=8)}}, r"\['train'\]\.seed"),
         ({"datasets": {"train": TABLE, "valid": TABLE}}, "datasets: they were train"),
-        ({"datasets": {"train": TABLE.slice(1)}}, "datasets, for the run"),
+        (
+            {"datasets": {"train": TABLE.slice(1)}},
+            rf"datasets\['train'\]: .*{ROWS} rows then, {ROWS - 1} now.*restore_from",
+        ),
     ],
 )
 def test_what_makes_going_on_meaningless_is_refused(
@@ -139,6 +144,48 @@ def test_what_makes_going_on_meaningless_is_refused(
         trainer(quiet, **changed).fit()
     # Refused is not lost.
     assert trainer(quiet).fit().metrics["batches"] == 16
+
+
+@pytest.mark.parametrize("backend", ["reference", "xgboost", "lightgbm"])
+def test_training_from_options_does_not_go_on_with_other_rows(
+    quiet: RunConfig, backend: str
+) -> None:
+    """Nor between rounds: nobody would know which model that is. On purpose it does."""
+    rounds = "rounds" if backend == "reference" else "num_boost_round"
+
+    def declarative(y: list[float], name: str = "line", **options: Any) -> Result:
+        return make_trainer(
+            backend,
+            datasets={"train": pa.table({"x": [1.0, 2.0, 3.0, 4.0], "y": y})},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=dataclasses.replace(quiet, name=name, **options.pop("config", {})),
+            **{"label": "y", rounds: 4, **options},
+        ).fit()
+
+    ours, others = [1.0, 2.0, 3.0, 4.0], [2.0, 1.0, 3.0, 4.0]
+    declarative(ours, config={"stop": {"training_iteration": 2}})
+    with pytest.raises(InvalidJobError, match=r"datasets\['train'\]: .*\(other column 'y'\)") as e:
+        declarative(others)
+    [problem] = e.value.problems
+    assert "restore_from" in problem.remedy
+    begun = Result.from_path(Path(str(quiet.storage_path), "line")).checkpoint
+    assert len(declarative(others, "other", restore_from=begun).history) == 2
+    assert len(declarative(ours).history) == 4
+
+
+def test_a_run_without_a_checkpoint_begins_with_any_rows(quiet: RunConfig) -> None:
+    def fails(config: Any) -> None:
+        raise ValueError(polytrain.get_dataset_shard("train").to_arrow()["x"].to_pylist())
+
+    for rows in ([1], [1, 2]):
+        with pytest.raises(TrainingFailedError, match=re.escape(str(rows))):
+            make_trainer(
+                "reference",
+                fails,
+                datasets={"train": {"x": rows}},
+                scaling_config=ScalingConfig(num_workers=0),
+                run_config=dataclasses.replace(quiet, name="run"),
+            ).fit()
 
 
 def test_other_options_are_refused_and_a_longer_run_is_another_run(quiet: RunConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import polytrain.data.fingerprint
 from polytrain.data.plan.position import DataChangedError
 from polytrain.testing.shards import shard_of
 
@@ -54,6 +56,33 @@ def renamed(directory: Path) -> Any:
     return [directory / "c.parquet", second]
 
 
+def copied(directory: Path) -> Any:
+    """The files, with times of their own."""
+    copies = [directory / "copies" / file.name for file in files(directory)]
+    copies[0].parent.mkdir()
+    for file, copy in zip(files(directory), copies, strict=True):
+        shutil.copyfile(file, copy)
+    return copies
+
+
+def touched(directory: Path) -> Any:
+    for file in files(directory):
+        os.utime(file, ns=(0, 10**18))
+    return files(directory)
+
+
+def of_another_day(directory: Path) -> Any:
+    """Values that rows have from the names of directories."""
+    (directory / "day=1").rename(directory / "day=2")
+    return directory / "day=2"
+
+
+def of_a_day(directory: Path) -> Any:
+    (directory / "day=1").mkdir()
+    files(directory / "day=1")
+    return directory / "day=1"
+
+
 def swapped(directory: Path) -> Any:
     first, second = files(directory)
     os.utime(first, ns=(0, 10**18))
@@ -63,9 +92,18 @@ def swapped(directory: Path) -> Any:
     return [first, second]
 
 
-def elsewhere(directory: Path) -> Any:
+def moved(directory: Path) -> Any:
     (directory / "v2").mkdir()
-    return files(directory / "v2")
+    return [file.rename(directory / "v2" / file.name) for file in files(directory)]
+
+
+def replaced(directory: Path) -> Any:
+    """Files of the same sizes and times with another value."""
+    for file in files(directory, "csv"):
+        times = file.stat()
+        file.write_text(file.read_text().replace("1", "5"))
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return files(directory, "csv")
 
 
 def rewritten(ending: str) -> Change:
@@ -80,14 +118,19 @@ def rewritten(ending: str) -> Change:
 
 CHANGED: dict[str, tuple[Change, Change, str]] = {
     "files in another order": (files, turned, "other order of files"),
-    "a renamed file": (files, renamed, "other names of files"),
+    "a file that is replaced unseen": (csv_files, replaced, "other contents of files"),
+    "other values from names": (of_a_day, of_another_day, "other names of files"),
     "a renamed file that comes last now": (
         files,
         lambda directory: renamed(directory)[::-1],
         "other names of files; other order of files",
     ),
+    "files of a table": (
+        lambda directory: table(),
+        files,
+        ".*; a table then, files now",
+    ),
     "files that swapped their names": (files, swapped, "other sizes or times of files"),
-    "other files": (files, elsewhere, "other files"),
     "a file more": (
         files,
         lambda directory: [*files(directory), *files(directory, "more.parquet")[:1]],
@@ -145,6 +188,10 @@ def test_the_next_epoch_may_be_of_other_data(case: str, tmp_path: Path) -> None:
 SAME: dict[str, tuple[Change, dict[str, Any], Change, dict[str, Any]]] = {
     "files": (files, {}, files, {}),
     "a directory of the same files": (files, {}, lambda directory: directory, {}),
+    "a renamed file": (files, {}, renamed, {}),
+    "moved files": (files, {}, moved, {}),
+    "copied files": (files, {}, copied, {}),
+    "touched files": (files, {}, touched, {}),
     "CSV files": (csv_files, {}, csv_files, {}),
     "a table": (lambda _: table(), {}, lambda _: table(), {}),
     "a table in chunks": (
@@ -165,3 +212,41 @@ def test_an_epoch_goes_on_in_the_same_data(case: str, tmp_path: Path) -> None:
     position = position_in(make(tmp_path), **config)
     shard = shard_of(again(tmp_path), position=position, **other_config)
     assert sum(len(next(iter(b.values()))) for b in shard.iter_batches(batch_size=1)) == 3
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polytrain.data.fingerprint, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(polytrain.data.fingerprint, "_BLOCK_BYTES", 1)
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("again", [files, renamed, moved, lambda directory: directory])
+def test_large_files_may_be_moved_with_their_times(again: Change, tmp_path: Path) -> None:
+    position = position_in(files(tmp_path))
+    assert shard_of(again(tmp_path), position=position).cursor.position.start == 1
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (turned, "other order of files"),
+        (touched, "other sizes or times of files"),
+        (copied, "other files"),
+        (rewritten("parquet"), "other sizes or times of files"),
+    ],
+)
+def test_large_files_are_not_read_whole_to_know_them(
+    change: Change, found: str, tmp_path: Path
+) -> None:
+    position = position_in(files(tmp_path))
+    with pytest.raises(DataChangedError, match=rf"\({found}\)"):
+        shard_of(change(tmp_path), position=position)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_sample_of_large_files_is_read(tmp_path: Path) -> None:
+    position = position_in(csv_files(tmp_path))
+    with pytest.raises(DataChangedError, match="other sampled contents of files"):
+        shard_of(replaced(tmp_path), position=position)

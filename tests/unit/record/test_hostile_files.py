@@ -176,7 +176,7 @@ IDENTITY = {
         "train_loop_config": {"lr": 0.5},
         "objects": {"loss": "12"},
         "transforms": {"train": None},
-        "datasets": {"train": "56"},
+        "datasets": {"train": {"number of rows": "56"}},
     },
 }
 

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from polytrain import DataConfig
 from polytrain.backends.reference import Reference
 from polytrain.config.run_spec import RunSpec
-from polytrain.run.identity import content_differences, differences, identity_of, options_of
+from polytrain.data.plan.position import COLUMNS, ROWS
+from polytrain.run.identity import (
+    content_differences,
+    data_differences,
+    differences,
+    identity_of,
+    options_of,
+)
 from polytrain_plugins import Backend, Problem
 
 
@@ -36,7 +43,7 @@ def identity(
     function: Callable[..., Any] | None = None,
     config: Mapping[str, Any] | None = None,
     datasets: Mapping[str, DataConfig] | None = None,
-    fingerprints: Mapping[str, str] | None = None,
+    facts: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     return identity_of(
         RunSpec(
@@ -45,7 +52,7 @@ def identity(
             train_loop_config=config,
         ),
         datasets={} if datasets is None else datasets,
-        fingerprints={} if fingerprints is None else fingerprints,
+        facts={} if facts is None else facts,
         salt="salt",
     )
 
@@ -207,7 +214,7 @@ def changed_content(**now: Any) -> dict[str, str]:
         "function": train,
         "config": {"lr": 0.1, "layers": [3, 4]},
         "datasets": {"train": DataConfig(transform=train)},
-        "fingerprints": {"train": "abc"},
+        "facts": {"train": {ROWS: "4", COLUMNS: "ab", "column 'x'": "cd"}},
     }
     before, asked = identity(**begun), identity(**(begun | now))
     assert changes(before, asked, mutable_on_resume=("params",)) == {}, (
@@ -230,7 +237,14 @@ def changed_content(**now: Any) -> dict[str, str]:
             {"datasets": {"train": DataConfig(transform=train_otherwise)}},
             ["dataset_config['train'].transform"],
         ),
-        ({"fingerprints": {"train": "abd"}}, ["datasets['train']"]),
+        (
+            {"facts": {"train": {ROWS: "4", COLUMNS: "ab", "column 'x'": "ce"}}},
+            ["datasets['train']"],
+        ),
+        (
+            {"facts": {"train": {ROWS: "4", COLUMNS: "ac", "column 'x'": "cd"}}},
+            ["datasets['train']"],
+        ),
         (
             {"function": train_otherwise, "config": None},
             ["train_loop_config", "train_loop_per_worker"],
@@ -241,6 +255,21 @@ def test_other_content_than_a_finished_run_had_is_named(
     now: dict[str, Any], fields: list[str]
 ) -> None:
     assert list(changed_content(**now)) == fields
+
+
+def test_other_rows_than_a_checkpoint_s_are_named() -> None:
+    before = identity(facts={"train": {ROWS: "4", COLUMNS: "a", "column 'x'": "b"}, "valid": {}})
+    now = {ROWS: "5", COLUMNS: "a", "column 'x'": "c"}
+    [problem] = data_differences(before, identity(facts={"train": now, "valid": {}}))
+    assert problem.field == "datasets['train']"
+    assert problem.what.endswith("(4 rows then, 5 now; other column 'x')")
+    assert "under another name: with restore_from" in problem.remedy
+
+
+def test_a_run_that_is_resumed_may_read_other_columns() -> None:
+    before = identity(facts={"train": {ROWS: "4", COLUMNS: "a", "column 'x'": "b"}})
+    now = identity(facts={"train": {ROWS: "4", COLUMNS: "c", "column 'y'": "d"}})
+    assert list(data_differences(before, now)) == []
 
 
 def test_a_changed_value_of_the_configuration_is_reported() -> None:

@@ -59,13 +59,13 @@ def identified_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, .
     return tuple(replace(dataset, digests=digests(dataset.source)) for dataset in datasets)
 
 
-def fingerprints(datasets: tuple[RunDataset, ...]) -> dict[str, str]:
-    """Return the fingerprint of each data set, by name."""
+def facts_of(datasets: tuple[RunDataset, ...]) -> dict[str, dict[str, str]]:
+    """Return what a run's record has of the rows of each data set, by name."""
     if not datasets:
         return {}
-    from polytrain.data.fingerprint import fingerprint
+    from polytrain.data.fingerprint import facts
 
-    return {dataset.name: fingerprint(dataset.source, dataset.digests) for dataset in datasets}
+    return {dataset.name: facts(dataset.source, dataset.digests) for dataset in datasets}
 
 
 def ready_datasets(

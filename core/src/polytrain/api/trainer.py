@@ -29,7 +29,7 @@ from polytrain.api.checks import (
     storage_problems_of,
 )
 from polytrain.api.datasets import (
-    fingerprints,
+    facts_of,
     identified_datasets,
     ready_datasets,
     start_problems,
@@ -51,6 +51,7 @@ from polytrain.record.history import RunHistory
 from polytrain.run.fit import run_to_end, storage_needed
 from polytrain.run.identity import (
     content_differences,
+    data_differences,
     differences,
     identity_of,
     salt_of,
@@ -298,7 +299,7 @@ class Trainer:
         return identity_of(
             self._spec,
             datasets={dataset.name: dataset.config for dataset in self._datasets},
-            fingerprints=fingerprints(self._datasets),
+            facts=facts_of(self._datasets),
             salt=salt_of({} if history is None else history.identity),
         )
 
@@ -365,9 +366,11 @@ class Trainer:
             start = manager.start()
         if not start.own:
             raise_if_any(damage_problems(start))
-        elif history is not None and (made := history.attempts.made(start.step)) is not None:
-            now = spec.scaling_config.virtual_workers
-            raise_if_any(changed_virtual_workers(made.virtual_workers, now, step=start.step))
+        elif history is not None:
+            raise_if_any(data_differences(history.identity, identity))
+            if (made := history.attempts.made(start.step)) is not None:
+                now = spec.scaling_config.virtual_workers
+                raise_if_any(changed_virtual_workers(made.virtual_workers, now, step=start.step))
         choice, place = None, None
         if not spec.is_inline:
             choice = choose_cluster(spec.scaling_config, available_clusters(spec))

@@ -1,15 +1,17 @@
 """Digests that identify a data set.
 
-Files are identified by their paths, sizes and times of modification, tables in memory by their rows
-(large ones by their sums and a sample), pipelines by their steps, and everything else by its kind,
-its types and its number of rows.
+Files are identified by their paths, sizes and times of modification, and by their content if they
+are on a local file system; tables in memory by their rows (large ones by their sums and a sample),
+pipelines by their steps, and everything else by its kind, its types and its number of rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,22 +19,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polytrain.data.plan.position import (
+    COLUMNS,
+    CONTENTS,
     NAMES,
     ORDER,
     ORDER_WITHOUT_NAMES,
+    ROWS,
+    SAMPLES,
+    STEPS,
     VERSIONS,
     VERSIONS_WITHOUT_NAMES,
 )
 from polytrain.data.read.describe import Source
+from polytrain.data.read.file_pieces import FilePiece
 from polytrain.data.read.pieces import Piece, TablePiece
 from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.types.wide_types import widened
+from polytrain.storage.filesystems import ResolvedPath, find
 
 _WHOLE_BYTES = 64 << 20
-"""Tables up to this size are hashed whole, which takes a few tenths of a second at most."""
+"""Tables and files up to this size are hashed whole, in a few tenths of a second at most."""
 
 _SAMPLED_ROWS = 1000
+
+_BLOCK_BYTES = 1 << 16
+_SAMPLED_BLOCKS = 16
+"""Blocks of larger files that are hashed, of all together."""
 
 _SAMPLED_ITEMS = 8
 """Sampled rows of data sets whose rows are read one by one, which may take long."""
@@ -56,13 +69,24 @@ def fingerprint(source: Source, digests: Mapping[str, str]) -> str:
     return _digest(facts, digits=None)
 
 
+def facts(source: Source, digests: Mapping[str, str]) -> dict[str, str]:
+    """Return what a run's record has of a data set, for `position.differences`.
+
+    Args:
+        source: the data set.
+        digests: its digests.
+    """
+    rows = {} if source.info.num_rows is None else {ROWS: str(source.info.num_rows)}
+    return {**rows, COLUMNS: _digest([str(source.schema.remove_metadata())]), **digests}
+
+
 def digests(source: Source) -> dict[str, str]:
     """Return digests that tell a data set from others with as many rows, by what they are of.
 
     They depend neither on the columns that are read nor on transforms.
     """
     if source.stream is not None:
-        return {"steps of the pipeline": _digest(_steps(source.stream))}
+        return {STEPS: _digest(_steps(source.stream))}
     pieces = [_untransformed(piece) for piece in source.pieces]
     files = {
         str(path): tuple(getattr(piece, "version", ()))
@@ -70,12 +94,15 @@ def digests(source: Source) -> dict[str, str]:
         if (path := getattr(piece, "path", None)) is not None
     }
     if files:
-        return _digests_of_files([str(getattr(piece, "path", "")) for piece in pieces], files)
+        paths = [str(getattr(piece, "path", "")) for piece in pieces]
+        return {**_digests_of_files(paths, files), **_digests_of_contents(pieces)}
     if len(pieces) == 1 and isinstance(pieces[0], TablePiece):
         table = pieces[0].table
         size = table.nbytes
+        # The size depends on the columns that are read: a sample isn't compared with the whole.
+        what = "column {!r}" if size <= _WHOLE_BYTES else "column {!r} (its sum, or a sample)"
         return {
-            f"column {name!r}": _digest(_facts_of_column(table.select([name]), size))
+            what.format(name): _digest(_facts_of_column(table.select([name]), size))
             for name in sorted(table.column_names)[:_MOST_COLUMNS]
         }
     return {}
@@ -116,6 +143,67 @@ def _digests_of_files(
         ORDER_WITHOUT_NAMES: _digest(versions.get(path) for path in paths),
         VERSIONS_WITHOUT_NAMES: _digest(sorted(versions.values(), key=repr)),
     }
+
+
+def _digests_of_contents(pieces: Iterable[Piece]) -> dict[str, str]:
+    """Return a digest of what is in the files of pieces; nothing if they aren't all local.
+
+    It tells files that were changed from those that were moved, copied or written anew.
+    """
+    files = {piece.path: piece for piece in pieces if isinstance(piece, FilePiece)}
+    sizes = [(path, piece.version.size or 0) for piece in files.values() for path in _local(piece)]
+    if not files or len(sizes) < len(files):
+        return {}
+    try:
+        sha = hashlib.sha256(repr([size for _, size in sizes]).encode())
+        sha.update(repr([_values_of_path(each) for each in files.values()]).encode())
+        is_small = sum(size for _, size in sizes) <= _WHOLE_BYTES
+        for block in _all_blocks(sizes) if is_small else _sampled_blocks(sizes):
+            sha.update(block)
+    except OSError:
+        # Whoever reads the rows says what is wrong with the file.
+        return {}
+    return {CONTENTS if is_small else SAMPLES: sha.hexdigest()[:_DIGITS]}
+
+
+def _local(piece: FilePiece) -> Iterator[str]:
+    """Yield the path of the piece's file if it is on a local file system."""
+    if piece.filesystem is not None:
+        place = ResolvedPath(piece.filesystem, piece.path, "")
+    else:
+        place = find(piece.path)
+    if place.is_local:
+        yield place.path
+
+
+def _values_of_path(piece: FilePiece) -> list[Any]:
+    """Return what rows of a file have from its path, and from nowhere else.
+
+    They count whether or not their columns are read.
+    """
+    parts = [part for part in piece.path.split("/")[:-1] if "=" in part]
+    named = {part.partition("=")[0] for part in parts}
+    others = sorted(piece.constants.items())
+    return parts + [each for each in others if each[0] not in named and each[1] is not None]
+
+
+def _all_blocks(sizes: Iterable[tuple[str, int]]) -> Iterator[bytes]:
+    for path, _ in sizes:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                yield block
+
+
+def _sampled_blocks(sizes: Sequence[tuple[str, int]]) -> Iterator[bytes]:
+    """Yield blocks from evenly spaced places in the files, as if they were one."""
+    ends = list(accumulate(size for _, size in sizes))
+    last = max(0, ends[-1] - _BLOCK_BYTES)
+    for place in np.linspace(0, last, _SAMPLED_BLOCKS, dtype=np.int64).tolist():
+        index = bisect_right(ends, place)
+        path, size = sizes[index]
+        with open(path, "rb") as file:
+            file.seek(place - (ends[index] - size))
+            yield file.read(_BLOCK_BYTES)
 
 
 def _untransformed(piece: Piece) -> Piece:

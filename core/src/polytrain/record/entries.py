@@ -40,7 +40,7 @@ class _Content(TypedDict, total=False):
     train_loop_config: Any
     objects: dict[str, str]
     transforms: dict[str, str | None]
-    datasets: dict[str, str]
+    datasets: dict[str, dict[str, str]]
 
 
 _Identity = TypedDict(

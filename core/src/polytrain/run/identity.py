@@ -29,7 +29,7 @@ def identity_of(
     spec: RunSpec,
     *,
     datasets: Mapping[str, DataConfig],
-    fingerprints: Mapping[str, str],
+    facts: Mapping[str, Mapping[str, str]],
     salt: str,
 ) -> dict[str, Any]:
     """Return a run's identity, as plain values.
@@ -40,7 +40,7 @@ def identity_of(
     Args:
         spec: the request.
         datasets: name → description of each data set.
-        fingerprints: name → fingerprint of each data set's rows.
+        facts: name → facts about each data set's rows; see `fingerprint.facts`.
         salt: the digests' salt, the same for all drivers of a run.
     """
     backend, function = spec.backend, spec.train_loop_per_worker
@@ -72,7 +72,7 @@ def identity_of(
             "transforms": {
                 name: code_fingerprint(config.transform) for name, config in datasets.items()
             },
-            "datasets": dict(fingerprints),
+            "datasets": {name: dict(known) for name, known in facts.items()},
         },
     }
 
@@ -99,10 +99,7 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
     if not _same(was["train_loop_config"], is_["train_loop_config"]):
         what = _changed("", was["train_loop_config"], is_["train_loop_config"])
         yield Problem(field="train_loop_config", what=what, remedy=_OTHER_CONTENT)
-    for name, fingerprint in is_["datasets"].items():
-        if was["datasets"].get(name) != fingerprint:
-            what = "its rows differ from those that the run was trained with"
-            yield Problem(field=f"datasets[{name!r}]", what=what, remedy=_OTHER_CONTENT)
+    yield from _other_data(was["datasets"], is_["datasets"], in_columns=True, remedy=_OTHER_CONTENT)
     if was["python"] != is_["python"]:
         # Python versions compile the same code to different bytecode.
         return
@@ -120,6 +117,54 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
             field = f"dataset_config[{name!r}].transform"
             yield Problem(field=field, what=what, remedy=_OTHER_CONTENT)
 
+
+def data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield which data sets have other rows than those that a checkpoint was trained with.
+
+    Which of their columns are read may change.
+
+    Args:
+        before: the identity of the driver that made the checkpoint.
+        now: the identity that the user requests.
+    """
+    was, is_ = before["content"]["datasets"], now["content"]["datasets"]
+    yield from _other_data(was, is_, in_columns=False, remedy=_OTHER_ROWS)
+
+
+def _other_data(
+    before: Mapping[str, Mapping[str, str]],
+    now: Mapping[str, Mapping[str, str]],
+    *,
+    in_columns: bool,
+    remedy: str,
+) -> Iterator[Problem]:
+    """
+    Args:
+        before: name → facts about each data set's rows.
+        now: the same of the request.
+        in_columns: whether the columns that are read count.
+        remedy: of the problems.
+    """
+    if not now:
+        return
+    # Imported here because it takes long.
+    from polytrain.data.plan.position import COLUMNS, differences
+
+    for name, facts in now.items():
+        known = facts if in_columns else {key: facts[key] for key in facts if key != COLUMNS}
+        if changes := differences(before.get(name, {}), known):
+            yield Problem(
+                field=f"datasets[{name!r}]",
+                what="its rows differ from those that the run was trained with "
+                f"({'; '.join(changes)})",
+                remedy=remedy,
+            )
+
+
+_OTHER_ROWS = (
+    "Pass the same data, or start a run under another name: with restore_from=… it starts from "
+    "this run's checkpoint, on the data that you pass"
+)
 
 _OTHER_CONTENT = (
     "The run of this name is finished: give RunConfig another name, or if_finished='new' to train "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypedDict, TypeVar
 
@@ -10,12 +10,21 @@ from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.storage.typed_json import Count, Ranks, fitting
 
+ROWS = "number of rows"
+COLUMNS = "names or types of columns"
+STEPS = "steps of the pipeline"
+"""Keys of facts about any data set, and of the digest of a pipeline."""
+
 NAMES = "names of files"
 ORDER = "order of files"
 VERSIONS = "sizes or times of files"
 ORDER_WITHOUT_NAMES = "sizes and times of files in their order"
 VERSIONS_WITHOUT_NAMES = "sizes and times of files"
 """Keys of digests of files: by their names, and of files that may have been renamed."""
+
+CONTENTS = "contents of files"
+SAMPLES = "sampled contents of files"
+"""Keys of digests of what is in the files, in their order: all of it, or some of it."""
 
 _FILE = "the position in a data set"
 """The part of a checkpoint's manifest that has it, for messages."""
@@ -124,7 +133,7 @@ class DataPosition:
         if position.start:
             then, now = asdict(position.plan), asdict(plan)
             changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
-            _check_unchanged(name, position, [*changes, *_differences(position.digests, digests)])
+            _check_unchanged(name, position, [*changes, *differences(position.digests, digests)])
         return replace(position, plan=plan, digests=digests)
 
 
@@ -196,7 +205,7 @@ class StreamPosition:
             )
         position = cls.from_plain(saved, world_size)
         if position.segments:
-            _check_unchanged(name, position, _differences(position.digests, digests))
+            _check_unchanged(name, position, differences(position.digests, digests))
         return replace(position, digests=digests)
 
 
@@ -210,13 +219,50 @@ def _check_unchanged(name: str, position: EpochPosition, changes: Sequence[str])
         )
 
 
-def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The differences between two data sets, by the digests that both have, each once."""
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return how two data sets differ; nothing if the rows are the same, as far as this tells.
+
+    Files whose content is the same may have other names and times.
+
+    Args:
+        then: the digests of one; see `fingerprint.digests`. With `fingerprint.facts` these count
+            as well.
+        now: the digests of the other.
+    """
+    kinds = _kind(then), _kind(now)
+    if kinds[0] != kinds[1]:
+        # They have no digest in common.
+        return [f"{kinds[0]} then, {kinds[1]} now"]
     changed = [what for what in then if what in now and then[what] != now[what]]
+    facts = [f"{then[ROWS]} rows then, {now[ROWS]} now"] if ROWS in changed else []
+    facts += [f"other {COLUMNS}"] if COLUMNS in changed else []
+    return facts + [f"other {what}" for what in _other_digests(changed, then.keys() & now.keys())]
+
+
+def _other_digests(changed: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return those changed digests that say what is another, each once."""
+    if CONTENTS in known and CONTENTS not in changed:
+        return []
+    if SAMPLES in known and SAMPLES not in changed and ORDER_WITHOUT_NAMES not in changed:
+        return []
     if NAMES in changed:
         # All other digests contain the names.
         if VERSIONS_WITHOUT_NAMES in changed:
-            return ["other files"]
-        changed = [NAMES, ORDER] if ORDER_WITHOUT_NAMES in changed else [NAMES]
-    without_names = (ORDER_WITHOUT_NAMES, VERSIONS_WITHOUT_NAMES)
-    return [f"other {what}" for what in changed if what not in without_names]
+            return ["files"]
+        return [NAMES, ORDER] if ORDER_WITHOUT_NAMES in changed else [NAMES]
+    found = [what for what in changed if what not in (*_FACTS, *_NAMELESS, *_INSIDE)]
+    return found or [what for what in changed if what in _INSIDE]
+
+
+_FACTS = (ROWS, COLUMNS)
+_NAMELESS = (ORDER_WITHOUT_NAMES, VERSIONS_WITHOUT_NAMES)
+_INSIDE = (CONTENTS, SAMPLES)
+
+
+def _kind(digests: Mapping[str, str]) -> str:
+    if STEPS in digests:
+        return "a pipeline"
+    if NAMES in digests:
+        return "files"
+    others = [what for what in digests if what not in _FACTS]
+    return "a table" if others else "items or computed blocks"

@@ -251,10 +251,10 @@ def _hyperparameters(record: RunRecord) -> Mapping[str, Any]:
 
 
 def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:
-    fingerprints = record.identity.get("content", {}).get("datasets", {})
+    facts = record.identity.get("content", {}).get("datasets", {})
     known = record.configuration.datasets
     return {
-        name: {**known.get(name, {}), **options, "fingerprint": fingerprints.get(name)}
+        name: {**known.get(name, {}), **options, **facts.get(name, {})}
         for name, options in record.identity["datasets"].items()
     }
 
