@@ -134,6 +134,10 @@ def test_starting_over_leaves_what_was_there_and_does_not_count_it(quiet: RunCon
             {"datasets": {"train": TABLE.slice(1)}},
             rf"datasets\['train'\]: .*{ROWS} rows then, {ROWS - 1} now.*restore_from",
         ),
+        (
+            {"dataset_config": DataConfig(shuffle=True, seed=7, datasets_to_split=[])},
+            "datasets, for the run in .*split over the workers then, whole on each worker now",
+        ),
     ],
 )
 def test_what_makes_going_on_meaningless_is_refused(

@@ -146,6 +146,24 @@ def test_inside_an_epoch_the_order_can_not_be_changed(change: dict[str, int], me
     assert between_epochs.epoch == 3
 
 
+@pytest.mark.parametrize(
+    ("then", "message"),
+    [
+        (True, "whole on each worker then, split over the workers now"),
+        (False, "split over the workers then, whole on each worker now"),
+    ],
+)
+def test_inside_an_epoch_rows_are_not_split_otherwise(then: bool, message: str) -> None:
+    begun = DataPosition(epoch=3, start=10, plan=PLAN, whole=then)
+    for position in (begun, begun.moved(4, 20)):
+        plain = json.loads(json.dumps(position.to_plain()))
+        assert DataPosition.resume("train", plain, PLAN, {}, whole=then) == position
+        with pytest.raises(DataChangedError, match=message):
+            DataPosition.resume("train", plain, PLAN, {}, whole=not then)
+    between_epochs = begun.moved(4, 0).to_plain()
+    assert DataPosition.resume("train", between_epochs, PLAN, {}, whole=not then).whole != then
+
+
 def test_an_epoch_of_which_nothing_was_given_may_be_asked_for_again() -> None:
     one = cursor()
     discarded, used = one.next_epoch(), one.next_epoch()

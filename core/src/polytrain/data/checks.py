@@ -199,7 +199,7 @@ def position_problems(
             if isinstance(spec, StreamSpec):
                 StreamPosition.resume(spec.name, saved, 1, spec.digests)
             else:
-                DataPosition.resume(spec.name, saved, spec.plan, spec.digests)
+                DataPosition.resume(spec.name, saved, spec.plan, spec.digests, whole=spec.whole)
         except DataChangedError as error:
             yield Problem(field=field, what=error.what, remedy=error.remedy)
 

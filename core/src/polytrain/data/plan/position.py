@@ -81,6 +81,9 @@ class DataPosition:
 
     plan: Plan
 
+    whole: bool = False
+    """Every rank is given all rows: `start` is each rank's own."""
+
     digests: Mapping[str, str] = field(default_factory=dict)
     """The data set's: see `fingerprint.digests`."""
 
@@ -92,7 +95,9 @@ class DataPosition:
     def moved(self, epoch: int, start: int) -> DataPosition:
         """Return another position in the same data set."""
         # For each batch: `replace` takes twice as long.
-        return DataPosition(epoch=epoch, start=start, plan=self.plan, digests=self.digests)
+        return DataPosition(
+            epoch=epoch, start=start, plan=self.plan, whole=self.whole, digests=self.digests
+        )
 
     def to_plain(self) -> dict[str, Any]:
         """Return the position as values that JSON and msgpack can hold."""
@@ -109,7 +114,13 @@ class DataPosition:
 
     @classmethod
     def resume(
-        cls, name: str, saved: Mapping[str, Any] | None, plan: Plan, digests: Mapping[str, str]
+        cls,
+        name: str,
+        saved: Mapping[str, Any] | None,
+        plan: Plan,
+        digests: Mapping[str, str],
+        *,
+        whole: bool = False,
     ) -> DataPosition:
         """The position at which a run starts in a data set that it reads by a plan.
 
@@ -118,13 +129,14 @@ class DataPosition:
             saved: the position in the checkpoint's manifest; None without a checkpoint.
             plan: how the data set is read now.
             digests: the data set's now.
+            whole: whether every rank is given all rows now.
 
         Raises:
             DataChangedError: the saved position is inside an epoch of another order, of other data,
                 or of a stream.
         """
         if saved is None:
-            return cls(plan=plan, digests=digests)
+            return cls(plan=plan, whole=whole, digests=digests)
         if "plan" not in saved:
             raise DataChangedError(
                 f"The data set {name!r} was a stream when the checkpoint was made, and isn't now"
@@ -133,8 +145,11 @@ class DataPosition:
         if position.start:
             then, now = asdict(position.plan), asdict(plan)
             changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
+            if position.whole != whole:
+                words = {True: "whole on each worker", False: "split over the workers"}
+                changes.append(f"{words[position.whole]} then, {words[whole]} now")
             _check_unchanged(name, position, [*changes, *differences(position.digests, digests)])
-        return replace(position, plan=plan, digests=digests)
+        return replace(position, plan=plan, whole=whole, digests=digests)
 
 
 class _PlainStreamPosition(TypedDict):

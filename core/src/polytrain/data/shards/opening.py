@@ -62,7 +62,7 @@ def open_shards(
         else:
             held = spec.held_rows(world_size, rank)
             rows = MappedRows(next(tables), held, workers=local_world_size)
-        position = DataPosition.resume(spec.name, saved, spec.plan, spec.digests)
+        position = DataPosition.resume(spec.name, saved, spec.plan, spec.digests, whole=spec.whole)
         cursor = Cursor(position, skipped=skipped.get(spec.name, ()))
         shards[spec.name] = RowsShard(spec, rows, cursor, world_size=world_size, rank=rank)
     return shards
