@@ -75,6 +75,7 @@ def fit(
     virtual: int | None = 4,
     function: Any = train,
     progress: Any = False,
+    **options: Any,
 ) -> Result:
     path.mkdir(exist_ok=True)
     (path / "end").write_text(str(end))
@@ -87,6 +88,7 @@ def fit(
         datasets={"train": {"x": list(x), "y": x.sum(1)}},
         scaling_config=ScalingConfig(num_workers=workers, virtual_workers=virtual, cluster="local"),
         run_config=RunConfig(storage_path=path, name="run", progress=progress),
+        **options,
     ).fit()
 
 
@@ -113,6 +115,8 @@ def test_kills_and_other_numbers_of_workers_change_no_bit(tmp_path: Path) -> Non
         metrics_of(each) for each in whole.history
     ]
     assert len(whole.history) == EPOCHS * BATCHES
+    with pytest.raises(InvalidJobError, match=r"restore_from was made with 4 .* virtual_workers=4"):
+        fit(tmp_path / "other", 1, virtual=2, restore_from=whole.checkpoint)
     weights = whole.load_model()
     assert all(value.equal(weights[name]) for name, value in cut.load_model().items())
 

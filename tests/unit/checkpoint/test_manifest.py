@@ -38,6 +38,7 @@ MANIFEST = Manifest(
     created="2024-02-29T12:00:00+00:00",
     world_size=2,
     positions={"train": {"epoch": 2, "position": 512}},
+    virtual_workers=4,
     files=(
         StoredFile(name="model.pt", size=10, sha256="ab", rank=0),
         StoredFile(name="optimizer/état 1", size=0, sha256="cd", rank=1),

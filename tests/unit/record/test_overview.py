@@ -137,18 +137,3 @@ def test_a_run_is_exact_if_every_attempt_with_steps_that_count_is(
     history = read_history([strict_json.dumps(each).encode() + b"\n" for each in [opened, *lines]])
     assert history is not None
     assert history.why_not_exact == why_not
-
-
-def test_the_attempt_that_made_a_step_is_the_last_that_began_before_it() -> None:
-    opened = entry("Opened", 1, 0.0, anew=True)
-    lines = [opened, *attempt_at(0, virtual=None), *attempt_at(4, virtual=2), *attempt_at(4)]
-    history = read_history([strict_json.dumps(each).encode() + b"\n" for each in lines])
-    assert history is not None
-    made = [history.attempts.made(step) for step in (0, 1, 4, 5)]
-    assert [None if each is None else each.virtual_workers for each in made] == [
-        None,
-        None,
-        None,
-        4,
-    ]
-    assert [each is None for each in made] == [True, False, False, False]

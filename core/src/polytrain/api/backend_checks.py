@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
+from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.config.configs import (
     CheckpointConfig,
     DataConfig,
@@ -240,23 +241,26 @@ def virtual_worker_problems(spec: RunSpec) -> Iterator[Problem]:
     )
 
 
-def changed_virtual_workers(before: int | None, now: int | None, *, step: int) -> Iterator[Problem]:
-    """Yield a problem if a run can't continue after a step with this number of virtual workers.
+def changed_virtual_workers(start: StartingPoint, now: int | None) -> Iterator[Problem]:
+    """Yield a problem if training can't continue from there with this number of virtual workers.
 
-    A run that had none may have some from here on.
+    What had none may have some from there on, and a run of its own may have none.
 
     Args:
-        before: how many the attempt had that has trained the step; None for none.
-        now: how many the run is to have.
-        step: the step.
+        start: the run's starting point.
+        now: how many the run is to have; None for none.
     """
-    if before is not None and now != before:
-        yield Problem(
-            field="ScalingConfig.virtual_workers",
-            what=f"the run was trained with {before} until step {step}, "
-            f"now it is {now}: it wouldn't continue with the same bits",
-            remedy=f"Give virtual_workers={before}, or train under another name",
-        )
+    then = start.virtual_workers
+    if then is None or now == then or (now is None and not start.own):
+        return
+    trained = "the run was trained" if start.own else "the checkpoint of restore_from was made"
+    other = "train under another name" if start.own else "leave it out"
+    yield Problem(
+        field="ScalingConfig.virtual_workers",
+        what=f"{trained} with {then} until step {start.step}, now it is {now}: it wouldn't "
+        "continue with the same bits",
+        remedy=f"Give virtual_workers={then}, or {other}",
+    )
 
 
 def installation_problems(backend: Backend) -> Iterator[Problem]:

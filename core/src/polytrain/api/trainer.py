@@ -364,13 +364,11 @@ class Trainer:
                 ),
             )
             start = manager.start()
+        raise_if_any(changed_virtual_workers(start, spec.scaling_config.virtual_workers))
         if not start.own:
             raise_if_any(damage_problems(start))
         elif history is not None:
             raise_if_any(data_differences(history.identity, identity))
-            if (made := history.attempts.made(start.step)) is not None:
-                now = spec.scaling_config.virtual_workers
-                raise_if_any(changed_virtual_workers(made.virtual_workers, now, step=start.step))
         choice, place = None, None
         if not spec.is_inline:
             choice = choose_cluster(spec.scaling_config, available_clusters(spec))

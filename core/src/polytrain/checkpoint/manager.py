@@ -47,6 +47,9 @@ class CheckpointManager:
     transform: str | None = None
     """See `Manifest.transform`."""
 
+    virtual_workers: int | None = None
+    """See `Manifest.virtual_workers`."""
+
     merges_files: bool = False
     """Whether files that other ranks report are added to rank 0's."""
 
@@ -446,6 +449,7 @@ class CheckpointManager:
             versions=self.versions,
             created=datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="seconds"),
             world_size=self.world_size,
+            virtual_workers=self.virtual_workers,
             positions=self._positions(parts),
             files=files,
             transform=self.transform,

@@ -78,6 +78,9 @@ class Manifest:
     """Fingerprint of the data transform that the model was trained with; None without one.
     Fingerprints of different Python versions can't be compared."""
 
+    virtual_workers: Ranks | None = None
+    """Number of virtual workers that trained it; None without."""
+
     is_rescue: bool = False
     """Whether it is the state of a survivor, which nobody has reported. It is kept only while it is
     the newest, and isn't among the reported checkpoints."""
@@ -90,9 +93,11 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as strictly valid JSON."""
         body = asdict(self)
+        # Earlier versions read the manifests of all other checkpoints.
         if not self.is_rescue:
-            # Earlier versions read the manifests of all reported checkpoints.
             del body["is_rescue"]
+        if self.virtual_workers is None:
+            del body["virtual_workers"]
         digest = _digest(FORMAT, body)
         entry = {"format": FORMAT, "sha256": digest, "manifest": body}
         return json.dumps(strict_json.plain(entry), indent=1, allow_nan=False)

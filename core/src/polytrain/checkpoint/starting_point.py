@@ -51,6 +51,9 @@ class StartingPoint:
     backend: str | None = None
     """Name of the backend of the run that has made them; None without a manifest."""
 
+    virtual_workers: int | None = None
+    """See `Manifest.virtual_workers`."""
+
     @property
     def path(self) -> str | None:
         """Directory or address of the files."""
@@ -105,6 +108,7 @@ def from_manifest(manifest: Manifest, location: Location, *, own: bool) -> Start
         positions=manifest.positions,
         files=manifest.files,
         backend=manifest.backend,
+        virtual_workers=manifest.virtual_workers,
     )
 
 

@@ -134,11 +134,6 @@ class Attempts:
                 self._attempts[-1], ended=ended, stop_s=stop_s, failure=failure, reason=reason
             )
 
-    def made(self, step: int) -> AttemptOverview | None:
-        """Return the attempt that has trained a step, from 1; None if none has begun before it."""
-        before = [each for each in counting_attempts(self._attempts) if each.first_step < step]
-        return before[-1] if before else None
-
     def why_not_exact(self, last_step: int) -> tuple[str, ...] | None:
         """Return why the run may not be exact over world sizes; see `Result.why_not_exact`.
 

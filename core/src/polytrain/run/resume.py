@@ -55,6 +55,7 @@ def checkpoint_manager(
         merges_files=spec.merges_files,
         versions=versions_of(spec.backend),
         world_size=spec.world_size,
+        virtual_workers=spec.scaling_config.virtual_workers,
         token=lease.token,
         origin=origin,
         transform=transform,
