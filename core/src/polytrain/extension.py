@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polytrain.data.shards.tensor_shapes import TensorShapes, check_named, check_range
     from polytrain.data.types.columns import empty_table, to_format
     from polytrain.errors import BadDataError
+    from polytrain.functions.users_code import is_installed
     from polytrain.keras_layers import adapted_digests, nested_layers, unequal_layers
     from polytrain.linux.kept_states import KeptState, KeptStates
     from polytrain.workers.session.call_counter import Calls
@@ -51,6 +52,7 @@ __all__ = [
     "check_range",
     "empty_table",
     "group_sizes",
+    "is_installed",
     "keep_all_batches",
     "nested_layers",
     "open_cursor",
@@ -87,6 +89,7 @@ _NAMES = LazyNames(
             "check_range",
         ),
         "polytrain.errors": ("BadDataError",),
+        "polytrain.functions.users_code": ("is_installed",),
         "polytrain.workers.session.call_counter": ("Calls",),
         "polytrain.workers.session.context": ("Context",),
         "polytrain.linux.kept_states": (

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from polytrain.extension import is_installed
 from polytrain_torch.survivors.byte_code import globals_of, read_after, targets_around
-from polytrain_torch.survivors.snapshots import PLAIN, TRANSPARENT, Snapshot, is_installed
+from polytrain_torch.survivors.snapshots import PLAIN, TRANSPARENT, Snapshot
 
 _WORKER_PROCESS = "polytrain.workers.session.worker_process"
 

@@ -16,7 +16,6 @@ import io
 import logging
 import marshal
 import random
-import sysconfig
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polytrain.extension import is_installed
 from polytrain_torch.checkpoints.rank_parts import digest
 from polytrain_torch.private import original_module, version_of
 from polytrain_torch.survivors.byte_code import globals_of
@@ -287,14 +287,6 @@ class Snapshot:
         if not state and package == "torch":
             return _Object((kind, repr(value)))
         return self._refer((kind, *state), state.values())
-
-
-def is_installed(filename: str) -> bool:
-    """Return whether a file belongs to Python or to an installed package."""
-    return filename.startswith(_INSTALLED)
-
-
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 
 
 def _has_content(value: torch.Tensor) -> bool:
