@@ -194,7 +194,7 @@ def test_data_sets_have_names(problems: Any) -> None:
 def test_fewer_rows_than_workers_are_refused(problems: Any) -> None:
     found = problems(scaling_config=ScalingConfig(num_workers=9))
     problem = found.only("datasets['train']")
-    assert "8 row(s)" in problem.what
+    assert "8 rows" in problem.what
     assert "9 workers" in problem.what
 
 

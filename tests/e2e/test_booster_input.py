@@ -98,7 +98,7 @@ def test_rows_of_one_rank_are_reported_by_all(
 ) -> None:
     found = refusal(quiet, with_value("y", NAN), num_workers, backend=backend)
     assert found == (
-        "label: in 1 of 90 row(s) of 'train' the column 'y' has no value (null or NaN). "
+        "label: in 1 of 90 rows of 'train' the column 'y' has no value (null or NaN). "
         "Leave such rows out, or give them a value"
     )
 
@@ -107,10 +107,10 @@ def test_rows_of_one_rank_are_reported_by_all(
 @pytest.mark.parametrize("missing", [NAN, None])
 def test_labels_without_a_value(quiet: RunConfig, backend: str, missing: Any) -> None:
     bad = with_value("y", missing)
-    assert "in 1 of 90 row(s) of 'train'" in refusal(quiet, bad, backend=backend)
+    assert "in 1 of 90 rows of 'train'" in refusal(quiet, bad, backend=backend)
     valid = {"valid": bad}
     found = refusal(quiet, with_value("y", 1.0), backend=backend, datasets=valid)
-    assert "in 1 of 90 row(s) of 'valid'" in found
+    assert "in 1 of 90 rows of 'valid'" in found
 
 
 @both
@@ -194,21 +194,21 @@ def test_categories_of_pandas_are_labels_weights_and_queries(
 )
 def test_weights(quiet: RunConfig, backend: str, weight: float, what: str) -> None:
     found = refusal(quiet, with_value("w", weight), backend=backend, weight="w")
-    assert found.startswith("weight: in 1 of 90 row(s)")
+    assert found.startswith("weight: in 1 of 90 rows")
     assert what in found
 
 
 @both
 def test_weights_of_which_none_is_above_0(quiet: RunConfig, backend: str) -> None:
     found = refusal(quiet, a_table(w=np.zeros(ROWS)), backend=backend, weight="w")
-    assert "in 90 of 90 row(s) of 'train' the column 'w' is 0" in found
+    assert "in 90 of 90 rows of 'train' the column 'w' is 0" in found
 
 
 @both
 @pytest.mark.parametrize("score", [NAN, None])
 def test_scores_to_begin_with(quiet: RunConfig, backend: str, score: Any) -> None:
     found = refusal(quiet, with_value("w", score), backend=backend, **{MARGIN[backend]: "w"})
-    assert found.startswith(f"{MARGIN[backend]}: in 1 of 90 row(s)")
+    assert found.startswith(f"{MARGIN[backend]}: in 1 of 90 rows")
 
 
 @both
@@ -217,8 +217,8 @@ def test_scores_to_begin_with(quiet: RunConfig, backend: str, score: Any) -> Non
     ("queries", "what"),
     [
         (np.arange(ROWS) % 7, "the rows of group 0 of the column 'q' don't lie together"),
-        ([*range(ROWS - 1), None], "1 row(s) have no value in the column 'q'"),
-        ([*np.arange(ROWS - 1.0), NAN], "1 row(s) have no value in the column 'q'"),
+        ([*range(ROWS - 1), None], "1 row has no value in the column 'q'"),
+        ([*np.arange(ROWS - 1.0), NAN], "1 row has no value in the column 'q'"),
     ],
     ids=["torn", "null", "NaN"],
 )
@@ -329,7 +329,7 @@ def test_infinite_features_of_xgboosts(quiet: RunConfig, dataset: str) -> None:
     datasets[dataset] = with_value("x1", -INF)
     train = datasets.pop("train")
     found = refusal(quiet, train, datasets=datasets, backend="xgboost")
-    assert found.startswith(f"datasets['{dataset}']: in 1 of 90 row(s)")
+    assert found.startswith(f"datasets['{dataset}']: in 1 of 90 rows")
     assert "'x1' is infinite" in found
 
 
@@ -361,7 +361,7 @@ def test_infinite_features_of_lightgbms(quiet: RunConfig) -> None:
 def test_too_few_rows(quiet: RunConfig, backend: str) -> None:
     few = a_table().slice(0, 2)
     found = refusal_at_once(quiet, few, num_workers=3, backend=backend)
-    assert "its 2 row(s) can't be divided among 3 workers" in found
+    assert "its 2 rows can't be divided among 3 workers" in found
     assert "it has no rows" in refusal_at_once(quiet, few.slice(0, 0), backend=backend)
     empty = {"valid": few.slice(0, 0)}
     found = refusal_at_once(quiet, few, backend=backend, datasets=empty)
@@ -373,7 +373,7 @@ def test_too_few_queries(quiet: RunConfig, backend: str) -> None:
     table = a_table(q=np.arange(ROWS) // 45)
     options = {"backend": backend, "objective": "ranking", QUERY[backend]: "q"}
     found = refusal_at_once(quiet, table, num_workers=3, **options)
-    assert "its 2 group(s) can't be divided among 3 workers" in found
+    assert "its 2 groups can't be divided among 3 workers" in found
 
 
 def test_lightgbm_learns_nothing_from_one_row(quiet: RunConfig) -> None:

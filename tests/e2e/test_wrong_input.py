@@ -204,7 +204,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
         "tensorflow",
         {**run(ports="30000-30001"), **scaling(num_workers=3, cluster="local")},
         "RunConfig.ports",
-        "'30000-30001' allows 2 ports, and 3 ranks on one host need 3",
+        "'30000-30001' allows 2 ports, and one host with 3 ranks needs 3",
         "Allow at least 3, such as '30000-30002'",
     ),
     "name='..'": ("reference", run(name=".."), "RunConfig.name", "'..' can't", "Give a name"),

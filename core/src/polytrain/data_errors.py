@@ -106,6 +106,7 @@ def too_few(dataset: str, count: int, what: str, num_workers: int) -> Problem:
     """
     return Problem(
         field=f"datasets[{dataset!r}]",
-        what=f"its {count} {what}(s) can't be divided among {numbered(num_workers, 'worker')}",
+        what=f"its {numbered(count, what)} can't be divided among "
+        f"{numbered(num_workers, 'worker')}",
         remedy="Use fewer workers: ScalingConfig(num_workers=…)",
     )

@@ -65,7 +65,7 @@ def test_a_parameter_that_is_none_is_not_given() -> None:
         ({"deptth": 3}, "Stumps has no parameter of this name, and would ignore it"),
         ({"eta": 0.1}, "it is a parameter of Forests"),
         ({"steps": 9}, "it is the number of rounds"),
-        ({"workers": 2}, "2 threads are more than a worker's 1 CPU(s)"),
+        ({"workers": 2}, "2 threads are more than a worker's 1 CPU"),
         ({"signs": [1, 0]}, "it has 2 entries for 4 features"),
     ],
     ids=str,

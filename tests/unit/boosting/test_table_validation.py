@@ -52,26 +52,26 @@ def refusal(rules: list[Rule], *ranks: Any, valid: Any = None) -> str:
 def test_the_rows_of_all_ranks_are_counted() -> None:
     found = refusal(required("label", "c"), [1.0, NAN], [1.0, 2.0], [None, 3.0, NAN])
     assert found == (
-        "label: in 3 of 7 row(s) of 'train' the column 'c' has no value (null or NaN). "
+        "label: in 3 of 7 rows of 'train' the column 'c' has no value (null or NaN). "
         "Leave such rows out, or give them a value"
     )
 
 
 def test_a_data_set_that_one_rank_has_is_reported_by_all() -> None:
     found = refusal(required("label", "c"), [1.0], [2.0], valid=[NAN, 1.0])
-    assert "in 1 of 2 row(s) of 'valid'" in found
+    assert "in 1 of 2 rows of 'valid'" in found
 
 
 def test_all_problems_are_reported_at_once() -> None:
     found = refusal(weights("weight", "c"), [-1.0, NAN], [INF, 1e39], valid=[-2.0])
     assert found.startswith("4 problems:\n")
-    assert "2 of 4 row(s) of 'train' the column 'c' is infinite" in found
+    assert "2 of 4 rows of 'train' the column 'c' is infinite" in found
     assert "is negative (such as -2)" in found
 
 
 def test_weights_of_0_are_fine_where_others_are_above() -> None:
     assert refusal(weights("weight", "c"), [0.0, 0.0], [1.0]) == ""
-    assert "in 3 of 3 row(s)" in refusal(weights("weight", "c"), [0.0, 0.0], [0.0])
+    assert "in 3 of 3 rows" in refusal(weights("weight", "c"), [0.0, 0.0], [0.0])
 
 
 def test_a_rank_without_rows_has_nothing_wrong() -> None:
@@ -112,7 +112,7 @@ def test_infinite_features_are_named(bad: float) -> None:
     rules = finite(table.select(["c"]).schema, "XGBoost")
     assert refusal(rules, [1.0, NAN], [NAN, NAN], pa.nulls(2, pa.float32())) == ""
     found = refusal(rules, [1.0, NAN], [bad, 2.0])
-    assert found.startswith("datasets['train']: in 1 of 4 row(s) of 'train' the column 'c' is inf")
+    assert found.startswith("datasets['train']: in 1 of 4 rows of 'train' the column 'c' is inf")
 
 
 def test_a_constant_is_one_over_all_ranks() -> None:

@@ -61,7 +61,7 @@ def test_a_missing_group_column_is_reported_before_the_start() -> None:
 
 
 def test_fewer_groups_than_workers_are_reported_before_the_start() -> None:
-    with pytest.raises(InvalidJobError, match=r"its 2 group\(s\) can't be divided among 3 workers"):
+    with pytest.raises(InvalidJobError, match=r"its 2 groups can't be divided among 3 workers"):
         Trainer(
             Reference(label="y"),
             datasets={"train": {"query": [1, 1, 2], "y": [1, 2, 3]}},

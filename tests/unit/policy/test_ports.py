@@ -44,7 +44,7 @@ def test_what_can_never_be_enough_is_a_problem(
         return
     [problem] = problems
     assert problem.field == "RunConfig.ports"
-    assert problem.what.endswith(f"on one host need{'s' * ('1 rank ' in problem.what)} {needed}")
+    assert problem.what.endswith(f"needs {needed}")
     assert f"Allow at least {needed}, such as '30000-{30000 + needed - 1}'" in problem.remedy
 
 
@@ -61,7 +61,7 @@ def test_ranks_are_counted_host_by_host() -> None:
     assert too_few_ports(30000, LEADERS, everybody) is None
     why = too_few_ports("30000-30001", RANKS, everybody)
     assert why is not None
-    assert "3 ranks on host b need 3" in why
+    assert "host b with 3 ranks needs 3" in why
     why = too_few_ports("30000-30001", BOTH, everybody)
     assert why is not None
-    assert "2 ranks on host a need 3" in why
+    assert "host a with 2 ranks needs 3" in why

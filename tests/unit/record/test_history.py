@@ -267,7 +267,7 @@ def test_damaged_reports_are_reported_and_spoil_no_others(
     written.file.write_text(f"{opened}\n{damaged}\n")
     report(driver, 21)
     assert steps(written.read()) == [21]
-    assert "reports in the journal are damaged" in caplog.text
+    assert "damaged in the journal" in caplog.text
 
 
 NUMBERS = {"loss": math.nan, "inf": math.inf, "low": -math.inf, "deep": {"of": [1.0, math.nan]}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polytrain.text.first_few import first_few
+from polytrain.text.first_few import first_few, numbered
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,17 @@ from polytrain.text.first_few import first_few
 )
 def test_the_others_are_counted(names: list[str], of: str, shown: str) -> None:
     assert first_few(names, 2, of=of) == shown
+
+
+@pytest.mark.parametrize(
+    ("verb", "one", "none"),
+    [
+        ("", "1 worker", "0 workers"),
+        ("need", "1 worker needs", "0 workers need"),
+        ("have", "1 worker has", "0 workers have"),
+        ("are", "1 worker is", "0 workers are"),
+    ],
+)
+def test_one_is_in_the_singular(verb: str, one: str, none: str) -> None:
+    assert numbered(1, "worker", verb) == one
+    assert numbered(0, "worker", verb) == none

@@ -80,7 +80,7 @@ def label_problems(
         if workers > capacity.workers:
             yield Problem(
                 field=field,
-                what=f"{numbered(workers, 'worker')} {'needs' if workers == 1 else 'need'} nodes "
+                what=f"{numbered(workers, 'worker', 'need')} nodes "
                 f"with labels that meet {dict(selector)}, and those can hold {capacity.workers}: "
                 f"{capacity.reason}",
                 remedy="Use fewer workers, or add nodes with these labels",
@@ -170,8 +170,8 @@ def _strategy_problem(
     if scaling.placement_strategy == "STRICT_SPREAD" and workers > able:
         return Problem(
             field="ScalingConfig.placement_strategy",
-            what=f"STRICT_SPREAD needs {workers} nodes for {workers} workers, and {able} of the "
-            f"cluster's {len(held)} can hold one",
+            what=f"STRICT_SPREAD needs a node for each of {numbered(workers, 'worker')}, and "
+            f"{able} of the cluster's {len(held)} can hold one",
             remedy="Use 'SPREAD', which takes as many nodes as there are",
         )
     if scaling.placement_strategy == "STRICT_PACK" and workers > max(held):

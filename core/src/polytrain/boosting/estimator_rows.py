@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
 
+from polytrain.text.first_few import numbered
 from polytrain_plugins.type_names import a_type
 
 Values = np.ndarray[Any, Any]
@@ -163,7 +164,6 @@ def renamed(table: pa.Table, names: Sequence[str], argument: str) -> pa.Table:
         ValueError: there isn't one name for each column.
     """
     if len(names) != table.num_columns:
-        raise ValueError(
-            f"{argument} has {len(names)} names, and X has {table.num_columns} columns"
-        )
+        columns = numbered(table.num_columns, "column")
+        raise ValueError(f"{argument} has {numbered(len(names), 'name')}, and X has {columns}")
     return table.rename_columns(list(names))

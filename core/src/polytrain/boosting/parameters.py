@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polytrain.text.first_few import numbered
 from polytrain_plugins import Job, Problem
 from polytrain_plugins.close_names import ALMOST_THE_SAME, did_you_mean
 
@@ -88,9 +89,10 @@ class Parameters:
         for name in self.threads:
             threads = params.get(name)
             if isinstance(threads, int) and threads > job.cpus_per_worker:
+                cpus = numbered(job.cpus_per_worker, "CPU")
                 yield parameter_problem(
                     name,
-                    f"{threads} threads are more than a worker's {job.cpus_per_worker} CPU(s)",
+                    f"{threads} threads are more than a worker's {cpus}",
                     "Leave it out; ScalingConfig(resources_per_worker={'CPU': …}) sets it",
                 )
 

@@ -121,6 +121,6 @@ def _problem(rule: Rule, dataset: str, rows: str, examples: Sequence[float]) -> 
     such_as = "".join(f" (such as {example:g})" for example in examples)
     return Problem(
         field=rule.option or f"datasets[{dataset!r}]",
-        what=f"in {rows} row(s) of {dataset!r} the column {rule.column!r} {rule.what}{such_as}",
+        what=f"in {rows} rows of {dataset!r} the column {rule.column!r} {rule.what}{such_as}",
         remedy=rule.remedy,
     )

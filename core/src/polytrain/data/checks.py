@@ -15,6 +15,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
 from polytrain.data_errors import SourceError, too_few
+from polytrain.text.first_few import numbered
 from polytrain_plugins import Demand, Problem
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.type_names import a_type, quoted
@@ -210,12 +211,12 @@ def warn_of_read_amplification(specs: Iterable[DatasetSpec], world_size: int) ->
         if isinstance(spec, ShardSpec) and spec.read_amplification(world_size) >= _MUCH:
             logger.warning(
                 "Each of %d workers reads up to %.1f times its part of the data set %r, which was "
-                "cut into %d shard(s). A new run cuts it anew: pass restore_from=… with a "
+                "cut into %s. A new run cuts it anew: pass restore_from=… with a "
                 "checkpoint that was made between two epochs, and DataConfig(shards=%d).",
                 world_size,
                 spec.read_amplification(world_size),
                 spec.name,
-                spec.plan.shards,
+                numbered(spec.plan.shards, "shard"),
                 world_size,
             )
 

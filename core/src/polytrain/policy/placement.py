@@ -250,7 +250,7 @@ class PlacementPolicy:
         capacity = worker_capacity(others, self.scaling.resources).workers
         if not leaving or capacity >= self.scaling.min_workers:
             return Departure(leaving=leaving, avoided=avoid)
-        agents_stay = "1 agent stays" if len(leaving) == 1 else f"{len(leaving)} agents stay"
+        agents_stay = numbered(len(leaving), "agent", "stay")
         reason = f"{agents_stay} on nodes that are to be left: no others can hold the workers"
         return Departure(leaving=frozenset(), avoided=frozenset(), reason=reason if others else "")
 

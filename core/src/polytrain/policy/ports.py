@@ -29,8 +29,8 @@ def port_problems(
         return
     yield Problem(
         field="RunConfig.ports",
-        what=f"{given!r} allows {numbered(len(allowed), 'port')}, and {numbered(ranks, 'rank')} on "
-        f"one host {'needs' if ranks == 1 else 'need'} {needed}",
+        what=f"{given!r} allows {numbered(len(allowed), 'port')}, and one host with "
+        f"{numbered(ranks, 'rank')} needs {needed}",
         remedy=f"Allow at least {needed}, such as {_wider(allowed, needed)!r}",
     )
 
@@ -52,10 +52,9 @@ def too_few_ports(given: int | str | None, demand: Demand, members: Sequence[Mem
         if needed > len(allowed):
             return (
                 f"RunConfig(ports={given!r}) allows {numbered(len(allowed), 'port')}, and "
-                f"{numbered(first.local_world_size, 'rank')} on {first.host} "
-                f"{'needs' if first.local_world_size == 1 else 'need'} {needed}. Allow at least "
-                f"{needed}, such as {_wider(allowed, needed)!r}, or place fewer workers on a host "
-                'with ScalingConfig(placement_strategy="SPREAD")'
+                f"{first.host} with {numbered(first.local_world_size, 'rank')} needs {needed}. "
+                f"Allow at least {needed}, such as {_wider(allowed, needed)!r}, or place fewer "
+                'workers on a host with ScalingConfig(placement_strategy="SPREAD")'
             )
     return None
 

@@ -11,6 +11,7 @@ from polytrain.record.secrecy import shown
 from polytrain.run.identity import is_full, plain
 from polytrain.storage.typed_json import Count, fitting
 from polytrain.text import strict_json
+from polytrain.text.first_few import numbered
 from polytrain_plugins import Problem
 
 RECORD_FILE = "_predictions.json"
@@ -91,7 +92,7 @@ def record_problems(
     if before.model != now.model:
         yield _other(place, "a different model, or a different checkpoint of it")
     if (before.data, before.rows) != (now.data, now.rows):
-        counts = f"{before.rows} rows; these have {now.rows}"
+        counts = f"{numbered(before.rows, 'row')}; these have {now.rows}"
         how = "as many rows" if before.rows == now.rows else counts
         yield _other(place, f"different data ({how})")
     for field in ("keep", "prediction_column", "rows_per_file"):

@@ -11,6 +11,7 @@ from polytrain.record.entries import LoadMeasured, MetricsReported, ReportBlock,
 from polytrain.record.reports import Reports, decoded_numbers, encoded_numbers
 from polytrain.storage.typed_json import Count, Duration, Seconds, fitting
 from polytrain.text import strict_json
+from polytrain.text.first_few import numbered
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,9 @@ def new_reports(entry: MetricsReported | ReportBlock, known: int) -> NewReports 
             {"count": entry.count, "steps": entry.steps, "columns": entry.columns}
         )
     except (KeyError, ValueError) as error:
-        logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
+        logger.warning(
+            "%s damaged in the journal: %s", numbered(behind - known, "report", "are"), error
+        )
         return None
     start = max(0, known - entry.n)
     return NewReports(reports=reports, times=times, stalled_s=stalled_s, start=start, behind=behind)

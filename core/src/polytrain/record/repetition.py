@@ -21,6 +21,7 @@ from polytrain.record.entries import (
 from polytrain.record.history import RunHistory
 from polytrain.record.overviews import AttemptOverview, counting_attempts
 from polytrain.record.reports import Reports
+from polytrain.text.first_few import numbered
 
 
 @dataclass(slots=True)
@@ -136,8 +137,9 @@ class Replay:
 
     def __str__(self) -> str:
         found = [str(each) for each in self.differences] or [
-            f"{self.reports} reports are equal, from step {self.from_step + 1} to {self.to_step}"
-            + (f", and {self.digests} digests of the state" if self.digests else "")
+            f"{numbered(self.reports, 'report', 'are')} equal, "
+            f"from step {self.from_step + 1} to {self.to_step}"
+            + (f", and {numbered(self.digests, 'digest')} of the state" if self.digests else "")
         ]
         return ". ".join((*found, *(each.rstrip(".") for each in self.not_compared))) + "."
 
@@ -203,7 +205,7 @@ def stretch_of(
         elif change.virtual_workers != virtual:
             what = f"had virtual_workers={change.virtual_workers}, before {virtual}"
         else:
-            what = f"had {change.num_workers} workers, before {workers}"
+            what = f"had {numbered(change.num_workers, 'worker')}, before {workers}"
         why = f"from step {change.first_step + 1} on the run {what}"
         return replace(stretch, end=change.first_step, shortened=why)
     if last_step < end:

@@ -67,6 +67,7 @@ from polytrain.run.states import (
     entries_of,
 )
 from polytrain.run.survivors import Survivors
+from polytrain.text.first_few import numbered
 from polytrain.workers.agents.calls import (
     AgentEvent,
     DrainAttempt,
@@ -171,7 +172,9 @@ class Controller:
         if self.attached.is_busy:
             if stopped is not None and not stopped.is_final:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
-            logger.info("Training has ended; %d validations are left.", self.attached.pending)
+            logger.info(
+                "Training has ended; %s left.", numbered(self.attached.pending, "validation", "are")
+            )
             # They may wait for the workers' resources.
             self.release_workers()
         while self.attached.is_busy and self.attached.failure is None:

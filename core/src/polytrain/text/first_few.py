@@ -18,6 +18,18 @@ def first_few(shown: Sequence[str], most: int, *, of: str = "") -> str:
     return few if others <= 0 else f"{few} and {others} more{f' {of}' if of else ''}"
 
 
-def numbered(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 worker", "2 workers"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def numbered(count: int, noun: str, verb: str = "") -> str:
+    """Return a count with its noun: "1 worker", "2 workers", and, with "need", "1 worker needs".
+
+    Args:
+        count: how many.
+        noun: what, in the singular.
+        verb: what more than one do.
+    """
+    if count != 1:
+        return " ".join(filter(None, (f"{count} {noun}s", verb)))
+    return " ".join(filter(None, (f"1 {noun}", _OF_ONE.get(verb, verb and f"{verb}s"))))
+
+
+_OF_ONE = {"are": "is", "have": "has"}
+"""Verbs whose singular isn't made with an "s"."""

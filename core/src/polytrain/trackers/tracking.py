@@ -13,6 +13,7 @@ from types import TracebackType
 from polytrain.errors import RunOwnedError
 from polytrain.record.entries import Entry, LoadMeasured, MetricsReported, ReportBlock
 from polytrain.record.history import JOURNAL, entries, read_history
+from polytrain.text.first_few import numbered
 from polytrain.trackers.delivery import (
     StoreBehindError,
     TrackedFacts,
@@ -270,10 +271,10 @@ class _Courier:
         if not self._has_lagged:
             self._has_lagged = True
             logger.warning(
-                "The tracker %s is %d steps behind. They are sent from the run's journal while "
+                "The tracker %s is %s behind. What is missing is sent from the run's journal while "
                 "training continues; `polytrain show` says how many are left.",
                 self._tracker.name,
-                delivery.missing.ready,
+                numbered(delivery.missing.ready, "step"),
             )
 
     def _warn(self, error: Exception) -> None:

@@ -24,6 +24,7 @@ from polytrain.data.read.selection import columns_to_count, refuse_repeated
 from polytrain.data.read.text_files import ColumnFacts, TextPiece, rounded
 from polytrain.data_errors import SourceError
 from polytrain.storage.filesystems import ResolvedPath, find
+from polytrain.text.first_few import numbered
 
 _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
 """Bytes that are parsed at once. A row has to fit in: the next size is tried if one doesn't."""
@@ -234,8 +235,9 @@ def _explained(place: str, error: Exception | None) -> tuple[str, str]:
             line = rows.line_num + 1
             for row in rows:
                 if row and len(row) != width:
+                    fields = numbered(len(row), "field")
                     return (
-                        f"{place!r}, line {line}: {len(row)} field(s) where the header has {width}",
+                        f"{place!r}, line {line}: {fields} where the header has {width}",
                         f"Correct the line; a value with a {called} in it needs quotes",
                     )
                 line = rows.line_num + 1

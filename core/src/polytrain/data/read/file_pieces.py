@@ -18,6 +18,7 @@ from polytrain.data.types.missing import Missing
 from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.storage.filesystems import ResolvedPath, find
+from polytrain.text.first_few import numbered
 
 
 class FileVersion(NamedTuple):
@@ -140,8 +141,8 @@ class FilePiece(Piece):
     def _check_rows(self, found: int) -> None:
         if found != self.rows:
             raise ReadError(
-                f"{self.where} has {found} rows where it had {self.rows}: the file has changed "
-                "since the run began. Give a run files that stay as they are"
+                f"{self.where} has {numbered(found, 'row')} where it had {self.rows}: the file has "
+                "changed since the run began. Give a run files that stay as they are"
             )
 
 

@@ -15,6 +15,7 @@ from polytrain.data.read.selection import chosen, index_columns, without
 from polytrain.data.types.missing import noted
 from polytrain.data.types.schemas import merged_schema
 from polytrain.data_errors import SourceError
+from polytrain.text.first_few import numbered
 
 _AT_ONCE = 8
 """Files that are looked at concurrently: a remote one takes a while to answer."""
@@ -67,7 +68,9 @@ def together(
     # The columns of a file without rows don't count: its writer often knew nothing of them.
     filled = [file for file in whole if file.file.rows]
     if not filled:
-        raise SourceError(f"its {len(files)} file(s) hold no rows", "Pass a data set with rows")
+        raise SourceError(
+            f"its {numbered(len(files), 'file', 'hold')} no rows", "Pass a data set with rows"
+        )
     index = {name: None for file in filled for name in file.index} if columns is None else {}
     names = without(_agreed_names(filled, columns, index), index)
     missing = {name for file in filled for name in file.missing}

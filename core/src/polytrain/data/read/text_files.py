@@ -17,6 +17,7 @@ from polytrain.data.read.selection import subschema
 from polytrain.data.types.missing import Missing, found_missing
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.storage.filesystems import ResolvedPath
+from polytrain.text.first_few import numbered
 
 _EXACT = 2**53
 """A 64-bit float holds every whole number up to here."""
@@ -152,6 +153,6 @@ def cut(
             return
     if first < stop or (stop == rows and first != stop):
         raise ReadError(
-            f"{where} has {'fewer' if first < stop else 'more'} than {rows} rows: "
+            f"{where} has {'fewer' if first < stop else 'more'} than {numbered(rows, 'row')}: "
             "the file has changed since the run began. Give a run files that stay as they are"
         )

@@ -18,6 +18,7 @@ from polytrain.data.types.nested import is_list_of_numbers
 from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data.types.schemas import exactly
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
+from polytrain.text.first_few import numbered
 from polytrain_plugins.type_names import a_type
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
@@ -153,10 +154,10 @@ def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
         ) from error
     if table.num_columns and table.num_rows != rows.num_rows:
         raise TransformError(
-            f"the transform returned {table.num_rows} rows for {where}, which are {rows.num_rows}. "
-            "It can't leave rows out or add some. Pass a data set without them, such as "
-            "pyarrow.dataset.dataset(path).filter(pyarrow.dataset.field('x') > 0), or have it "
-            "return a column of weights that is 0 for them"
+            f"the transform returned {numbered(table.num_rows, 'row')} for {where}, which are "
+            f"{rows.num_rows}. It can't leave rows out or add some. Pass a data set without them, "
+            "such as pyarrow.dataset.dataset(path).filter(pyarrow.dataset.field('x') > 0), or "
+            "have it return a column of weights that is 0 for them"
         )
     # An array of objects has room for None, be it in other rows.
     roomy = {

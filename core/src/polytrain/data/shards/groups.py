@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from polytrain.data.read.describe import Source
 from polytrain.data_errors import SourceError
+from polytrain.text.first_few import numbered
 from polytrain_plugins import column_remedy
 
 
@@ -42,7 +43,7 @@ def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
     missing = values.null_count + _nans(values)
     if missing:
         raise SourceError(
-            f"{missing} row(s) have no value in the column {column!r} to group by",
+            f"{numbered(missing, 'row', 'have')} no value in the column {column!r} to group by",
             "Give every row a group",
         )
     numbers = _numbered(values)

@@ -83,8 +83,12 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     yield f"  backend    {history.identity['backend']}, {workers}{where}"
     yield from _program(history.facts)
     for name, known in configuration.datasets.items():
-        rows = "an unknown number of" if known.get("rows") is None else known["rows"]
-        yield f"  data set   {name}: {rows} rows, {known.get('num_columns', '?')} columns"
+        rows, columns = known.get("rows"), known.get("num_columns")
+        counts = (
+            "an unknown number of rows" if rows is None else numbered(rows, "row"),
+            "? columns" if columns is None else numbered(columns, "column"),
+        )
+        yield f"  data set   {name}: {', '.join(counts)}"
     versions = [f"{name} {version}" for name, version in configuration.versions.items()]
     if versions:
         yield f"  versions   {', '.join(versions)}"

@@ -194,7 +194,7 @@ def traceback_lines(failure: Failure) -> Iterator[str]:
     """Yield the rank's traceback, indented; of a long one the end."""
     lines = failure.traceback.rstrip().split("\n") if failure.traceback else []
     if len(lines) > _TRACEBACK_LINES:
-        yield f"    … {len(lines) - _TRACEBACK_LINES} lines before"
+        yield f"    … {numbered(len(lines) - _TRACEBACK_LINES, 'line')} before"
     yield from (f"    {printable(line)}" for line in lines[-_TRACEBACK_LINES:])
 
 

@@ -21,6 +21,7 @@ from polytrain.functions.pickling import pickled_error
 from polytrain.functions.return_values import Returned, encoded
 from polytrain.linux.progress_page import WorkerStage, enter, reports
 from polytrain.policy.broken_connections import Origins, is_broken_connection
+from polytrain.text.first_few import numbered
 from polytrain.workers.processes.channel import (
     Channel,
     ConnectionClosedError,
@@ -223,7 +224,7 @@ def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedS
         expected = shards[name].total_rows
         if rows != expected:
             raise JoinError(
-                f"The workers have {rows} rows of the data set {name!r}, which has "
+                f"The workers have {numbered(rows, 'row')} of the data set {name!r}, which has "
                 f"{expected}: the model would be trained on other rows than it should be. "
                 "If its files have changed since the run began, start a new run."
             )
