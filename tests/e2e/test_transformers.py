@@ -128,6 +128,79 @@ def test_a_killed_run_ends_in_the_same_weights(
     assert steps == [report["epoch"] for report in undisturbed.history if "loss" in report]
 
 
+def finds_its_best_model_early(config: dict[str, Any]) -> Any:
+    """Its output directory is gone when it resumes."""
+    import os
+    import shutil
+    import signal
+
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback
+    from transformers import TrainingArguments as Arguments
+
+    import polytrain
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Weight(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.post_init()
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            predicted = self.weight * x
+            return {"loss": (predicted - labels).square().mean(), "logits": predicted}
+
+    class Dies(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 7 and polytrain.get_context().get_attempt() == 0:
+                shutil.rmtree(config["output"], ignore_errors=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    directory = config["output"] + ("" if polytrain.get_context().get_attempt() == 0 else "2")
+    often = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = Trainer(
+        Weight(PretrainedConfig()),
+        Arguments(
+            output_dir=directory,
+            **often,
+            max_steps=8,
+            per_device_train_batch_size=4,
+            learning_rate=0.1,
+            load_best_model_at_end=True,
+            metric_for_best_model="score",
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=[{"x": torch.ones(1), "labels": torch.ones(1)}] * 32,
+        eval_dataset=[{"x": torch.ones(1), "labels": torch.ones(1)}] * 4,
+        compute_metrics=lambda _: {"score": -abs(trainer.state.global_step - 4)},
+        callbacks=[Dies()] if config["dies"] else [],
+    )
+    prepare_trainer(trainer).train()
+    return trainer.state.best_global_step, float(trainer.model.weight)
+
+
+@pytest.mark.parametrize("keeps_best", [True, False])
+def test_the_best_model_is_taken_from_the_runs_checkpoints(
+    quiet: RunConfig, tmp_path: Path, keeps_best: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The output directory that had it is gone, as on another machine."""
+
+    def returned(name: str, **changes: Any) -> Any:
+        config = {"output": str(tmp_path / name), "dies": name == "killed"}
+        return fit_with_library(quiet, finds_its_best_model_early, config, **changes).return_value
+
+    whole = returned("whole")
+    assert whole[0] == 4
+    best = {"checkpoint_score_attribute": "eval_score"} if keeps_best else {}
+    killed = returned("killed", checkpoint_config=CheckpointConfig(num_to_keep=1, **best))
+    assert (killed == whole) is keeps_best
+    lost = "The best model so far, of step 4, is lost"
+    assert (lost in "".join(capfd.readouterr())) is not keeps_best
+
+
 def test_one_worker_is_enough(quiet: RunConfig, tmp_path: Path) -> None:
     result = fit(quiet, tmp_path, workers=1)
     assert result.history[-2]["train_loss"] > 0

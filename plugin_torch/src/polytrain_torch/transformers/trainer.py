@@ -38,6 +38,7 @@ with needed("transformers"):
     from transformers import Trainer, TrainerCallback
     from transformers.utils import SAFE_WEIGHTS_NAME
 
+    from polytrain_torch.transformers.best_model import restore_best
     from polytrain_torch.transformers.loggers import KeptEvents
 
 __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
@@ -100,13 +101,16 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         keep_all_batches("Transformers finds its place in an epoch by the number of steps")
         checkpoint = get_checkpoint()
         is_resumed = False
-        reports.resumes_from = None
+        reports.resumes_from = reports.best = None
         reports.is_whole = wraps_in_ddp(trainer.accelerator)
         events.are_repeated = is_first_call and get_context().get_attempt() > 0
         is_first_call = False
         if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer):
             resume_from_checkpoint = str(_files_of(checkpoint))
             reports.resumes_from = Path(checkpoint.path)
+            reports.best = restore_best(
+                Path(resume_from_checkpoint), trainer.args, files_in=reports.CHECKPOINT_NAME
+            )
             is_resumed = _made_by(checkpoint) is not None
             events.are_repeated = True
         if reports.is_whole:
@@ -151,12 +155,17 @@ class ReportCallback(TrainerCallback):
         self.resumes_from: Path | None = None
         """The checkpoint that this call resumes from."""
 
+        self.best: Path | None = None
+        """The directory of the best model before that checkpoint."""
+
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
         self._logged_step = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Load this rank's own states, after the trainer has loaded rank 0's."""
+        if self.best is not None:
+            state.best_model_checkpoint = str(self.best)
         if self.resumes_from is not None:
             _restore_own(self.resumes_from, objects)
 
