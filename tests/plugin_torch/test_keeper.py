@@ -46,6 +46,9 @@ class World:
     def get_world_size(self) -> int:
         return self.size
 
+    def get_world_rank(self) -> int:
+        return 0
+
 
 class Rank:
     """Trains a small network, and tells its keeper of it as hooks and loaders do."""
@@ -109,6 +112,33 @@ def test_a_state_is_written(
     assert torch.load(tmp_path / "state.pt")["progress"] == {"epoch": 1}
     # A mask's values aren't finite from the start.
     assert torch.load(tmp_path / "model.pt")["mask"].tolist() == [0, -torch.inf]
+
+
+def test_a_report_within_an_accumulation_is_no_point(
+    within: Within,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The gradients so far would be lost: what is kept is the state before them."""
+
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.optimizer.zero_grad()
+        rank.keeper.at_report({"loss": 1.0}, {"batch": 1})
+        for batch in (2, 3):
+            rank.forward().square().sum().backward()
+            rank.keeper.at_report({"loss": 1.0}, {"batch": batch})
+        rank.write(tmp_path)
+
+    within(train)
+    assert torch.load(tmp_path / "state.pt")["progress"] == {"batch": 1}
+    assert [each.message for each in caplog.records].count(
+        "state.report() is called between backward() and the optimizer's step: the checkpoint "
+        "doesn't have the gradients so far, and a restart from it loses them. Call it after "
+        "optimizer.step()."
+    ) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ the point that a rank didn't reach any more.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 import time
@@ -44,6 +45,8 @@ from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
 from polytrain_torch.virtual_workers import current as virtual_workers
+
+logger = logging.getLogger(__name__)
 
 _MOST_SMALL = 16 << 20
 """Bytes that may be copied at each point."""
@@ -98,6 +101,10 @@ class Keeper:
         self._reads_before = self._survivor.reads_checkpoint
         self._lock = threading.Lock()
         self._has_stepped = False
+        self._has_gone_forward = False
+        """Whether a model has been trained on a batch since the last step."""
+
+        self._has_warned = False
         self._is_dirty = True
         self._is_held = False
         self._number = 0
@@ -143,6 +150,7 @@ class Keeper:
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer is about to change the parameters; hold it if the state is."""
+        self._has_gone_forward = False
         with self._lock:
             is_held = self._is_held
             if not is_held:
@@ -180,15 +188,34 @@ class Keeper:
         self._point = replace(point, is_over=True, sample=self._sample())
 
     def at_report(self, metrics: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-        """Note that the loop reports, with its progress: a restart can continue after that."""
+        """Note that the loop reports, with its progress: a restart can continue after that.
+
+        It can't in the middle of an accumulation, whose gradients nothing keeps.
+        """
         self.progress = progress
-        if self._why_not is None and self._kept is not None:
+        if self._accumulates():
+            self._warn_of_gradients()
+        elif self._why_not is None and self._kept is not None:
             self._pass(frames=None, reported=metrics)
 
     def after_forward(self) -> None:
         """Keep a forecast of the next point: what a rank can't be asked any more if it is lost."""
+        self._has_gone_forward = True
         if self._kept is not None and self._why_not is None:
             self._put({}, point=self._number + 1, is_forecast=True)
+
+    def _accumulates(self) -> bool:
+        """Return whether there are gradients that no optimizer has used."""
+        return self._has_gone_forward and any(each.grad is not None for each in self._parameters)
+
+    def _warn_of_gradients(self) -> None:
+        if not self._has_warned and get_context().get_world_rank() == 0:
+            logger.warning(
+                "state.report() is called between backward() and the optimizer's step: the "
+                "checkpoint doesn't have the gradients so far, and a restart from it loses them. "
+                "Call it after optimizer.step()."
+            )
+        self._has_warned = True
 
     def _pass(self, *, frames: Frames | None, reported: Mapping[str, Any] | None = None) -> None:
         """Keep this rank's small state at a clean point. The training continues if it can't."""
