@@ -85,6 +85,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "tensorflow": {
         "tensorflow.data.Dataset": ("_functions", "_inputs"),
+        "tensorflow.python.autograph.pyct.loader": ("tempfile",),
         "tensorflow.python.data.ops.shuffle_op": ("_ShuffleDataset",),
         "tensorflow.python.data.ops.shuffle_op._ShuffleDataset": ("_seed", "_seed2"),
         "tensorflow.python.eager.context.Context": ("configure_coordination_service",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ def train(config: dict[str, Any]) -> None:
     """Eight steps an epoch, a checkpoint after every third."""
     import os
     import signal
+    import sys
     import tempfile
     from pathlib import Path
 
@@ -28,6 +30,8 @@ def train(config: dict[str, Any]) -> None:
     import polytrain_tf
 
     context, strategy = polytrain.get_context(), polytrain_tf.strategy()
+    # AutoGraph writes it as a module.
+    tf.function(lambda value: value + 1)(tf.constant(1))
     dies = context.get_world_rank() == 1 and context.get_attempt() == 0
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -55,8 +59,13 @@ def train(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as directory:
             state.write(str(Path(directory, "state")))
             weights = [float(each) for array in model.get_weights() for each in array.ravel()]
+            sources = [
+                str(module.__file__)
+                for name, module in sys.modules.items()
+                if name.startswith("__autograph_generated_file")
+            ]
             polytrain.report(
-                {"rows": rows, "weights": weights},
+                {"rows": rows, "weights": weights, "sources": sources},
                 checkpoint=polytrain.Checkpoint.from_directory(directory),
             )
 
@@ -93,6 +102,9 @@ def test_a_loop_goes_on_at_the_batch_that_comes_next(quiet: RunConfig) -> None:
     # From the checkpoint after step 12 of 24, or the one before that, with eight rows a step.
     assert killed.metrics["rows"] in (12 * 8, 15 * 8)
     np.testing.assert_allclose(killed.metrics["weights"], undisturbed.metrics["weights"], atol=1e-6)
+    generated = {file for report in killed.history for file in report["sources"]}
+    assert generated
+    assert [file for file in generated if Path(file).exists()] == []
 
 
 def read_epochs(config: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -30,7 +31,7 @@ from polytrain_tf.callback_state import save_callbacks
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.numpy_batches import with_arrays_copied
 from polytrain_tf.one_strategy import made_without_cluster, returned_by_its_class
-from polytrain_tf.private import patient_strategies
+from polytrain_tf.private import generated_sources_in, patient_strategies
 from polytrain_tf.saved import Progress, load, save
 from polytrain_tf.summing import summing
 from polytrain_tf.watched_fit import fit_watched
@@ -69,6 +70,9 @@ class TensorFlowEngine(Engine[Any]):
         global _strategy
         with ExitStack() as stack:
             unfit = _patched_keras(stack)
+            # A worker's is removed however its process ends.
+            sources = stack.enter_context(tempfile.TemporaryDirectory(prefix="polytrain-tf-"))
+            stack.enter_context(generated_sources_in(sources))
             stack.enter_context(changed_environment(_variables(world)))
             if world.size > 1:
                 # TensorFlow's server takes no address to listen at.

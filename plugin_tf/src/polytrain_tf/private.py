@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,6 +106,40 @@ def patient_strategies() -> Iterator[None]:
 
     with _HEARTBEATS.replaced(patient):
         yield
+
+
+class _TempfileIn:
+    """The module `tempfile`, with named files in another directory."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def NamedTemporaryFile(self, **options: Any) -> Any:  # the library's name
+        return tempfile.NamedTemporaryFile(**{"dir": self._directory, **options})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tempfile, name)
+
+
+@contextmanager
+def generated_sources_in(directory: str) -> Iterator[None]:
+    """Let AutoGraph put the modules that it writes there, in a `with` block.
+
+    It writes each as a temporary file, which is deleted when the process exits: a process that is
+    killed leaves them. There is no option for the place.
+    """
+    try:
+        loader: Any = import_module("tensorflow.python.autograph.pyct.loader")
+        own = loader.tempfile
+    except (ImportError, AttributeError):
+        # In another version: then they stay where they were.
+        yield
+        return
+    loader.tempfile = _TempfileIn(directory)
+    try:
+        yield
+    finally:
+        loader.tempfile = own
 
 
 FIT = Replaceable("keras", "Model.fit")
