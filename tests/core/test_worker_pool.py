@@ -329,6 +329,37 @@ def test_a_run_takes_a_node_that_answers_again_though_it_waits_for_a_standby() -
     assert nodes(pool) == ["b", "d"]
 
 
+@pytest.mark.parametrize("avoids", ["the one that is back", "none"])
+def test_a_run_takes_a_node_that_is_back_instead_of_waiting_for_one_that_is_lost(
+    avoids: str,
+) -> None:
+    """Its own room is reserved on both, and the first is the one of the lost node."""
+    cluster = FakeCluster(a=1, b=1, c=1)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+
+    def lose(name: str, avoid: frozenset[str] = NOBODY) -> None:
+        cluster.silence(pool, name, node_may_return=True)
+        pool.place(avoid=avoid, without=NO_RANK)
+        cluster.settle(pool)
+
+    for name in ("b", "c"):
+        lose(name)
+        cluster.answer(pool, name)
+    back = frozenset({"b"})
+    lose("b", avoid=back)
+    cluster.answer(pool, "b")
+    assert cluster.sizes() == [2, 2, 2, 2]
+    assert nodes(pool) == ["a", "c"]
+    lose("a", avoid=NOBODY if avoids == "none" else back)
+    for _ in range(2):
+        cluster.now += 10
+        pool.look_at_the_clock()
+        cluster.settle(pool)
+    assert cluster.sizes() == [2, 2, 2, 2, 2]
+    assert nodes(pool) == ["b", "c"]
+
+
 def test_the_loss_of_a_standby_is_no_failure_and_is_made_good() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)

@@ -59,13 +59,19 @@ class RunBundles:
         """Return the bundles on these nodes."""
         return frozenset(bundle for bundle, node in self._nodes.items() if node in nodes)
 
-    def free(self, taken: Collection[int | None], avoided: Collection[str]) -> list[int]:
-        """Return the bundles without an agent that aren't on these nodes.
+    def free(
+        self,
+        taken: Collection[int | None],
+        *,
+        avoided: Collection[str],
+        lost: Collection[str],
+    ) -> list[int]:
+        """Return the bundles without an agent that aren't on nodes to avoid.
 
-        Those that have moved come last: room for them may never be found.
+        Those that have moved, and those on a lost node, come last: they may never get an agent.
         """
         found = self._policy.free_bundles(taken, self._nodes, avoided)
-        return sorted(found, key=self._moved.__contains__)
+        return sorted(found, key=lambda each: each in self._moved or self._nodes.get(each) in lost)
 
     def move(
         self,

@@ -487,9 +487,7 @@ class WorkerPool:
         )
         if not missing:
             return
-        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
-        bundles = self._bundles.free(self._taken, avoided)
-        in_bundles = bundles[:missing]
+        in_bundles = self._free_bundles()[:missing]
         for bundle in in_bundles:
             self._coming[self._launcher.ask(bundle=bundle)] = None
         others = missing - len(in_bundles)
@@ -510,13 +508,18 @@ class WorkerPool:
         missing = self._policy.number_to_request(
             up=self._up, coming=len(self._coming), is_placing=False
         )
-        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
-        for bundle in self._bundles.free(self._taken, avoided)[:missing]:
+        for bundle in self._free_bundles()[:missing]:
             self._coming[self._launcher.ask(bundle=bundle)] = None
 
     def _room(self) -> int:
         """Return the number of further workers for which there are free resources."""
         return worker_capacity([*self._free_nodes().values()], self._scaling.resources).workers
+
+    def _free_bundles(self) -> list[int]:
+        """Return the reserved bundles without an agent, those first that may get one soonest."""
+        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
+        lost = self._lost_nodes.taken_for_alive()
+        return self._bundles.free(self._taken, avoided=avoided, lost=lost)
 
     @property
     def _taken(self) -> set[int | None]:
