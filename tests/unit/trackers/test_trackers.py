@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from tests.unit.checkpoint.checkpoints import commit, directory_of, store_in
 from tests.unit.record.journal_writer import JournalWriter
 
 from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
@@ -184,6 +185,9 @@ def of(store: Sequence[Row]) -> list[Mapping[str, Any]]:
 
 def test_a_tracker_gets_what_the_run_was_started_with_and_its_end(tmp_path: Path) -> None:
     tracker = Memory()
+    # Its last checkpoint was deleted, as one of what has diverged is.
+    store = store_in(tmp_path)
+    kept = [commit(store, number, model="m") for number in (0, 1)][-1]
     with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
         writer = write_run(tmp_path, tracking)
     assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
@@ -193,7 +197,7 @@ def test_a_tracker_gets_what_the_run_was_started_with_and_its_end(tmp_path: Path
     }  # fmt: skip
     assert ended["state"] == "finished"
     assert ended["restarts"] == 1
-    assert ended["checkpoint"] == str(tmp_path / "checkpoints/c2")
+    assert ended["checkpoint"] == str(directory_of(store, kept))
     assert {"goodput", "seconds/train"} <= ended.keys()
     assert send_missing(tracker, Location.of(tmp_path)) == 0
     assert len(tracker.ended) == 1

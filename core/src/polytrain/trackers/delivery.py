@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from polytrain.checkpoint.manager import is_good
 from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from polytrain.record.entries import CheckpointCommitted, Entry, RunConcluded
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.record.entries import Entry, RunConcluded
 from polytrain.record.history import JOURNAL, RunHistory, entries, read_history
 from polytrain.record.run_facts import RunFacts
 from polytrain.storage.location import Location
@@ -103,12 +105,8 @@ class TrackerDelivery:
         """Take the journal's next entry, by a driver since the run was last started over."""
         self.missing.take(entry)
         self._started_with.take(entry)
-        match entry:
-            case CheckpointCommitted(checkpoint=directory):
-                checkpoints = self._facts.location.below("checkpoints")
-                self._checkpoint = checkpoints.below(directory).address
-            case RunConcluded(token=token):
-                self._token = token
+        if isinstance(entry, RunConcluded):
+            self._token = entry.token
 
     def send(self, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Send the rows that are ready.
@@ -150,7 +148,7 @@ class TrackerDelivery:
         if history.succeeded is not None and self.state.concluded != self._token:
             self._open_again()
             assert self._sink is not None
-            summary = _summary(history, self._facts, self._checkpoint)
+            summary = _summary(history, self._facts)
             self._sink.finish(summary, succeeded=history.succeeded)
             self.state = replace(self.state, concluded=self._token)
         self._release()
@@ -173,7 +171,7 @@ class TrackerDelivery:
             all_rows=self._all_rows,
             has_loads=self._tracker.has_system_metrics,
         )
-        self._token, self._checkpoint = -1, ""
+        self._token = -1
         self._started_with = RunFacts()
 
     def _describe(self) -> None:
@@ -295,14 +293,25 @@ def _since(storage: Storage, token: int) -> Iterator[Entry]:
     return (entry for entry in entries(storage.read_log(JOURNAL)) if entry.token >= token)
 
 
-def _summary(history: RunHistory, facts: TrackedFacts, checkpoint: str) -> Mapping[str, Any]:
+def _newest_checkpoint(history: RunHistory, location: Location) -> str:
+    """Return the address of the newest checkpoint that counts; empty if there is none.
+
+    The last one that was committed may hold what has diverged, or be deleted.
+    """
+    store = CheckpointStore(location=location)
+    there = store.find(since_token=history.since_token).manifests
+    good = [each.directory for each in there if is_good(each, history.divergences)]
+    return store.location_of(good[-1]).address if good else ""
+
+
+def _summary(history: RunHistory, facts: TrackedFacts) -> Mapping[str, Any]:
     stopped = "stopped" if history.stopped is not None else "failed"
     return flat(
         {
             "state": "finished" if history.succeeded else stopped,
             "reason": history.reason,
             "path": facts.location.address,
-            "checkpoint": checkpoint,
+            "checkpoint": _newest_checkpoint(history, facts.location),
             "restarts": history.ledger.restarts,
             "lost_steps": history.ledger.lost_steps,
             "goodput": history.ledger.goodput,
