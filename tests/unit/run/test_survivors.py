@@ -205,6 +205,39 @@ def rescuing(path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Dri
     return run
 
 
+def test_a_state_after_steps_without_a_report_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step and its positions are those of the last checkpoint."""
+    run = Driver(tmp_path, monkeypatch, lambda order: [], max_failures=1)
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt:
+            return run.all_done()
+        run.group.rescue = lambda call: StateWritten(
+            attempt=0,
+            rank=1,
+            part=run.stored(1, call.checkpoint, step=1, model="2"),
+            is_report=False,
+            is_ahead=True,
+        )
+        run.group.alive.discard(0)
+        return [
+            *(KeepsState(attempt=0, rank=rank, size=10) for rank in (0, 1)),
+            run.reported(0, 1),
+            run.staged(0, 0),
+            run.stored(0, 0, model="1"),
+            Exited(attempt=0, rank=0, how="killed by SIGKILL", killed=False),
+        ]
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert [each["reason"] for each in lines(tmp_path, "SurvivorsAsked")] == [""]
+    # A rank may have staged checkpoint 1 when it was asked.
+    numbers = [each["checkpoint"].partition("-")[0] for each in lines(tmp_path, "Committed")]
+    assert numbers == ["checkpoint_000000", "checkpoint_000002"]
+
+
 def test_a_state_is_committed_also_if_no_restart_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

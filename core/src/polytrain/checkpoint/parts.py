@@ -195,6 +195,9 @@ class StateWritten:
     is_report: bool
     """Whether it is the checkpoint of a report that the rank was making."""
 
+    is_ahead: bool = False
+    """Whether steps were taken since the last report, which the positions don't show."""
+
     is_copy: bool = False
     """Whether it was copied while the training continued: it may be older than the last report."""
 

@@ -136,7 +136,9 @@ class CheckpointCoordinator:
         for manifest in newest:
             # A booster's rounds are its steps: nothing is read in between.
             is_same = written.is_report or written.part.positions == manifest.positions
-            is_known = manifest.step == step and is_same and not manifest.is_rescue
+            is_known = (
+                manifest.step == step and is_same and not (written.is_ahead or manifest.is_rescue)
+            )
             if manifest.step > step or is_known:
                 return f"the checkpoint of step {manifest.step} is as new"
         return ""
@@ -154,8 +156,11 @@ class CheckpointCoordinator:
 
     @property
     def unused_number(self) -> int:
-        """A number that no checkpoint of this attempt has, and that is higher than all."""
-        return max(self.manager.next_number, self._highest_staged + 1)
+        """A number that no checkpoint of this attempt has, and that is higher than all.
+
+        A rank may be staging the one after the highest just now.
+        """
+        return max(self.manager.next_number, self._highest_staged + 1) + 1
 
     def done(self, rank: int) -> Failed | None:
         """Note that a rank's training has ended; return the failure if this ends the attempt."""

@@ -243,11 +243,11 @@ class Agent:
         unwritten = StateUnwritten(attempt=attempt, rank=self._rank, reason=why)
         self._events.put_nowait(unwritten)
 
-    def _take_state(self, part: StagedPart, is_report: bool) -> None:
+    def _take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
         """Store what a survivor has written, unless it comes too late."""
         asked, self._asked = self._asked, None
         if asked is not None and asked.checkpoint == part.checkpoint:
-            self._take_part(part, of_state(part, is_report=is_report))
+            self._take_part(part, of_state(part, is_report=is_report, is_ahead=is_ahead))
 
     async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         if order.attempt <= self._killed:
@@ -495,13 +495,13 @@ class Agent:
         if worker.copy is None or worker.has_finished:
             return
         assert self._scratch is not None
-        part, is_report = worker.copy
+        part, is_report, is_ahead = worker.copy
         misplaced = misplaced_part(part, scratch=self._scratch.path / COPIES, near=None)
         if misplaced is not None:
             self._events.put_nowait(misplaced)
             return
         number = max(self._newest_part + 1, worker.order.first_checkpoint)
-        as_event = of_state(part, is_report=is_report, is_copy=True)
+        as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
         self._parts.take(replace(part, checkpoint=number), as_event)
 
     def _send(self, attempt: int, message: Message) -> None:

@@ -121,14 +121,21 @@ class PartStorer:
         self._tell(outcome if as_event is None else as_event(outcome))
 
 
-def of_state(part: StagedPart, *, is_report: bool, is_copy: bool = False) -> AsEvent:
+def of_state(
+    part: StagedPart, *, is_report: bool, is_ahead: bool, is_copy: bool = False
+) -> AsEvent:
     """Return what makes an event of a survivor's state: that it can't be stored is no failure."""
     attempt, rank = part.attempt_id.attempt, part.rank
 
     def event(outcome: Outcome) -> AgentEvent:
         if isinstance(outcome, PartStored):
             return StateWritten(
-                attempt=attempt, rank=rank, part=outcome, is_report=is_report, is_copy=is_copy
+                attempt=attempt,
+                rank=rank,
+                part=outcome,
+                is_report=is_report,
+                is_ahead=is_ahead,
+                is_copy=is_copy,
             )
         why = outcome.reason if isinstance(outcome, PartVoid) else outcome.failure.message
         return StateUnwritten(attempt=attempt, rank=rank, reason=why)

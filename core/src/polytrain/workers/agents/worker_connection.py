@@ -36,7 +36,7 @@ class WorkerConnection:
         on_event: Callable[[AgentEvent], None],
         on_part: Callable[[StagedPart], None],
         on_imports: Callable[[Message], None],
-        on_written: Callable[[StagedPart, bool], None],
+        on_written: Callable[[StagedPart, bool, bool], None],
         on_unwritten: Callable[[int, str], None],
         hang_timeout_s: float | None,
         straggler_window_s: float | None,
@@ -75,7 +75,7 @@ class WorkerConnection:
         self.kept: KeptEnd | None = None
         """Its kept states, which outlive it; None if it keeps none. The agent closes it."""
 
-        self.copy: tuple[StagedPart, bool] | None = None
+        self.copy: tuple[StagedPart, bool, bool] | None = None
         """The newest copy of its state, and whether that is the checkpoint of a report."""
 
         self.has_finished = False
@@ -224,13 +224,13 @@ class WorkerConnection:
                     self._on_event(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
             case ["keeps_nothing", why]:
                 self._on_event(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
-            case ["written" | "copied" as tag, *_, is_report]:
+            case ["written" | "copied" as tag, *_, is_report, is_ahead]:
                 attempt_id = self.order.attempt_id
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
                 if tag == "copied":
-                    self.copy = part, is_report
+                    self.copy = part, is_report, is_ahead
                 else:
-                    self._on_written(part, is_report)
+                    self._on_written(part, is_report, is_ahead)
             case ["unwritten", checkpoint, why]:
                 self._on_unwritten(checkpoint, why)
 

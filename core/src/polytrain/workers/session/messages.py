@@ -135,6 +135,7 @@ def written_message(
     positions: Mapping[str, Any],
     *,
     is_report: bool,
+    is_ahead: bool,
     is_copy: bool,
 ) -> Message:
     """Return the message that the state is written as a checkpoint's part in this directory.
@@ -146,10 +147,11 @@ def written_message(
         metrics: the metrics of that step.
         positions: data set → the position in it, as plain values.
         is_report: whether the report of the step is being made.
+        is_ahead: whether steps were taken since then.
         is_copy: whether nobody has asked for it; see `Copies`.
     """
     tag = "copied" if is_copy else "written"
-    return [tag, number, staged, step, dict(metrics), dict(positions), is_report]
+    return [tag, number, staged, step, dict(metrics), dict(positions), is_report, is_ahead]
 
 
 def unwritten_message(number: int, why: str) -> Message:
@@ -285,7 +287,7 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
 
 def to_written_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
     """Return the part that a `written` or `copied` message describes."""
-    _, number, staged, step, metrics, positions, _ = message
+    _, number, staged, step, metrics, positions, *_ = message
     return StagedPart(
         attempt_id=attempt_id,
         rank=rank,

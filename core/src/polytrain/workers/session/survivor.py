@@ -54,9 +54,18 @@ class Place:
     is_report: bool = False
     """Whether the last report is being made here, with a checkpoint."""
 
+    is_ahead: bool = False
+    """Whether steps were taken since the last report, which the positions don't show."""
+
     def after_report(self, metrics: Mapping[str, Any]) -> Place:
         """Return the place after a report with a checkpoint, which is being made."""
-        return replace(self, step=self.step + 1, metrics=plain_metrics(metrics), is_report=True)
+        return replace(
+            self,
+            step=self.step + 1,
+            metrics=plain_metrics(metrics),
+            is_report=True,
+            is_ahead=False,
+        )
 
     def plain_positions(self) -> dict[str, Any]:
         """Return the positions as plain values, for data that was read."""
@@ -127,6 +136,7 @@ def message_of(number: int, staging: Path, place: Place, *, is_copy: bool) -> Me
         place.metrics,
         place.plain_positions(),
         is_report=place.is_report,
+        is_ahead=place.is_ahead,
         is_copy=is_copy,
     )
 
