@@ -62,7 +62,10 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "lightning.pytorch.tuner.lr_finder": ("_LRFinder", "_determine_lr_attr_name"),
     },
     "transformers": {
-        "transformers.Trainer": ("_maybe_log_save_evaluate",),
+        "transformers.Trainer": (
+            *("_globalstep_last_logged", "_initial_global_step", "_maybe_log_save_evaluate"),
+            *("_total_loss_scalar", "_tr_loss"),
+        ),
         "transformers.integrations.TensorBoardCallback": ("_init_summary_writer",),
     },
     "keras": {

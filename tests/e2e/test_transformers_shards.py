@@ -51,11 +51,14 @@ def train(config: dict[str, Any]) -> None:
             return {"loss": (predicted - labels / ROWS).square().mean(), "logits": predicted}
 
     class Dies(TrainerCallback):
-        """On rank 1, in the first attempt, once the newest checkpoint is committed."""
+        """In the first attempt, once the newest checkpoint is committed.
+
+        If all ranks die, none is left to ask for its state.
+        """
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             context = polytrain.get_context()
-            dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+            dies = context.get_world_rank() >= config["lives"] and context.get_attempt() == 0
             if dies and state.global_step == config["dies_after"]:
                 polytrain.get_checkpoint()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -102,6 +105,7 @@ def fit(
     output: Path,
     *,
     dies_after: int = -1,
+    lives: int = 0,
     arguments: Mapping[str, Any] | None = None,
     gives_shard: bool = False,
     data: Any = None,
@@ -111,6 +115,7 @@ def fit(
     config = {
         "output": str(output),
         "dies_after": dies_after,
+        "lives": lives,
         "arguments": arguments or {},
         "gives_shard": gives_shard,
     }
@@ -130,19 +135,29 @@ def rows(result: Result, *, first_step: int, steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("dies_after", "saved", "arguments"),
+    ("dies_after", "saved", "lives", "arguments"),
     [
         # Six steps are an epoch.
-        pytest.param(9, 8, {}, id="in mid-epoch"),
-        pytest.param(5, 4, {"gradient_accumulation_steps": 2}, id="accumulating", marks=in_sweep),
-        pytest.param(6, 6, {"save_strategy": "epoch"}, id="behind an epoch"),
+        pytest.param(9, 8, 0, {}, id="in mid-epoch"),
+        pytest.param(9, 9, 1, {}, id="in mid-epoch, of one rank"),
+        pytest.param(
+            5, 4, 0, {"gradient_accumulation_steps": 2}, id="accumulating", marks=in_sweep
+        ),
+        pytest.param(6, 6, 0, {"save_strategy": "epoch"}, id="behind an epoch"),
     ],
 )
 def test_every_row_comes_once_in_each_epoch_over_a_kill(
-    quiet: RunConfig, tmp_path: Path, dies_after: int, saved: int, arguments: dict[str, Any]
+    quiet: RunConfig,
+    tmp_path: Path,
+    dies_after: int,
+    saved: int,
+    lives: int,
+    arguments: dict[str, Any],
 ) -> None:
     undisturbed = fit(quiet, tmp_path / "undisturbed", arguments=arguments)
-    killed = fit(quiet, tmp_path / "killed", dies_after=dies_after, arguments=arguments)
+    killed = fit(
+        quiet, tmp_path / "killed", dies_after=dies_after, lives=lives, arguments=arguments
+    )
     assert killed.restarts == 1
     per_epoch = 6 // arguments.get("gradient_accumulation_steps", 1)
     for first_step in range(0, 3 * per_epoch, per_epoch):

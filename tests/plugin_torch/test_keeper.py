@@ -208,6 +208,26 @@ def test_statistics_that_differ_in_the_first_step_are_not_invented(
     within(train)
 
 
+def test_what_is_written_is_of_the_point_where_the_training_was_held(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It goes on until its next step, and passes other points."""
+
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        rank.step()
+        read = rank.states()
+        rank.report()
+        point = rank.keeper.hold(0, lambda: True)
+        torch.rand(1)
+        rank.keeper.at_report({"loss": 2.0}, {"epoch": 2})
+        place = rank.keeper.write({0: read}, point, tmp_path)
+        assert place.metrics == {"loss": 1.0}
+
+    within(train)
+    assert torch.load(tmp_path / "state.pt")["progress"] == {"epoch": 1}
+
+
 class Table:
     """A part that has much to save."""
 

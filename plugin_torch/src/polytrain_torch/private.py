@@ -7,7 +7,7 @@ renames one. It imports torch only; `lightning.private` has Lightning's names.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "PARAMETER_CLONE",
     "SHARD_LIST_GLOBALS",
     "Accelerated",
+    "Losses",
     "add_event",
     "after_backward",
     "backward_pass",
@@ -211,8 +212,10 @@ def deepspeed_config(engine: Any) -> Any:
     return engine._config
 
 
-def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> None:
+def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> Callable[..., None]:
     """Replace the method that a Transformers trainer calls at the end of each step and epoch.
+
+    Return the new one.
 
     No callback that may stop training runs after it.
 
@@ -220,7 +223,40 @@ def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> None:
         trainer: a `transformers.Trainer`.
         make: gets the trainer's method, and returns its replacement.
     """
-    trainer._maybe_log_save_evaluate = make(trainer._maybe_log_save_evaluate)
+    trainer._maybe_log_save_evaluate = end = make(trainer._maybe_log_save_evaluate)
+    return end
+
+
+class Losses:
+    """The losses that a Transformers trainer adds up for its logs. Its checkpoints lack them."""
+
+    _NAMES = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def sum(self) -> torch.Tensor:
+        """This rank's sum since the last log, which the trainer changes in place."""
+        return self._trainer._tr_loss
+
+    def kept(self, more: torch.Tensor | None = None) -> dict[str, float]:
+        """Return all of them, and at which steps they were logged or began, by their names.
+
+        Args:
+            more: a loss that is about to be added.
+        """
+        own = {name: float(getattr(self._trainer, name)) for name in self._NAMES}
+        return own if more is None else {**own, "_tr_loss": float(self.sum + more)}
+
+    def restore(self, kept: Mapping[str, float]) -> None:
+        """Continue what `kept` has returned."""
+        for name in self._NAMES:
+            own = getattr(self._trainer, name)
+            if isinstance(own, torch.Tensor):
+                own.fill_(kept[name])
+            else:
+                setattr(self._trainer, name, type(own)(kept[name]))
 
 
 def write_events(callback: Any, arguments: Any) -> None:

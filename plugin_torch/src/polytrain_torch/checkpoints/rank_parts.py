@@ -174,12 +174,18 @@ def save_beside(states: States, compared: States, directory: Path | None) -> Non
     """
     found = differences(compared)
     save_own(states, found, directory)
-    if found["names"] and dist.get_rank() == 0 and directory is not None:
+    if dist.get_rank() == 0 and directory is not None:
+        write_found(found, directory)
+
+
+def write_found(found: Differences, directory: Path) -> None:
+    """Write which states differ beside a library's checkpoint, if any does."""
+    if found["names"]:
         save_safely(found, directory / _FOUND_FILE)
 
 
 def found_beside(directory: Path) -> Differences | None:
-    """Return the differences that `save_beside` stored; None if there were none."""
+    """Return the differences that `write_found` stored; None if there were none."""
     file = directory / _FOUND_FILE
     found: Differences | None = loaded(file) if file.exists() else None
     return found

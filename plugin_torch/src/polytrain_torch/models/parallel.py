@@ -19,7 +19,7 @@ models_in_ddp: WeakSet[torch.nn.Module] = WeakSet()
 """Models whose buffers DDP broadcasts from rank 0 before each step."""
 
 prepared_models: WeakSet[DistributedDataParallel] = WeakSet()
-"""The DDP models that `prepare_model` has made in this process."""
+"""The DDP models that `prepare_model` or a trainer has made in this process."""
 
 after_forward: list[Callable[[], None]] = []
 """Called when a model has computed its output, before gradients are averaged."""

@@ -1,10 +1,10 @@
 """Keeps this rank's state at each clean point, and writes it after a loss of another rank.
 
-A clean point is the first fetch of a batch after a step, or a report of `TrainingState`. From there
-until the next `optimizer.step` the parameters stay what they are, so nothing large is copied. The
-rest is, each time: buffers, random numbers, places in data, and what other parts hold. A small
-forecast follows each forward pass, before the gradients meet those of other ranks: it stands for
-the point that a rank didn't reach any more.
+A clean point is the first fetch of a batch after a step, or a report of `TrainingState`, or where a
+library's trainer may save. From there until the next `optimizer.step` the parameters stay what they
+are, so nothing large is copied. The rest is, each time: buffers, random numbers, places in data,
+and what other parts hold. A small forecast follows each forward pass, before the gradients meet
+those of other ranks: it stands for the point that a rank didn't reach any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from polytrain import get_context
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor, survivor
 from polytrain_torch import randomness
 from polytrain_torch.checkpoints.rank_parts import (
+    Differences,
     ddp_models,
     differences_of,
     digest,
@@ -76,7 +77,7 @@ class _Point:
     """The version of each parameter: it changes with every write."""
 
     frames: Frames | None
-    """The loop's; None at a report, from which every loop can continue."""
+    """The loop's; None at a report and in a library's loop, which can continue there."""
 
     progress: Mapping[str, Any]
     is_over: bool = False
@@ -85,18 +86,54 @@ class _Point:
     sample: bytes | None = None
     """Of the parameters, where an evaluation may swap them; None elsewhere."""
 
+    of_library: Any = None
+    """What a library's trainer knows here; None in the user's own loop."""
+
+
+class Files(Protocol):
+    """Writes a checkpoint's files, except those of single ranks."""
+
+    def __call__(self, directory: Path, whole: State, found: Differences, of_library: Any) -> None:
+        """Write them.
+
+        Args:
+            directory: where to.
+            whole: the state of rank 0: of all parts, its progress, and what is its own.
+            found: which states differ between ranks.
+            of_library: what a library's trainer knew at the point.
+        """
+
+
+def write_files(directory: Path, whole: State, found: Differences, of_library: Any) -> None:
+    """Write the files of a `TrainingState`; see `Files`."""
+    write_state(directory, whole["parts"], progress=whole["progress"], found=found)
+
 
 class Keeper:
-    """The `StateWriter` of one attempt's `TrainingState`."""
+    """The `StateWriter` of one attempt's `TrainingState`, or of a library's trainer."""
 
-    def __init__(self, parts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        progress: Mapping[str, Any],
+        *,
+        files: Files = write_files,
+        whose: str = "TrainingState",
+    ) -> None:
         """
         Args:
             parts: the parts of the training state, which are restored.
             progress: what the loop knows of its own progress.
+            files: writes a checkpoint's files.
+            whose: what has the parts, for messages.
         """
         self.progress = progress
         self._parts = parts
+        self._files = files
+        self._whose = whose
+        self._own: State = {}
+        """What a library's trainer has on this rank alone, as plain values."""
+
         self._survivor: Survivor = survivor()
         self._reads_before = self._survivor.reads_checkpoint
         self._lock = threading.Lock()
@@ -109,6 +146,9 @@ class Keeper:
         self._is_held = False
         self._number = 0
         self._point: _Point | None = None
+        self._written: _Point | None = None
+        """The point whose state is written. The training may pass others meanwhile."""
+
         self._kept: KeptStates | None = None
         self._loop: Loop | None = None
         self._frames: Frames = ()
@@ -146,6 +186,11 @@ class Keeper:
         self._size = 0
         """Bytes of the whole state, when it was first kept."""
 
+    @property
+    def keeps(self) -> bool:
+        """Whether nothing has kept it from keeping states so far."""
+        return self._why_not is None
+
     # Called by the training
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -167,7 +212,7 @@ class Keeper:
                 why = f"{type(error).__name__}: {error}"
                 self._foreign = f"its variables can't be looked at: {why}"
         if not self._foreign and not any(optimizer is each for each in self._optimizers.values()):
-            self._foreign = "an optimizer that steps isn't in TrainingState"
+            self._foreign = f"an optimizer that steps isn't in {self._whose}"
 
     def before_batch(self, frame: FrameType | None) -> None:
         """Note that the loop is about to get its next batch."""
@@ -198,11 +243,40 @@ class Keeper:
         elif self._why_not is None and self._kept is not None:
             self._pass(frames=None, reported=metrics)
 
-    def after_forward(self) -> None:
-        """Keep a forecast of the next point: what a rank can't be asked any more if it is lost."""
+    def at_end_of_step(
+        self,
+        of_library: Any,
+        own: State,
+        *,
+        reported: Mapping[str, Any] | None = None,
+        is_sampled: bool,
+    ) -> None:
+        """Note that a library's trainer is where it may save: a restart can continue from there.
+
+        Args:
+            of_library: what it knows there; it doesn't change any more.
+            own: what it has on this rank alone, as plain values.
+            reported: the metrics of the report that it makes here, with a checkpoint.
+            is_sampled: whether an evaluation that comes may swap the weights.
+        """
+        self._own = own
+        if self._why_not is None:
+            self._pass(frames=None, reported=reported, of_library=of_library, is_sampled=is_sampled)
+
+    def expect_step(self) -> None:
+        """Note that a step is over, of which an optimizer must have told."""
+        if not self._has_stepped:
+            self._foreign = self._foreign or "its optimizer's steps can't be seen"
+
+    def after_forward(self, own: State | None = None) -> None:
+        """Keep a forecast of the next point: what a rank can't be asked any more if it is lost.
+
+        Args:
+            own: what it will have on this rank alone, if that is known.
+        """
         self._has_gone_forward = True
         if self._kept is not None and self._why_not is None:
-            self._put({}, point=self._number + 1, is_forecast=True)
+            self._put({"own": own} if own else {}, point=self._number + 1, is_forecast=True)
 
     def _accumulates(self) -> bool:
         """Return whether there are gradients that no optimizer has used."""
@@ -217,13 +291,20 @@ class Keeper:
             )
         self._has_warned = True
 
-    def _pass(self, *, frames: Frames | None, reported: Mapping[str, Any] | None = None) -> None:
+    def _pass(
+        self,
+        *,
+        frames: Frames | None,
+        reported: Mapping[str, Any] | None = None,
+        of_library: Any = None,
+        is_sampled: bool = True,
+    ) -> None:
         """Keep this rank's small state at a clean point. The training continues if it can't."""
         try:
             if self._kept is None:
                 self._why_not = self._begin()
             if self._why_not is None:
-                self._keep(frames, reported)
+                self._keep(frames, reported, of_library, is_sampled=is_sampled and frames is None)
         except Exception as error:  # a part's state may be anything
             self._why_not = f"{type(error).__name__}: {error}"
         if self._why_not is not None and self._kept is None:
@@ -231,15 +312,23 @@ class Keeper:
         if self._why_not is not None and self._survivor.copies is not None:
             self._survivor.copies.refuse(self._why_not)
 
-    def _keep(self, frames: Frames | None, reported: Mapping[str, Any] | None) -> None:
-        place = self._survivor.place()
+    def _keep(
+        self,
+        frames: Frames | None,
+        reported: Mapping[str, Any] | None,
+        of_library: Any,
+        *,
+        is_sampled: bool,
+    ) -> None:
+        place, last = self._survivor.place(), self._point
         if reported is not None:
             place = place.after_report(reported)
+        elif last is not None and last.place.step == place.step:
+            place = replace(place, is_ahead=self._has_stepped or last.place.is_ahead)
         self._large_tensors()
         number = self._number + 1
         if not self._put(self._small(), point=number, is_forecast=False):
             self._foreign = "its small parts have grown"
-        last = self._point
         point = _Point(
             number=number,
             first=number if self._has_stepped or last is None else last.first,
@@ -247,7 +336,8 @@ class Keeper:
             versions=versions_of(self._parameters),
             frames=frames,
             progress=self.progress,
-            sample=None if frames is not None else self._sample(),
+            sample=self._sample() if is_sampled else None,
+            of_library=of_library,
         )
         with self._lock:
             has_stepped = self._has_stepped
@@ -259,8 +349,9 @@ class Keeper:
     def _copy(self, directory: Path) -> Place:
         assert self._point is not None
         assert self._kept is not None
+        self._written = self._point
         self._prove(self._point)
-        return self.write({dist.get_rank(): self._kept.read()}, self._point.number, directory)
+        return self.write({}, self._point.number, directory)
 
     def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:
         assert self._kept is not None
@@ -322,7 +413,7 @@ class Keeper:
             return "an optimizer trains parameters outside of DDP"
         kept = {id(each) for module in self._modules.values() for each in module.parameters()}
         if any(id(each) not in kept for each in trained):
-            return "an optimizer trains parameters that aren't in TrainingState"
+            return f"an optimizer trains parameters that aren't in {self._whose}"
         return None
 
     def _models(self) -> list[DistributedDataParallel]:
@@ -347,6 +438,7 @@ class Keeper:
                 for name, optimizer in self._optimizers.items()
             },
             "parts": {name: part.state_dict() for name, part in self._others.items()},
+            "own": self._own,
         }
 
     def _large_tensors(self) -> list[torch.Tensor]:
@@ -396,11 +488,11 @@ class Keeper:
                 has_settled = number >= point and time.monotonic() - since > _SETTLED_S
                 if number >= 0 and (has_settled or not has_time()):
                     self._is_held = True
+                    self._written = found = self._point
                     break
             if not has_time():
                 raise NotCleanError("it was inside of an optimizer's step")
             time.sleep(_NAP_S)
-        found = self._point
         assert found is not None
         self._prove(found)
         return found.number
@@ -446,8 +538,11 @@ class Keeper:
     def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
         """See `StateWriter`."""
         mine = dist.get_rank()
-        found = self._point
+        found = self._written
         assert found is not None
+        assert self._kept is not None
+        # Since the agent has read this rank's, it may have reached another point.
+        kept = {**kept, mine: self._kept.read()}
         ranks = KeptByRank(
             kept, first=found.first, point=point, mine=mine, buffers=self._buffers, sent=self._sent
         )
@@ -460,8 +555,7 @@ class Keeper:
             if state["places"]:
                 save_safely(state["places"], directory / stream_places.file_of(rank))
             write_own(by_rank[rank], differing, directory, rank)
-        first = by_rank[0]
-        write_state(directory, first["parts"], progress=first["progress"], found=differing)
+        self._files(directory, by_rank[0], differing, found.of_library)
         # A write meanwhile would have torn the files.
         self._expect_unchanged(found)
         return found.place
@@ -502,7 +596,7 @@ class Keeper:
             else:
                 state = small["parts"][name]
             parts[name] = state
-        return {"parts": parts, "progress": small["progress"]}
+        return {"parts": parts, "progress": small["progress"], "own": small["own"]}
 
     def _compared(self, whole: State) -> State:
         """Return what may differ between ranks: neither parameters nor what DDP sends."""
@@ -519,7 +613,7 @@ class Keeper:
                 parts[name] = state["param_groups"]
             else:
                 parts[name] = state
-        return {"parts": parts, "progress": whole["progress"]}
+        return {**whole, "parts": parts}
 
 
 _current: tuple[Any, Keeper] | None = None
@@ -528,8 +622,21 @@ _current: tuple[Any, Keeper] | None = None
 _has_hooks = False
 
 
-def start(parts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-    """Start to keep the state of an attempt, whose parts are restored. A second one keeps none."""
+def start(
+    parts: Mapping[str, Any],
+    progress: Mapping[str, Any],
+    *,
+    files: Files | None = None,
+    whose: str = "TrainingState",
+) -> Keeper:
+    """Start to keep the state of an attempt, whose parts are restored. A second one keeps none.
+
+    Args:
+        parts: see `Keeper`.
+        progress: see `Keeper`.
+        files: writes a library's files. Without it the points are where loaders fetch batches.
+        whose: see `Keeper`.
+    """
     global _current, _has_hooks
     if not _has_hooks:
         _has_hooks = True
@@ -537,8 +644,10 @@ def start(parts: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         after_forward.append(_after_forward)
     context = get_context()
     has_another = _current is not None and _current[0] is context
-    _current = context, Keeper({} if has_another else parts, progress)
-    points.listener = _current[1]
+    keeps = Keeper({} if has_another else parts, progress, files=files or write_files, whose=whose)
+    _current = context, keeps
+    points.listener = keeps if files is None else None
+    return keeps
 
 
 def keeper() -> Keeper | None:

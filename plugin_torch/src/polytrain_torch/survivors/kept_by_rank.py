@@ -96,7 +96,10 @@ class KeptByRank:
             if source is None:
                 raise NotCleanError(f"{lost} a buffer differs between the ranks")
             buffers[number] = buffers[source]
-        return {**small, "random": last[0]["random"]}, buffers
+        # This rank's forecast of its own values says whether the lost one's is true as well.
+        is_known = here_last[0].get("own") == small["own"]
+        own = last[0].get("own", small["own"]) if is_known else small["own"]
+        return {**small, "random": last[0]["random"], "own": own}, buffers
 
     def _source_of(self, number: int, values: Sequence[torch.Tensor]) -> int | None:
         """Return the model's buffer that another one, such as an average's, is a copy of."""

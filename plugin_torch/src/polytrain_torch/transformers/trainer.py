@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,10 @@ from polytrain_torch.virtual_workers import refuse_virtual_workers
 with needed("transformers"):
     from safetensors.torch import load_file
     from transformers import Trainer, TrainerCallback
-    from transformers.utils import SAFE_WEIGHTS_NAME
+    from transformers.utils import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
     from polytrain_torch.transformers.best_model import restore_best
+    from polytrain_torch.transformers.kept_steps import KeptSteps
     from polytrain_torch.transformers.loggers import KeptEvents
 
 __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
@@ -124,14 +125,25 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
     def ending_step(own_end: Any) -> Any:
         def end_step(*args: Any, **options: Any) -> None:
+            if not steps.before_end(*args, **options):
+                return
             own_end(*args, **options)
+            steps.after_end()
             control = trainer.control
             control.should_training_stop = any_rank_stops(control.should_training_stop)
             control.should_epoch_stop = any_rank_stops(control.should_epoch_stop)
 
         return end_step
 
-    replace_end_of_step(trainer, ending_step)
+    steps = KeptSteps(
+        trainer,
+        reports,
+        end_step=replace_end_of_step(trainer, ending_step),
+        write_beside=lambda files: _write_made_by(files, reports, trainer.args),
+        read_back=_read_back,
+    )
+    reports._before_report = steps.before_report
+    trainer.add_callback(steps)
     trainer.train = train
     return trainer
 
@@ -157,6 +169,9 @@ class ReportCallback(TrainerCallback):
 
         self.best: Path | None = None
         """The directory of the best model before that checkpoint."""
+
+        self._before_report: Callable[[Mapping[str, Any]], None] = lambda _: None
+        """Called with the metrics before a checkpoint is reported."""
 
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
@@ -188,15 +203,10 @@ class ReportCallback(TrainerCallback):
             _read_back(directory, **objects)
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
-                made_by = {
-                    "call": self.call,
-                    "workers": dist.get_world_size(),
-                    "rows_per_step": _rows(args),
-                    "batches_per_epoch": self.batches_per_epoch,
-                }
-                (part / self.CHECKPOINT_NAME / _FILE).write_text(json.dumps(made_by))
+                _write_made_by(part / self.CHECKPOINT_NAME, self, args)
             if self.is_whole:
                 _save_own(part, objects, only_model=args.save_only_model)
+            self._before_report(self._held)
             self._report(part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -258,6 +268,8 @@ def _read_back(
         loads.append(
             (unwrapped(model), lambda copied: copied.load_state_dict(load_file(weights), False))
         )
+    elif (directory / WEIGHTS_NAME).exists():
+        loads.append((unwrapped(model), partial(_load_file, directory / WEIGHTS_NAME)))
     parts = {"optimizer.pt": optimizer, "scheduler.pt": lr_scheduler}
     for name, part in parts.items():
         if (directory / name).exists():
@@ -292,9 +304,20 @@ def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
     found = found_beside(directory)
     if found is None:
         return
-    refuse_other_ranks(found["names"]["parts"], found)
+    refuse_other_ranks(found["names"].get("parts", ()), found)
     for name, state in own_states({"parts": {}}, found, directory)["parts"].items():
         unwrapped(objects[name]).load_state_dict(state)
+
+
+def _write_made_by(directory: Path, reports: ReportCallback, args: Any) -> None:
+    """Write which call saves the trainer's files in a directory, and its rows per step."""
+    made_by = {
+        "call": reports.call,
+        "workers": dist.get_world_size(),
+        "rows_per_step": _rows(args),
+        "batches_per_epoch": reports.batches_per_epoch,
+    }
+    (directory / _FILE).write_text(json.dumps(made_by))
 
 
 def _made_by(checkpoint: Checkpoint) -> Mapping[str, Any] | None:

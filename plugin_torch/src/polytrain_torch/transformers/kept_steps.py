@@ -1,0 +1,388 @@
+"""Keeps a trainer's state at the end of each step, and continues there after a loss of a rank.
+
+A step ends with what the trainer's callbacks have asked for: a log, an evaluation, a checkpoint.
+The state is kept before that, with what is still to be done, and again after each report. So a
+restart does the rest, and then begins the next step, as from a checkpoint that the trainer saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from polytrain.extension import survivor
+from polytrain_plugins import Batches
+from polytrain_torch.checkpoints.rank_parts import (
+    Differences,
+    found_beside,
+    own_states,
+    write_found,
+)
+from polytrain_torch.checkpoints.read_back import is_first_save
+from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
+from polytrain_torch.libraries import needed
+from polytrain_torch.models.parallel import prepared_models, unwrapped
+from polytrain_torch.private import Losses
+from polytrain_torch.randomness import (
+    random_state,
+    restore_random_state,
+    restore_random_states,
+)
+from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors.keeper import Keeper
+from polytrain_torch.survivors.kept_by_rank import State
+
+if TYPE_CHECKING:
+    from polytrain_torch.transformers.trainer import ReportCallback
+
+with needed("accelerate"):
+    from accelerate import DistributedType
+    from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
+
+with needed("transformers"):
+    from transformers import PreTrainedModel, Trainer, TrainerCallback
+    from transformers.trainer_callback import ExportableState, TrainerState
+    from transformers.trainer_utils import has_length
+    from transformers.utils import WEIGHTS_NAME
+
+_FILE = "end-of-step.pt"
+"""File in a survivor's checkpoint: what was left of a step, and what rank 0 has of its own."""
+
+_ASKED = ("should_log", "should_evaluate", "should_save")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What the trainer knows at a clean point."""
+
+    state: Mapping[str, Any]
+    """The fields of its `TrainerState`."""
+
+    end: Mapping[str, Any]
+    """Which end of a step or an epoch it is, and what is left of it."""
+
+
+class KeptSteps(TrainerCallback):
+    """Keeps the state of one trainer. It comes after the callback that reports."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        reports: ReportCallback,
+        *,
+        end_step: Callable[..., None],
+        write_beside: Callable[[Path], None],
+        read_back: Callable[..., None],
+    ) -> None:
+        """
+        Args:
+            trainer: this rank's trainer.
+            reports: the callback that reports its checkpoints.
+            end_step: does what a step ends with, with the arguments of the trainer's method.
+            write_beside: writes what a checkpoint has beside the trainer's files.
+            read_back: loads these files into copies of the trainer's objects.
+        """
+        self._trainer = trainer
+        self._reports = reports
+        self._end_step = end_step
+        self._write_beside = write_beside
+        self._read_back = read_back
+        self._parts: dict[str, Any] = {}
+        self._keeper: Keeper | None = None
+        self._losses = Losses(trainer)
+        self._end: State = {}
+        """What is known of the current end of a step or an epoch; empty between them."""
+
+        self._is_asked = False
+        """Whether callbacks have asked for anything at the current end."""
+
+        self._is_epoch_end = False
+        self._resumed = _Resumed()
+        self._own_batches, self._own_loss = trainer.get_batch_samples, trainer.compute_loss
+        self._own_step = trainer.training_step
+        trainer.get_batch_samples, trainer.compute_loss = self._batches, self._loss
+        trainer.training_step = self._step
+
+    # Called by the trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> Any:
+        """Do what a survivor's state has left to do, and begin to keep the state."""
+        self._keeper, self._resumed = None, _Resumed()
+        directory = self._reports.resumes_from
+        if directory is not None and (directory / _FILE).exists():
+            self._resume(directory)
+        self._begin(objects)
+        return self._trainer.control
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Continue an epoch as it was."""
+        self._is_epoch_end = False
+        if self._resumed.is_between_epochs:
+            self._resumed.restore_random()
+        elif self._resumed.stops_epoch:
+            # The trainer has just taken it back.
+            control.should_epoch_stop = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Continue with the random numbers of the state, now that the batch is fetched."""
+        self._resumed.restore_random()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note that the next end is an epoch's."""
+        self._resumed.restore_random()
+        self._is_epoch_end = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Keep the state after the report of a log, unless a checkpoint's report will have it."""
+        if self._end and "learning_rate" in (logs or {}) and not control.should_save:
+            self._keep()
+
+    # Called by the trainer's end of a step, and by its reports
+
+    def before_end(
+        self,
+        _sum: Any,
+        grad_norm: Any,
+        _model: Any,
+        _trial: Any,
+        epoch: float,
+        ignored: Any,
+        _start: float | None,
+        learning_rate: float | None = None,
+    ) -> bool:
+        """Keep the state; return whether there is anything to end.
+
+        It gets the arguments of the trainer's own method.
+        """
+        if self._resumed.skips_end:
+            self._resumed.skips_end = False
+            return False
+        if self._keeper is None:
+            return True
+        trained = self._trainer.state.epoch
+        self._end = {
+            "grad_norm": None if grad_norm is None else float(grad_norm),
+            "learning_rate": learning_rate,
+            "epoch": epoch,
+            "ignored": ignored,
+            "is_epoch_end": self._is_epoch_end,
+            "is_last_step": trained == int(trained),
+        }
+        flags = self._flags
+        self._is_asked = any(flags[name] for name in _ASKED)
+        if not self._is_epoch_end:
+            self._keeper.expect_step()
+        self._keep()
+        return True
+
+    def before_report(self, metrics: Mapping[str, Any]) -> None:
+        """Keep the state with the report of a checkpoint, which is about to be made."""
+        if self._end:
+            self._keep(reported=metrics)
+
+    def after_end(self) -> None:
+        """Keep the state when all that was asked for is done."""
+        if self._is_asked:
+            self._keep()
+        self._end = {}
+
+    def _keep(self, reported: Mapping[str, Any] | None = None) -> None:
+        if self._keeper is not None:
+            left = {"flags": self._flags, "operations": float(self._trainer.current_flos)}
+            self._keeper.at_end_of_step(
+                _Known(state=self._state(), end={**self._end, **left}),
+                self._own(),
+                reported=reported,
+                is_sampled=self._is_asked,
+            )
+
+    def _state(self) -> State:
+        """Return the fields of the trainer's state, of which only the list of logs grows."""
+        state, callbacks = self._trainer.state, self._trainer.callback_handler.callbacks
+        kept = [*callbacks, self._trainer.control]
+        of_callbacks = TrainerState(
+            stateful_callbacks=[each for each in kept if isinstance(each, ExportableState)]
+        ).stateful_callbacks
+        known = {each.name: getattr(state, each.name) for each in fields(state)}
+        return {**known, "log_history": [*state.log_history], "stateful_callbacks": of_callbacks}
+
+    def _own(self) -> State:
+        return {"losses": self._losses.kept()}
+
+    @property
+    def _flags(self) -> dict[str, bool]:
+        flags: dict[str, bool] = self._trainer.control.state()["args"]
+        return flags
+
+    def _begin(self, objects: Mapping[str, Any]) -> None:
+        trainer = self._trainer
+        optimizer = getattr(objects["optimizer"], "optimizer", objects["optimizer"])
+        why_not = self._unsuitable(optimizer)
+        if why_not is not None:
+            survivor().keep_nothing(why_not)
+            copies = survivor().copies
+            if copies is not None:
+                copies.refuse(why_not)
+            return
+        if isinstance(trainer.model_wrapped, DistributedDataParallel):
+            prepared_models.add(trainer.model_wrapped)
+        self._parts = {
+            "model": trainer.model,
+            "optimizer": optimizer,
+            "lr_scheduler": objects["lr_scheduler"],
+        }
+        self._keeper = keeper.start(self._parts, {}, files=self._write, whose="the trainer")
+        self._is_asked = False
+        self._keep()
+        if not self._keeper.keeps:
+            # What is kept would have to be read from a device in each step.
+            self._keeper = None
+
+    def _unsuitable(self, optimizer: Any) -> str | None:
+        trainer = self._trainer
+        if self._reports.call > 1:
+            return "it isn't the first call of train()"
+        is_alone = trainer.accelerator.distributed_type == DistributedType.NO
+        if not (is_alone or self._reports.is_whole):
+            return "its model isn't trained with DDP"
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return "its optimizer isn't one of torch's"
+        if getattr(trainer.accelerator, "scaler", None) is not None:
+            return "it scales its gradients"
+        loader = trainer.callback_handler.train_dataloader
+        if not has_length(loader):
+            return "the length of its epochs isn't known"
+        if trainer.args.ignore_data_skip or trainer.args.auto_find_batch_size:
+            return "it doesn't continue an epoch where it was"
+        if not isinstance(trainer.train_dataset, Batches) and not _draws_again(loader):
+            return "a restart can't draw the rows of its epoch again"
+        if trainer.state.is_hyper_param_search:
+            return "it searches for hyperparameters"
+        return None
+
+    def _loss(self, model: Any, *args: Any, **options: Any) -> Any:
+        found = self._own_loss(model, *args, **options)
+        if self._keeper is not None and model.training and torch.is_grad_enabled():
+            self._keeper.after_forward()
+        return found
+
+    def _step(self, *args: Any, **options: Any) -> Any:
+        loss = self._own_step(*args, **options)
+        if self._keeper is not None:
+            self._keeper.after_forward({"losses": self._losses.kept(loss)})
+        return loss
+
+    # Called by the survivor's thread
+
+    def _write(self, directory: Path, whole: State, found: Differences, of_library: Any) -> None:
+        files = directory / self._reports.CHECKPOINT_NAME
+        files.mkdir(exist_ok=True)
+        model, parts = unwrapped(self._trainer.model), whole["parts"]
+        if isinstance(model, PreTrainedModel):
+            model.config.save_pretrained(files)
+        # Models save themselves only on rank 0. This file may have tied weights more than once.
+        save_safely(parts["model"], files / WEIGHTS_NAME)
+        save_safely(parts["optimizer"], files / "optimizer.pt")
+        save_safely(parts["lr_scheduler"], files / "scheduler.pt")
+        TrainerState(**of_library.state).save_to_json(str(files / "trainer_state.json"))
+        self._write_beside(files)
+        write_found(found, directory)
+        save_safely({"end": of_library.end, "own": whole["own"]}, directory / _FILE)
+        if is_first_save(self):
+            self._read_back(files, **self._parts)
+
+    # After a restart
+
+    def _resume(self, directory: Path) -> None:
+        trainer, saved = self._trainer, loaded(directory / _FILE)
+        own, found = {"own": saved["own"]}, found_beside(directory)
+        if found is not None:
+            own = own_states(own, found, directory)
+        self._losses.restore(own["own"]["losses"])
+        trainer.current_flos = saved["end"]["operations"]
+        restore_random_states(directory)
+        self._end_again(saved["end"])
+        flags, is_last = self._flags, saved["end"]["is_last_step"]
+        self._resumed = _Resumed(
+            random=random_state(),
+            is_between_epochs=is_last,
+            stops=flags["should_training_stop"] or (flags["should_epoch_stop"] and not is_last),
+            stops_epoch=flags["should_epoch_stop"],
+        )
+
+    def _end_again(self, end: Mapping[str, Any]) -> None:
+        """Do what was left of a step, and of the epoch if it was the last one."""
+        trainer = self._trainer
+        for name, is_set in end["flags"].items():
+            setattr(trainer.control, name, is_set)
+
+        def end_step() -> None:
+            self._end_step(
+                self._losses.sum,
+                end["grad_norm"],
+                trainer.model_wrapped,
+                None,
+                end["epoch"],
+                end["ignored"],
+                None,
+                learning_rate=end["learning_rate"],
+            )
+
+        self._is_epoch_end = end["is_epoch_end"]
+        end_step()
+        if end["is_last_step"] and not end["is_epoch_end"]:
+            trainer.control = trainer.callback_handler.on_epoch_end(
+                trainer.args, trainer.state, trainer.control
+            )
+            end_step()
+
+    def _batches(self, *args: Any, **options: Any) -> Any:
+        resumed = self._resumed
+        if not resumed.stops:
+            return self._own_batches(*args, **options)
+        # The trainer looks for a stop only after a step, which the training has stopped before.
+        resumed.stops, resumed.skips_end = False, resumed.is_between_epochs
+        return [], None
+
+
+def _draws_again(loader: Any) -> bool:
+    """Whether a loader has the same rows in the same order when an epoch is begun again."""
+    batches: Any = getattr(loader, "batch_sampler", None)
+    # Accelerate's takes this rank's batches from another one.
+    batches = getattr(batches, "batch_sampler", batches)
+    return (
+        isinstance(loader, DataLoaderShard)
+        and not loader.persistent_workers
+        and type(batches) is BatchSampler
+        and type(batches.sampler) in (SeedableRandomSampler, SequentialSampler)
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Resumed:
+    """How the first step after a survivor's state begins."""
+
+    random: dict[str, Any] | None = None
+    """The random states to begin it with."""
+
+    is_between_epochs: bool = False
+    """Whether it is the first of its epoch."""
+
+    stops: bool = False
+    """Whether there is no such step: the training, or its epoch, has been stopped."""
+
+    stops_epoch: bool = False
+    skips_end: bool = False
+    """Whether the next end of an epoch is that of an epoch without a step."""
+
+    def restore_random(self) -> None:
+        """Restore the random states, once."""
+        if self.random is not None:
+            restore_random_state(self.random)
+            self.random = None

@@ -1,0 +1,229 @@
+"""A loss costs Hugging Face's `Trainer` no step: a rank that is left has the last one's state.
+
+The model has BatchNorm and dropout, gradients add up over two batches, and no checkpoint is saved
+before the last step: a run that begins an attempt in between has its state from a survivor.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.e2e import torch_runs
+from tests.e2e.journals import journal
+from tests.e2e.torch_runs import DEEPSPEED, equal
+
+from polytrain import CheckpointConfig, Result, RunConfig
+
+fit_with_library = partial(
+    torch_runs.fit, libraries=(DEEPSPEED, "transformers", "polytrain_torch.transformers")
+)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Rank `rank` dies at a place of a step, counted from 1, in the first attempt."""
+    import os
+    import signal
+    from pathlib import Path
+
+    import torch
+    from transformers import (
+        EarlyStoppingCallback,
+        PretrainedConfig,
+        PreTrainedModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    import polytrain
+    from polytrain_torch.transformers import prepare_trainer
+    from polytrain_torch.transformers import trainer as reporting
+
+    context = polytrain.get_context()
+    dies = context.get_attempt() == 0 and context.get_world_rank() == config["rank"]
+
+    def at(place: str) -> None:
+        if dies and (place, trainer.state.global_step + 1) == (config["place"], config["step"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Regression(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(3, 8),
+                torch.nn.BatchNorm1d(8),
+                torch.nn.Dropout(0.2),
+                torch.nn.Linear(8, 1),
+            )
+            self.post_init()
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            at("forward" if self.training else "evaluation")
+            predicted = self.layers(x)[:, 0]
+            loss = (predicted - labels).square().mean()
+            if self.training:
+                loss.register_hook(lambda _: at("backward"))
+            return {"loss": loss, "logits": predicted}
+
+    class Dies(TrainerCallback):
+        def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+            at("optimizer")
+            if config["steps"] and context.get_world_rank() != config["rank"]:
+                with Path(config["steps"]).open("a") as file:
+                    file.write(f"{trainer.state.global_step + 1}\n")
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            at("step")
+
+        def on_epoch_end(self, *_: Any, **__: Any) -> None:
+            at("epoch")
+
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            at("evaluated")
+
+        def on_save(self, *_: Any, **__: Any) -> None:
+            at("save")
+
+    own_report = reporting.report
+
+    def report(*args: Any, **options: Any) -> None:
+        at("report")
+        own_report(*args, **options)
+
+    reporting.report = report
+    x = torch.arange(144.0).reshape(48, 3) / 144
+    rows = [{"x": row, "labels": row.sum()} for row in x]
+    torch.manual_seed(3)
+    stops = [EarlyStoppingCallback(early_stopping_threshold=100.0)] if config["stops"] else []
+    trainer = Trainer(
+        model=Regression(PretrainedConfig()),
+        args=TrainingArguments(
+            output_dir=config["output"],
+            report_to=[],
+            disable_tqdm=True,
+            **{
+                "num_train_epochs": 2,
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 2,
+                "logging_steps": 3,
+                "eval_strategy": "steps",
+                "eval_steps": 4,
+                "save_steps": 1000,
+                **config["arguments"],
+            },
+        ),
+        train_dataset=rows,
+        eval_dataset=rows[:8],
+        callbacks=[Dies(), *stops],
+    )
+    prepare_trainer(trainer).train()
+
+
+def fit(
+    quiet: RunConfig, output: Path, place: str = "", step: int = 0, **config: Any
+) -> tuple[Result, dict[str, torch.Tensor]]:
+    chosen = {"place": place, "step": step, "rank": 1, "output": str(output), "stops": False}
+    chosen |= {"steps": "", "arguments": {}}
+    changes = {name: config.pop(name) for name in list(config) if name not in chosen}
+    result = fit_with_library(quiet, train, {**chosen, **config}, **changes)
+    assert result.checkpoint is not None
+    return result, load_file(Path(result.checkpoint.path, "model.safetensors"))
+
+
+def reported(result: Result) -> list[dict[str, Any]]:
+    """Its metrics, but for times."""
+    timed = ("_runtime", "_per_second")
+    return [
+        {name: each for name, each in report.items() if not name.endswith(timed)}
+        for report in result.history
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Result, dict[str, torch.Tensor]]:
+    there = tmp_path_factory.mktemp("undisturbed")
+    return fit(RunConfig(storage_path=there / "runs", progress=False), there / "output")
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "rank"),
+    [
+        ("forward", 3, 1),
+        ("backward", 4, 0),
+        ("optimizer", 2, 1),
+        ("step", 6, 1),
+        # The trainer has counted the step by then.
+        ("evaluation", 5, 0),
+        ("report", 4, 0),
+        ("epoch", 7, 1),
+        ("save", 13, 1),
+    ],
+)
+def test_no_step_is_repeated(
+    quiet: RunConfig,
+    tmp_path: Path,
+    undisturbed: tuple[Result, dict[str, torch.Tensor]],
+    place: str,
+    step: int,
+    rank: int,
+) -> None:
+    steps = tmp_path / "steps"
+    result, weights = fit(quiet, tmp_path / "output", place, step, rank=rank, steps=str(steps))
+    assert result.restarts == 1
+    assert len(journal(result.path, "SurvivorsAsked")) == 1
+    # Those of the rank that was left, in both attempts.
+    assert sorted(map(int, steps.read_text().split())) == [*range(1, 13)]
+    assert equal(weights, undisturbed[1])
+    assert reported(result) == reported(undisturbed[0])
+
+
+EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch"}
+STOPS = {
+    "load_best_model_at_end": True,
+    "save_steps": 4,
+    "restore_callback_states_from_checkpoint": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "options"),
+    [
+        # Evaluated, and saved, at the end of an epoch.
+        ("evaluation", 7, {"arguments": EPOCHS}),
+        # The evaluation after the eighth step stops the training.
+        ("evaluation", 9, {"arguments": STOPS, "stops": True}),
+        # Each rank has its own statistics.
+        ("backward", 5, {"arguments": {"ddp_broadcast_buffers": False}}),
+    ],
+)
+def test_what_the_trainer_does_beside_its_steps_is_done_once(
+    quiet: RunConfig, tmp_path: Path, place: str, step: int, options: dict[str, Any]
+) -> None:
+    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", **options)
+    result, weights = fit(quiet, tmp_path / "killed", place, step, **options)
+    assert result.restarts == 1
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    assert equal(weights, expected)
+    assert reported(result) == reported(undisturbed)
+
+
+def test_a_worker_without_peers_continues_from_its_copy(quiet: RunConfig, tmp_path: Path) -> None:
+    alone = {"workers": 1, "rank": 0}
+    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", **alone)
+    copying = {**alone, "checkpoint_config": CheckpointConfig(memory=1)}
+    result, weights = fit(quiet, tmp_path / "killed", "backward", 8, **copying)
+    assert result.restarts == 1
+    [again] = journal(result.path, "Launched")[1:]
+    assert again["start"] is not None
+    assert equal(weights, expected)
+    assert reported(result) == reported(undisturbed)
