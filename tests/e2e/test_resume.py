@@ -27,6 +27,7 @@ from polytrain import (
     InvalidJobError,
     Result,
     RunConfig,
+    RunNotFoundError,
     RunOwnedError,
     ScalingConfig,
     Trainer,
@@ -235,6 +236,36 @@ def test_a_damaged_checkpoint_is_passed_over_by_the_next_driver(
     assert "state differs from what was committed" in caplog.text
     assert result.metrics == {"total": 2 * sum(range(ROWS)), "batches": 16}
     assert not damaged.exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "first line"])
+def test_a_run_with_checkpoints_and_without_a_journal_does_not_start_over_by_itself(
+    quiet: RunConfig, damage: str
+) -> None:
+    first = trainer(quiet, train_loop_config={"batches": 3}).fit()
+    journal = Path(first.path, "journal.jsonl")
+    text = journal.read_bytes()
+    if damage == "missing":
+        journal.unlink()
+    else:
+        lost = {"empty": b"", "zeros": bytes(len(text)), "first line": b"x" + text[1:]}
+        journal.write_bytes(lost[damage])
+        with pytest.raises(RunNotFoundError, match=r"journal\.jsonl is empty or damaged"):
+            Result.from_path(first.path)
+    with pytest.raises(InvalidJobError) as caught:
+        trainer(quiet).fit()
+    [problem] = caught.value.problems
+    assert problem.field == "RunConfig.name"
+    assert "checkpoints until step 3" in problem.what
+    assert f"restore_from={first.checkpoint.path!r}" in problem.remedy
+    restored = trainer(
+        quiet,
+        restore_from=first.checkpoint.path,
+        run_config=dataclasses.replace(quiet, name="others"),
+    ).fit()
+    assert [metrics["batches"] for metrics in restored.history] == [*range(4, 17)]
+    again = trainer(quiet, train_loop_config={"batches": 2}).fit(resume="never")
+    assert [metrics["batches"] for metrics in again.history] == [1, 2]
 
 
 def test_a_second_driver_is_refused_while_the_first_one_works(quiet: RunConfig) -> None:

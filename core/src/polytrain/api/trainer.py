@@ -60,7 +60,13 @@ from polytrain.run.identity import (
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.lease import Lease, leased
 from polytrain.run.requests import StopRequests
-from polytrain.run.resume import PreviousRun, already_met, checkpoint_manager, previous_run
+from polytrain.run.resume import (
+    PreviousRun,
+    already_met,
+    checkpoint_manager,
+    lost_journal_problems,
+    previous_run,
+)
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain.storage.retry import retries_limited
@@ -307,8 +313,11 @@ class Trainer:
         self, location: Location, identity: Mapping[str, Any], known: PreviousRun | None
     ) -> RunHistory | None:
         """The history of the run to resume; None if there is none."""
-        history = None if known is None else known.history
+        if known is None:
+            return None
+        history = known.history
         if history is None:
+            raise_if_any(tuple(lost_journal_problems(location)))
             return None
         if history.succeeded and self._is_left_to_train(history):
             history = replace(history, succeeded=None, stopped=None)

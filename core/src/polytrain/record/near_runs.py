@@ -32,8 +32,23 @@ def names_inside(location: Location) -> list[str]:
 
 
 def names_near(location: Location) -> list[str]:
-    """Return the runs beside a location whose names are similar, the most similar first."""
-    return close_to(location.name, names_inside(location.parent))
+    """Return the other runs beside a location with similar names, the most similar first."""
+    others = [name for name in names_inside(location.parent) if name != location.name]
+    return close_to(location.name, others)
+
+
+def has_damaged_journal(location: Location) -> bool:
+    """Return whether a location in which no run is found has a journal all the same."""
+    return location.is_local and os.path.lexists(Path(location.address, JOURNAL))
+
+
+def damaged_journal_text(location: Location) -> str:
+    """Return what is wrong with such a location."""
+    return (
+        f"The run in {location.address} can't be read: its {JOURNAL} is empty or damaged. "
+        "Its checkpoints, if it has any, are in the directory checkpoints: "
+        "polytrain.Checkpoint.from_directory(…) reads one."
+    )
 
 
 def listed(paths: list[str]) -> str:
@@ -43,6 +58,8 @@ def listed(paths: list[str]) -> str:
 
 def no_run_text(location: Location) -> str:
     """Return why a location isn't a run, and what may be meant."""
+    if has_damaged_journal(location):
+        return damaged_journal_text(location)
     text = f"There is no run in {location.address}: it has no {JOURNAL}. "
     inside = [location.below(name).address for name in names_inside(location)]
     if inside:

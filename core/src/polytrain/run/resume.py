@@ -20,7 +20,7 @@ from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 from polytrain.text.named_metrics import named_metric
 from polytrain.workers.agents.installed import installed_versions
-from polytrain_plugins import Backend, Report, Stopped
+from polytrain_plugins import Backend, Problem, Report, Stopped
 from polytrain_plugins.close_names import did_you_mean
 
 
@@ -94,6 +94,27 @@ def previous_run(storage: Storage, *, known: PreviousRun | None = None) -> Previ
     if known is not None and known.journal == journal:
         return known
     return PreviousRun(journal=journal, history=read_history(storage.read_log(JOURNAL)))
+
+
+def lost_journal_problems(location: Location) -> Iterator[Problem]:
+    """Yield a problem if a run has checkpoints, although its journal doesn't tell of any driver.
+
+    Raises:
+        CheckpointError: another version of polytrain wrote a manifest.
+        OSError: the storage failed.
+    """
+    store = CheckpointStore(location=location)
+    manifests = store.find(since_token=0).manifests
+    if manifests:
+        newest = manifests[-1]
+        yield Problem(
+            field="RunConfig.name",
+            what=f"the run in {location.address} has checkpoints until step {newest.step}, and "
+            f"can't be resumed: its {JOURNAL} is missing, empty or damaged",
+            remedy="Bring the journal back; or train under another name with "
+            f"restore_from={store.location_of(newest.directory).address!r}; or start over with "
+            "fit(resume='never')",
+        )
 
 
 def versions_of(backend: Backend, *others: str) -> dict[str, str]:

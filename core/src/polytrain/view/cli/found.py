@@ -143,9 +143,18 @@ def named_run(name: str) -> FoundRun:
 def _not_found(places: Sequence[str]) -> str:
     """Return that no place has a run, and what may be meant."""
     from polytrain.record.history import JOURNAL
-    from polytrain.record.near_runs import listed, names_inside, names_near
+    from polytrain.record.near_runs import (
+        damaged_journal_text,
+        has_damaged_journal,
+        listed,
+        names_inside,
+        names_near,
+    )
     from polytrain.storage.location import Location
 
+    for location in map(Location.of, places):
+        if has_damaged_journal(location):
+            return damaged_journal_text(location)
     for place in places:
         inside = [f"{place.rstrip('/')}/{name}" for name in names_inside(Location.of(place))]
         if inside:
