@@ -99,6 +99,30 @@ def test_a_word_that_is_unknown(quiet: RunConfig) -> None:
         fit(quiet, if_finished="again")
 
 
+SQUARES: dict[int, int] = {}
+FACTOR = {"of": 1}
+
+
+def remember() -> None:
+    SQUARES[3] = SQUARES.get(3, 9)
+    polytrain.report({"square": SQUARES[3] * FACTOR["of"]})
+
+
+def test_what_training_itself_fills_in_this_process_is_no_change(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.SQUARES", {})
+    first = fit(quiet, train_loop_per_worker=remember, train_loop_config=None)
+    assert SQUARES == {3: 9}
+    assert fit(quiet, train_loop_per_worker=remember, train_loop_config=None).path == first.path
+    # A new process has what it had before.
+    SQUARES.clear()
+    fit(quiet, train_loop_per_worker=remember, train_loop_config=None)
+    monkeypatch.setitem(FACTOR, "of", 2)
+    with pytest.raises(InvalidJobError, match="a value that it uses"):
+        fit(quiet, train_loop_per_worker=remember, train_loop_config=None)
+
+
 class Items:
     """A map-style data set."""
 

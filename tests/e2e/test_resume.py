@@ -133,7 +133,7 @@ def test_starting_over_leaves_what_was_there_and_does_not_count_it(quiet: RunCon
         ({"datasets": {"train": TABLE, "valid": TABLE}}, "datasets: they were train"),
         (
             {"datasets": {"train": TABLE.slice(1)}},
-            rf"datasets\['train'\]: .*{ROWS} rows then, {ROWS - 1} now.*restore_from",
+            rf"datasets\['train'\]: .*number of rows {ROWS} then, {ROWS - 1} now.*restore_from",
         ),
         (
             {"dataset_config": DataConfig(shuffle=True, seed=7, datasets_to_split=[])},

@@ -265,7 +265,18 @@ ENTRIES: tuple[dict[str, Any], ...] = (
     line(6, "AttemptEnded", attempt=0, failure=LOST, reason="failure 1 of 1"),
     line(7, "Launched", attempt=1, step=3, start="c", world_size=2, hosts=["a", "b"], gpus=[0, 0]),
     line(8, "Returned", file="return_values-000001.msgpack"),
-    line(9, "Concluded", succeeded=False, stopped=STOPPED, reason="all ranks are done"),
+    line(
+        9,
+        "Concluded",
+        succeeded=False,
+        stopped=STOPPED,
+        reason="all ranks are done",
+        code={
+            "train_loop_per_worker": "12",
+            "objects": {"loss": "3"},
+            "transforms": {"train": None},
+        },
+    ),
     line(9, "Closed"),
 )
 

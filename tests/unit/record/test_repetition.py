@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from polytrain.record.entries import DigestsKept, Launched, MetricsReported, Opened
+from polytrain.record.entries import (
+    CODE_AFTER,
+    DigestsKept,
+    Launched,
+    MetricsReported,
+    Opened,
+    RunConcluded,
+)
 from polytrain.record.overviews import AttemptOverview
 from polytrain.record.repetition import (
     ReportDifference,
@@ -188,3 +195,11 @@ def test_a_report_that_a_survivor_made_is_not_compared() -> None:
     assert found == (2, None)
     history.take(Launched(attempt=1, step=1, start=None, world_size=2))
     assert not history.by_survivors, "rank 0 reports it again"
+
+
+def test_what_training_has_changed_in_its_process_is_no_change_of_the_code() -> None:
+    history = ReportedHistory()
+    history.take(Opened(token=1, anew=True, identity={"backend": "reference"}, world_size=1))
+    code: Any = {"train_loop_per_worker": "a", "objects": {}, "transforms": {}}
+    history.take(RunConcluded(token=1, succeeded=True, stopped=None, reason="", code=code))
+    assert history.identities[1] == {"backend": "reference", CODE_AFTER: code}

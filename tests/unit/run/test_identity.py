@@ -262,7 +262,7 @@ def test_other_rows_than_a_checkpoint_s_are_named() -> None:
     now = {ROWS: "5", COLUMNS: "a", "column 'x'": "c"}
     [problem] = data_differences(before, identity(facts={"train": now, "valid": {}}))
     assert problem.field == "datasets['train']"
-    assert problem.what.endswith("(4 rows then, 5 now; other column 'x')")
+    assert problem.what.endswith("(number of rows 4 then, 5 now; other column 'x')")
     assert "under another name: with restore_from" in problem.remedy
 
 

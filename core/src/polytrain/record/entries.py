@@ -34,6 +34,14 @@ FORMAT = 5
 """Format of the lines: a journal of another format isn't read."""
 
 
+class CodeContent(TypedDict):
+    """The part of a run's identity that is code and objects, as fingerprints."""
+
+    train_loop_per_worker: str | None
+    objects: dict[str, str]
+    transforms: dict[str, str | None]
+
+
 class _Content(TypedDict, total=False):
     python: str
     train_loop_per_worker: str | None
@@ -72,6 +80,17 @@ _NO_IDENTITY: _Identity = {
     "content": _NO_CONTENT,
 }
 """What is left out is something else than any request asks for."""
+
+
+CODE_AFTER = "code after"
+"""Key of a run's identity in memory: `RunConcluded.code`."""
+
+
+def with_code_after(identity: Mapping[str, Any], concluded: RunConcluded) -> Mapping[str, Any]:
+    """Return a driver's identity with the code at the end of its training."""
+    if concluded.code is None:
+        return identity
+    return {**identity, CODE_AFTER: concluded.code}
 
 
 def _whole_identity(read: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -478,6 +497,10 @@ class RunConcluded(Entry):
     reason: str
     validation_failure: str = ""
     """Why no checkpoint has a score, if every validation failed; else empty."""
+
+    code: CodeContent | None = None
+    """What `identity.code_of` returns at the end, if training in the driver's own process has
+    changed it."""
 
     why_not_exact: tuple[str, ...] | None = field(default=None, metadata=UNSTORED)
     """`RunHistory.why_not_exact` at the end."""

@@ -24,6 +24,7 @@ from polytrain.record.entries import (
     ValidationRequested,
     ValuesReturned,
     decoded,
+    with_code_after,
 )
 from polytrain.record.ledger import Ledger
 from polytrain.record.lines import new_reports
@@ -157,6 +158,7 @@ class RunHistory:
                 self.succeeded, self.reason = entry.succeeded, entry.reason
                 self.validation_failure = entry.validation_failure
                 self.stopped = entry.stopped
+                self.identity = with_code_after(self.identity, entry)
                 if self.stopped is not None and self.stopped.is_final:
                     self.condition = self.stopped
             case StopConditionMet(stopped=stopped):

@@ -16,6 +16,7 @@ from polytrain.record.entries import (
     Launched,
     MetricsReported,
     Opened,
+    RunConcluded,
     ValidationEnded,
 )
 from polytrain.record.history import RunHistory
@@ -50,6 +51,8 @@ class ReportedHistory(RunHistory):
         match entry:
             case Opened(token=token, identity=identity):
                 self.identities[token] = identity
+            case RunConcluded(token=token):
+                self.identities[token] = self.identity
             case Launched(step=step):
                 if step == 0:
                     self.divided_for = self.world_size

@@ -37,7 +37,13 @@ from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.divergence import WINDOW
 from polytrain.policy.stop_rule import StopRule
-from polytrain.record.entries import AttemptEnded, Launched, RunConcluded, StopConditionMet
+from polytrain.record.entries import (
+    AttemptEnded,
+    CodeContent,
+    Launched,
+    RunConcluded,
+    StopConditionMet,
+)
 from polytrain.record.journal import Journal
 from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
@@ -109,6 +115,9 @@ class Controller:
     stop_rule: StopRule = field(default_factory=StopRule)
     config_changes: ConfigChanges = field(default_factory=ConfigChanges)
     virtual_workers: int | None = None
+    code_after: Callable[[], CodeContent | None] = lambda: None
+    """Returns `RunConcluded.code` once training has ended."""
+
     compares_reports: bool = False
     """Whether rank 0 finds divergence by its last reports."""
 
@@ -158,6 +167,7 @@ class Controller:
                 stopped=conclusion.stopped,
                 reason=conclusion.reason,
                 validation_failure=conclusion.validation_failure,
+                code=self.code_after() if conclusion.succeeded else None,
                 why_not_exact=self.journal.history.why_not_exact,
             )
         )

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from polytrain import satellites
@@ -30,7 +31,7 @@ from polytrain.record.configuration import (
     hyperparameters_of,
     options_of,
 )
-from polytrain.record.entries import Opened
+from polytrain.record.entries import CodeContent, Opened
 from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
@@ -41,6 +42,7 @@ from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.config_changes import ConfigChanges
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.identity import code_of, salt_of
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.program import CommitSearch, command_line, script
 from polytrain.run.publisher import Publisher
@@ -158,10 +160,20 @@ def controller_of(
         stop_rule=run.stop_rule,
         config_changes=ConfigChanges.of(run.spec),
         virtual_workers=run.spec.scaling_config.virtual_workers,
+        code_after=partial(_code_after, run),
         compares_reports=rule is not None and rule.reads_history,
         release_workers=workers.close,
         interrupts=interrupts,
     )
+
+
+def _code_after(run: Run) -> CodeContent | None:
+    """Return what the code is now, if training in this process has changed what it holds."""
+    if not run.spec.is_inline:
+        return None
+    configs = {dataset.name: dataset.config for dataset in run.datasets}
+    now = code_of(run.spec, datasets=configs, salt=salt_of(run.identity))
+    return None if now.items() <= run.identity["content"].items() else now
 
 
 def _remote_requests(run: Run) -> RemoteRequests:

@@ -17,6 +17,7 @@ from polytrain.config.loop_config import recorded
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.code_fingerprint import code_fingerprint, python_version
 from polytrain.functions.users_code import name_of_type
+from polytrain.record.entries import CODE_AFTER, CodeContent
 from polytrain.record.secrecy import digests, shown, without_secrets
 from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Problem
@@ -43,18 +44,11 @@ def identity_of(
         facts: name → facts about each data set's rows; see `fingerprint.facts`.
         salt: the digests' salt, the same for all drivers of a run.
     """
-    backend, function = spec.backend, spec.train_loop_per_worker
-    options = {
-        field.name: getattr(backend, field.name)
-        for field in fields(backend)  # type: ignore[arg-type]  # every backend is a dataclass
-        if field.init
-    }
-    given = without_secrets(options, digests(salt))
-    config = without_secrets(recorded(spec.train_loop_config), digests(salt))
+    given, config = _options(spec, salt), _config(spec, salt)
     return {
         "salt": salt,
-        "backend": backend.name,
-        "training function": function is not None,
+        "backend": spec.backend.name,
+        "training function": spec.train_loop_per_worker is not None,
         "options": {name: plain(value) for name, value in given.items()},
         "datasets": {
             name: {key: plain(getattr(config, key)) for key in _ORDERING}
@@ -62,19 +56,43 @@ def identity_of(
         },
         "content": {
             "python": python_version(),
-            "train_loop_per_worker": None if function is None else code_fingerprint(function),
             "train_loop_config": plain(config),
-            "objects": {
-                name: code_fingerprint(value)
-                for name, value in (*given.items(), ("train_loop_config", config))
-                if not is_full(plain(value))
-            },
-            "transforms": {
-                name: code_fingerprint(config.transform) for name, config in datasets.items()
-            },
+            **code_of(spec, datasets=datasets, salt=salt),
             "datasets": {name: dict(known) for name, known in facts.items()},
         },
     }
+
+
+def code_of(spec: RunSpec, *, datasets: Mapping[str, DataConfig], salt: str) -> CodeContent:
+    """Return the part of the content that is code and objects, as fingerprints.
+
+    They change if functions or objects do: see `identity_of` for the arguments.
+    """
+    function = spec.train_loop_per_worker
+    given = {**_options(spec, salt), "train_loop_config": _config(spec, salt)}
+    return {
+        "train_loop_per_worker": None if function is None else code_fingerprint(function),
+        "objects": {
+            name: code_fingerprint(value)
+            for name, value in given.items()
+            if not is_full(plain(value))
+        },
+        "transforms": {
+            name: code_fingerprint(config.transform) for name, config in datasets.items()
+        },
+    }
+
+
+def _options(spec: RunSpec, salt: str) -> dict[str, Any]:
+    """Return the backend's options, with digests for secrets."""
+    backend: Any = spec.backend
+    options = {each.name: getattr(backend, each.name) for each in fields(backend) if each.init}
+    given: dict[str, Any] = without_secrets(options, digests(salt))
+    return given
+
+
+def _config(spec: RunSpec, salt: str) -> Any:
+    return without_secrets(recorded(spec.train_loop_config), digests(salt))
 
 
 def transform_fingerprint(datasets: Mapping[str, DataConfig]) -> str | None:
@@ -106,14 +124,17 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
     what = (
         "its code differs from the one that the run was trained with, or a value that it uses does"
     )
-    if was["train_loop_per_worker"] != is_["train_loop_per_worker"]:
+    # Training in this process may have changed what functions and objects hold, as a cache.
+    known = (was, before.get(CODE_AFTER, was))
+    function = is_["train_loop_per_worker"]
+    if all(each["train_loop_per_worker"] != function for each in known):
         yield Problem(field="train_loop_per_worker", what=what, remedy=_OTHER_CONTENT)
     for name, fingerprint in is_["objects"].items():
-        if was["objects"].get(name) != fingerprint:
+        if all(each["objects"].get(name) != fingerprint for each in known):
             other = "an object in it, or the code of one, isn't as the run was trained with"
             yield Problem(field=name, what=other, remedy=_OTHER_CONTENT)
     for name, fingerprint in is_["transforms"].items():
-        if was["transforms"].get(name) != fingerprint:
+        if all(each["transforms"].get(name) != fingerprint for each in known):
             field = f"dataset_config[{name!r}].transform"
             yield Problem(field=field, what=what, remedy=_OTHER_CONTENT)
 

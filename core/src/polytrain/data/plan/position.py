@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.storage.typed_json import Count, Ranks, fitting
-from polytrain.text.first_few import numbered
 
 ROWS = "number of rows"
 COLUMNS = "names or types of columns"
@@ -250,7 +249,7 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         # They have no digest in common.
         return [f"{kinds[0]} then, {kinds[1]} now"]
     changed = [what for what in then if what in now and then[what] != now[what]]
-    facts = [f"{numbered(int(then[ROWS]), 'row')} then, {now[ROWS]} now"] if ROWS in changed else []
+    facts = [f"{ROWS} {then[ROWS]} then, {now[ROWS]} now"] if ROWS in changed else []
     facts += [f"other {COLUMNS}"] if COLUMNS in changed else []
     return facts + [f"other {what}" for what in _other_digests(changed, then.keys() & now.keys())]
 
