@@ -395,3 +395,26 @@ def test_a_spike_is_found_by_the_reports_before_a_restart(quiet: RunConfig) -> N
     [rollback] = result.rollbacks
     assert rollback.reason == "loss is 9, more than 4 times 1, the median of its last 12 values"
     assert [report["loss"] for report in result.history] == [1.0] * 15
+
+
+def test_that_nothing_can_be_left_out_is_said_once(
+    quiet: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train_without_data() -> None:
+        for _ in range(3):
+            report({"loss": 0.5}, {}, saves=False)
+        attempt = polytrain.get_context().get_attempt()
+        if attempt == 0:
+            raise ConnectionError("the network is gone")
+        if attempt == 1:
+            raise TimeoutError("the network is slow")
+
+    failures = FailureConfig(on_divergence="rollback", max_failures=2)
+    result = make_trainer(
+        "reference",
+        train_without_data,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=dataclasses.replace(quiet, failure_config=failures),
+    ).fit()
+    assert result.restarts == 2
+    assert caplog.text.count("in spite of on_divergence='rollback'") == 1

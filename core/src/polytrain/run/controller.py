@@ -514,6 +514,7 @@ class Controller:
                 last_reports=self.journal.history.history[-WINDOW:]
                 if self.compares_reports
                 else (),
+                is_repeat=any(each.has_reported for each in self.state.attempts),
                 changes=changes,
             )
         )

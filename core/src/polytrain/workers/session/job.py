@@ -140,6 +140,9 @@ class LaunchOrder:
     last_reports: Sequence[Mapping[str, Any]] = ()
     """Rank 0's last reports before the starting point, if divergence is found by them."""
 
+    is_repeat: bool = False
+    """Whether an earlier attempt of this driver has reported: its notices aren't said again."""
+
     changes: bytes | None = None
     """Arguments of the request that `on_rollback` has changed, pickled; None if there are none."""
 

@@ -155,6 +155,7 @@ class WorkerSession:
         self._divergence: DivergenceWatch | None = None
         """Looks at each report; None if nothing counts as divergence."""
 
+        self._gives_notice = world.me.rank == 0 and not order.is_repeat
         if rule is not None:
             self._divergence = DivergenceWatch(
                 rule,
@@ -390,7 +391,7 @@ class WorkerSession:
         diverged = self._divergence.look(
             attempt=self.world.attempt, step=step, metrics=metrics, places=self._cursors.places()
         )
-        if self._divergence.notice and self.world.me.rank == 0:
+        if self._divergence.notice and self._gives_notice:
             logger.warning(
                 "If training diverges, the run ends, in spite of on_divergence='rollback': %s.",
                 self._divergence.notice,
