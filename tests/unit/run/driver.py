@@ -32,6 +32,7 @@ from polytrain.events.attempt import (
 from polytrain.linux.kept_states import KeptState
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
+from polytrain.policy.divergence import DivergenceRule
 from polytrain.policy.failure import FailurePolicy
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.policy.stop_rule import StopRule
@@ -211,6 +212,7 @@ class Driver:
     manager: CheckpointManager = field(init=False)
     controller: Controller = field(init=False)
     stop_rule: StopRule = field(default_factory=StopRule)
+    divergence_rule: DivergenceRule | None = None
     stop_requests: StopRequests = field(default_factory=StopRequests)
     lease: FakeLease = field(default_factory=FakeLease)
     observers: Observers = field(default_factory=Observers)
@@ -291,6 +293,7 @@ class Driver:
                 ),
                 attached=attached,
                 stop_rule=self.stop_rule,
+                divergence_rule=self.divergence_rule,
                 stop_requests=self.stop_requests,
                 remote_requests=RemoteRequests(location.open(), 1, stop=self.stop_requests.request),
                 release_workers=self.released.set,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from polytrain.events.attempt import (
     StateUnwritten,
 )
 from polytrain.linux.kept_states import KeptState
+from polytrain.policy.divergence import DivergenceRule
 from polytrain.policy.failure import FailurePolicy
 from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.record.history import JOURNAL, read_as
@@ -36,6 +38,7 @@ from polytrain.run.survivors import Survivors, in_order, newest_point
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import AgentEvent, Kill, ReadKept, WriteState
 from polytrain.workers.session.job import LaunchOrder
+from polytrain_plugins import Report
 
 
 def read(rank: int, *points: int, alive: bool = True, forecast: int | None = None) -> KeptRead:
@@ -262,6 +265,51 @@ def test_the_report_that_a_survivor_makes_may_end_the_run(
     assert conclusion.stopped is not None
     assert "loss" in conclusion.stopped.reason
     assert run.group.of("launch") == [(0, 0)]
+
+
+def test_the_stop_function_is_asked_about_the_report_that_a_survivor_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Report] = []
+
+    def is_good(report: Report) -> bool:
+        asked.append(report)
+        return float(report.metrics["loss"]) < 0.3
+
+    rule = StopRule(function=is_good)
+    run = rescuing(tmp_path, monkeypatch, max_failures=1, stop_rule=rule)
+    conclusion = run.conclude()
+    assert conclusion.stopped is not None
+    assert "is_good returned True at step 3" in conclusion.stopped.reason
+    assert run.group.of("launch") == [(0, 0)]
+    assert [(each.rank, each.step, each.metrics) for each in asked] == [(0, 3, {"loss": 0.25})]
+
+
+def fails(*given: object) -> bool:
+    raise KeyError("accuracy")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"divergence_rule": DivergenceRule(spikes={"loss": 3.0})}, ""),
+        (
+            {"divergence_rule": DivergenceRule(function=lambda reports: len(reports) == 3)},
+            "it diverges: .*lambda.* returned True",
+        ),
+        ({"divergence_rule": DivergenceRule(function=fails)}, r"can't be judged \(KeyError"),
+        ({"stop_rule": StopRule(function=fails)}, r"can't be judged \(KeyError: 'accuracy'"),
+    ],
+)
+def test_a_step_whose_report_rank_0_would_not_have_passed_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any, reason: str
+) -> None:
+    run = rescuing(tmp_path, monkeypatch, max_failures=1, **options)
+    assert run.conclude().succeeded
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert re.search(reason, str(asked["reason"]))
+    assert run.group.of("launch") == [(0, 0), (1, 1 if reason else 3)]
+    assert [each["step"] for each in lines(tmp_path, "Committed")] == ([1] if reason else [1, 3])
 
 
 def test_no_checkpoint_is_committed_before_its_report(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import (
     CheckpointEvent,
     CheckpointsAsked,
+    PartStored,
     StateWritten,
 )
 from polytrain.errors import Failure, FailureKind
@@ -35,7 +36,7 @@ from polytrain.events.attempt import (
 from polytrain.events.output import BarMoved, Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
-from polytrain.policy.divergence import WINDOW
+from polytrain.policy.divergence import WINDOW, DivergenceRule
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import (
     AttemptEnded,
@@ -86,7 +87,7 @@ from polytrain.workers.agents.calls import (
 )
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain.workers.session.job import LaunchOrder
-from polytrain_plugins import Attempt
+from polytrain_plugins import Attempt, Report, Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,8 @@ class Controller:
     code_after: Callable[[], CodeContent | None] = lambda: None
     """Returns `RunConcluded.code` once training has ended."""
 
-    compares_reports: bool = False
-    """Whether rank 0 finds divergence by its last reports."""
+    divergence_rule: DivergenceRule | None = None
+    """What counts as divergence, which the ranks find; None if nothing does."""
 
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
@@ -511,9 +512,7 @@ class Controller:
                 members=self.group.members,
                 start=start,
                 first_checkpoint=self.checkpoints.manager.next_number,
-                last_reports=self.journal.history.history[-WINDOW:]
-                if self.compares_reports
-                else (),
+                last_reports=self._last_reports or (),
                 is_repeat=any(each.has_reported for each in self.state.attempts),
                 changes=changes,
             )
@@ -533,9 +532,14 @@ class Controller:
             self.survivors.refused(refusal, are_steps_lost=are_steps_lost)
             return
         if written.part.step == reported + 1:
-            # Rank 0 was lost between the step and its report of it, which nobody repeats. It comes
-            # before the commit: if this driver is killed in between, the step is repeated.
-            self._report_for_rank_0(written)
+            # Rank 0 was lost between the step and its report of it, which nobody repeats.
+            stopped, wrong = self._judged(written.part)
+            if wrong:
+                # Rank 0 repeats the step, and finds out itself.
+                self.survivors.refused(wrong)
+                return
+            # It comes before the commit: if this driver is killed in between, the step is repeated.
+            self._report_for_rank_0(written, stopped)
         directory = self.checkpoints.commit_state(written)
         self._finish_tasks()
         self._take_results()
@@ -546,8 +550,45 @@ class Controller:
             self.state = replace(self.state, has_reported=True)
             self.survivors.committed(written)
 
-    def _report_for_rank_0(self, written: StateWritten) -> None:
-        """Publish the report that rank 0 didn't make, with what a survivor reports."""
+    @property
+    def _last_reports(self) -> Sequence[Mapping[str, Any]] | None:
+        """Rank 0's last reports; None if divergence isn't found by them."""
+        rule = self.divergence_rule
+        compares = rule is not None and rule.reads_history
+        return self.journal.history.history[-WINDOW:] if compares else None
+
+    def _judged(self, part: PartStored) -> tuple[Stopped | None, str]:
+        """Judge what a survivor reports by the rules that rank 0 applies to its own reports.
+
+        Returns:
+            How it ends the run; None if it doesn't. Why it can't stand for rank 0's, else empty.
+        """
+        rule = self.divergence_rule
+        report = Report(
+            rank=0,
+            attempt=part.attempt,
+            step=part.step,
+            metrics=part.metrics,
+            time=self.journal.clock.now(),
+        )
+        try:
+            with self.interrupts.allowed():
+                wrong = rule and rule.wrong(part.metrics, self._last_reports)
+                return (
+                    (None, f"it diverges: {wrong}")
+                    if wrong
+                    else (self.stop_rule.met_by(report), "")
+                )
+        except Exception as error:  # the user's functions may raise anything
+            return None, f"it can't be judged ({type(error).__name__}: {error})"
+
+    def _report_for_rank_0(self, written: StateWritten, stopped: Stopped | None) -> None:
+        """Publish the report that rank 0 didn't make, with what a survivor reports.
+
+        Args:
+            written: the survivor's state.
+            stopped: how the report ends the run; None if it doesn't.
+        """
         part = written.part
         attempt, step = part.attempt, part.step
         at = self.journal.clock.now()
@@ -561,7 +602,6 @@ class Controller:
             survivor=written.rank or None,
         )
         self.publisher.reported(report)
-        stopped = self.stop_rule.limit_met_by(step, part.metrics)
         if stopped is not None:
             self._happen(ConditionMet(attempt=attempt, rank=0, stopped=stopped))
 

@@ -161,7 +161,7 @@ def controller_of(
         config_changes=ConfigChanges.of(run.spec),
         virtual_workers=run.spec.scaling_config.virtual_workers,
         code_after=partial(_code_after, run),
-        compares_reports=rule is not None and rule.reads_history,
+        divergence_rule=rule,
         release_workers=workers.close,
         interrupts=interrupts,
     )
