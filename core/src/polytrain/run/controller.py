@@ -574,11 +574,9 @@ class Controller:
         try:
             with self.interrupts.allowed():
                 wrong = rule and rule.wrong(part.metrics, self._last_reports)
-                return (
-                    (None, f"it diverges: {wrong}")
-                    if wrong
-                    else (self.stop_rule.met_by(report), "")
-                )
+                if wrong:
+                    return None, f"it diverges: {wrong}"
+                return self.stop_rule.met_by(report), ""
         except Exception as error:  # the user's functions may raise anything
             return None, f"it can't be judged ({type(error).__name__}: {error})"
 
