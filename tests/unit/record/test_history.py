@@ -116,6 +116,95 @@ def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> 
     assert (found.world_size, found.since_token, found.launches) == (4, 1, 2)
 
 
+def replaced(written: Written, find: str, by: str) -> None:
+    """Replace the first line that has this text."""
+    lines = written.file.read_text().splitlines()
+    at = next(at for at, line in enumerate(lines) if find in line)
+    lines[at] = by
+    written.file.write_text("\n".join(lines) + "\n")
+
+
+def test_a_report_that_cannot_be_read_is_missed(written: Written) -> None:
+    with written.driver(anew=True) as journal:
+        journal.write(Launched(attempt=0, step=0, start=None, world_size=2))
+        report(journal, 1, 2, 3)
+        journal.write(RunConcluded(stopped=None, succeeded=True, reason="every rank finished"))
+    assert not written.read().damage
+    replaced(written, '"n": 1', "\0\0\0")
+    found = written.read()
+    assert steps(found) == [1, 3]
+    assert str(found.damage) == (
+        "journal.jsonl is damaged: line 4 can't be read; 1 report of rank 0 after step 1 is missing"
+    )
+
+
+def test_reports_that_are_missing_are_missed_by_their_numbers(written: Written) -> None:
+    driver = written.driver(anew=True)
+    report(driver, 1)
+    driver.sync()
+    report(driver, *range(2, 22))
+    driver.sync()
+    report(driver, 22)
+    driver.sync()
+    written.file.write_text(
+        "".join(line for line in written.file.open() if '"Reports"' not in line)
+    )
+    found = written.read()
+    assert steps(found) == [1, 22]
+    assert "20 reports of rank 0 after step 1 are missing" in str(found.damage)
+
+
+def test_reports_that_are_made_once_more_are_not_missing(written: Written) -> None:
+    driver = written.driver(anew=True)
+    report(driver, 1, 2, 3)
+    driver.sync()
+    written.file.write_text("".join(line for line in written.file.open() if '"n": 1' not in line))
+    assert written.read().damage
+    driver.write(Launched(attempt=1, step=1, start="/run/checkpoint", world_size=2))
+    report(driver, 2, 3)
+    assert steps(written.read()) == [1, 2, 3]
+    assert not written.read().damage
+
+
+def test_a_driver_that_died_leaves_an_incomplete_line(written: Written) -> None:
+    first = written.driver(anew=True)
+    first.write(Launched(attempt=0, step=0, start=None, world_size=2))
+    report(first, 1)
+    with written.file.open("a") as file:
+        file.write('{"time": 1.0, "tok')
+    assert not written.read().damage
+    drafts = written.file.with_name(f"{JOURNAL}.drafts-000001")
+    drafts.write_text(drafts.read_text() + '{"time": 2.0')
+    second = written.driver()
+    second.write(Launched(attempt=0, step=1, start="/run/checkpoint", world_size=2))
+    report(second, 2)
+    found = written.read()
+    assert (steps(found), found.launches) == ([1, 2], 2)
+    assert not found.damage
+
+
+def test_a_driver_whose_first_line_is_lost_is_heard(written: Written) -> None:
+    report(written.driver(anew=True), 1, 2)
+    second = written.driver()
+    second.write(Launched(attempt=0, step=2, start="/run/checkpoint", world_size=2))
+    report(second, 3, 4)
+    second.sync()
+    replaced(written, '"token": 2, "event": "Opened"', "no JSON")
+    found = written.read()
+    assert steps(found) == [1, 2, 3, 4]
+    assert "line 4 can't be read" in str(found.damage)
+
+
+def test_what_is_lost_of_an_earlier_run_does_not_matter(written: Written) -> None:
+    with written.driver(anew=True) as first:
+        first.write(Launched(attempt=0, step=0, start=None, world_size=2))
+        first.write(RunConcluded(stopped=None, succeeded=True, reason="every rank finished"))
+    replaced(written, '"Launched"', "no JSON")
+    assert written.read().damage
+    report(written.driver(anew=True), 1)
+    assert not written.read().damage
+
+
 def test_a_failed_run_that_is_gone_on_with_has_not_failed_yet(written: Written) -> None:
     written.driver(anew=True).write(
         RunConcluded(succeeded=False, stopped=None, reason="no restart is left")
@@ -266,7 +355,12 @@ def test_damaged_reports_are_reported_and_spoil_no_others(
     damaged = json.dumps({**json.loads(line), **damage})
     written.file.write_text(f"{opened}\n{damaged}\n")
     report(driver, 21)
-    assert steps(written.read()) == [21]
+    found = written.read()
+    assert steps(found) == [21]
+    assert str(found.damage) == (
+        "journal.jsonl is damaged: 1 line can't be read; 20 reports of rank 0 after step 0 are "
+        "missing"
+    )
     assert "damaged in the journal" in caplog.text
 
 

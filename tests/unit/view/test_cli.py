@@ -422,6 +422,29 @@ def test_checkpoints_are_compared_with_their_hashes(
     assert "2 intact, 1 damaged" in printed
 
 
+def test_a_journal_of_which_a_report_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    fit(tmp_path, "run", lambda: report_three(work))
+    journal = tmp_path / "run" / "journal.jsonl"
+    lost = next(line for line in journal.read_text().splitlines() if '"Reported"' in line)
+    journal.write_text(journal.read_text().replace(lost, "no JSON"))
+    assert main(["show", str(tmp_path / "run")]) == 0
+    assert "damage     journal.jsonl is damaged: line " in capsys.readouterr().out
+    assert main(["verify", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr().out
+    assert "1 report of rank 0 after step 0 is missing" in printed
+    assert "3 intact, 0 damaged" in printed
+    loaded = polytrain.load(tmp_path / "run")
+    assert [metrics["loss"] for metrics in loaded.history] == [1 / 2, 1 / 3]
+    assert f"{tmp_path / 'run'}: journal.jsonl is damaged: line " in caplog.text
+    caplog.clear()
+    fit(tmp_path, "run", lambda: report_three(work))
+    assert "journal.jsonl is damaged" in caplog.text
+
+
 def test_of_a_progress_bar_in_a_log_the_last_state_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

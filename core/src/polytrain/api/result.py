@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
     from polytrain.prediction.predict import PredictionOutput
     from polytrain.record.repetition import Replay
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -171,6 +174,7 @@ class Result(metaclass=RayTrainClass):
             run_history = None
         if run_history is None:
             raise RunNotFoundError(no_run_text(location))
+        warn_of_damage(location, run_history)
         return recorded(
             location,
             run_history,
@@ -470,6 +474,16 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
     if outcome.error is not None:
         outcome.error.result = result
     return result
+
+
+def warn_of_damage(location: Location, history: RunHistory) -> None:
+    """Warn if a run's history lacks what can't be read of its journal."""
+    if history.damage:
+        logger.warning(
+            "%s: %s. The history of the run lacks what was there; its checkpoints are as they are.",
+            location.address,
+            history.damage,
+        )
 
 
 def recorded(

@@ -35,7 +35,7 @@ from polytrain.api.datasets import (
     start_problems,
 )
 from polytrain.api.interruption import Resumption, warn
-from polytrain.api.result import Result, recorded, result_of
+from polytrain.api.result import Result, recorded, result_of, warn_of_damage
 from polytrain.api.run_handle import RunHandle, Watcher
 from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -250,6 +250,8 @@ class Trainer:
         watcher = Watcher()
         with storage_needed(location):
             known = None if resume == "never" else previous_run(location.open())
+        if known is not None and known.history is not None:
+            warn_of_damage(location, known.history)
         identity = self._identity(known)
         with contextlib.ExitStack() as stack:
             with storage_needed(location):

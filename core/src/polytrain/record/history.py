@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from polytrain.config.configs import CheckpointConfig
 from polytrain.events.rollback import Rollback
@@ -32,12 +32,66 @@ from polytrain.record.overviews import Attempts, RankRecords
 from polytrain.record.reports import Reports
 from polytrain.record.run_facts import RunFacts
 from polytrain.text import strict_json
+from polytrain.text.first_few import first_few, numbered
 from polytrain_plugins import Stopped
 
-if TYPE_CHECKING:
-    pass
-
 JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingReports:
+    """Reports that a driver has numbered, and that its journal lacks."""
+
+    rank: int
+    after_step: int
+    count: int
+
+    def __str__(self) -> str:
+        missing = numbered(self.count, "report")
+        return f"{missing} of rank {self.rank} after step {self.after_step}"
+
+
+@dataclass(slots=True)
+class JournalDamage:
+    """What drivers wrote into a journal, and what can't be read of it."""
+
+    lines: int = 0
+    """Lines that can't be read."""
+
+    first_line: int = 0
+    """Number of the first of them; 0 if it is unknown."""
+
+    reports: list[MissingReports] = field(default_factory=list)
+
+    def add_line(self, number: int) -> None:
+        """Add a line that can't be read."""
+        self.first_line = self.first_line or number
+        self.lines += 1
+
+    def add(self, other: JournalDamage) -> None:
+        """Add the lines of another one."""
+        self.first_line = self.first_line or other.first_line
+        self.lines += other.lines
+
+    def launched(self, step: int) -> None:
+        """Leave out the reports after a step: they are made once more."""
+        self.reports = [each for each in self.reports if each.after_step < step]
+
+    def __bool__(self) -> bool:
+        return bool(self.lines or self.reports)
+
+    def __str__(self) -> str:
+        said = []
+        if self.lines == 1 and self.first_line:
+            said.append(f"line {self.first_line} can't be read")
+        elif self.lines:
+            first = f", the first is line {self.first_line}" if self.first_line else ""
+            said.append(f"{numbered(self.lines, 'line')} can't be read{first}")
+        if self.reports:
+            missing = first_few([str(each) for each in self.reports], 3)
+            count = sum(each.count for each in self.reports)
+            said.append(f"{missing} {'is' if count == 1 else 'are'} missing")
+        return f"{JOURNAL} is damaged: {'; '.join(said)}" if said else ""
 
 
 @dataclass(slots=True)
@@ -93,6 +147,9 @@ class RunHistory:
     divergences: Divergences = field(default_factory=Divergences)
     """Which attempts have diverged, and what is left out since."""
 
+    damage: JournalDamage = field(default_factory=JournalDamage)
+    """What can't be read of the journal, and so isn't in this history."""
+
     _token: int = field(default=-1, repr=False)
     """The lease of the last driver."""
 
@@ -137,6 +194,10 @@ class RunHistory:
         """
         if entry.token < self._token:
             return
+        if entry.token > self._token:
+            # Each driver numbers its reports, also one whose first line can't be read.
+            self._token = entry.token
+            self._known.clear()
         match entry:
             case MetricsReported():
                 self._take_report(entry)
@@ -151,6 +212,7 @@ class RunHistory:
             case Launched(step=step, start=start):
                 self.divergences.launched(step, start)
                 self.returned = self.condition = None
+                self.damage.launched(step)
                 # What came after the checkpoint is done, and reported, once more.
                 for kept in (self.history, *self.of_other_ranks.values()):
                     kept.drop_after(step)
@@ -187,8 +249,6 @@ class RunHistory:
         self.ranks.take(entry)
 
     def _opened(self, opened: Opened) -> None:
-        self._token = opened.token
-        self._known.clear()
         self.identity = opened.identity
         self.world_size = opened.world_size
         attribute, order = opened.ranking
@@ -200,22 +260,34 @@ class RunHistory:
 
     def _take_report(self, report: MetricsReported) -> None:
         rank = report.rank
-        if report.n < self._known.get(rank, 0):
+        known = self._known.get(rank, 0)
+        if report.n < known:
             return
+        self._note_missing(rank, report.n - known)
         self._known[rank] = report.n + 1
         self._reports_of(rank).add(report.step, report.metrics)
         if rank == 0:
             self.ledger.take(report)
 
     def _take_block(self, block: ReportBlock) -> None:
-        new = new_reports(block, self._known.get(block.rank, 0))
+        known = self._known.get(block.rank, 0)
+        new = new_reports(block, known)
         if new is None:
+            if block.n + block.count > known:
+                # How many reports it had shows in the number of the next one.
+                self.damage.lines += 1
             return
+        self._note_missing(block.rank, block.n - known)
         self._known[block.rank] = new.behind
         self._reports_of(block.rank).extend(new.reports, start=new.start)
         if block.rank == 0:
             steps = new.reports.steps()
             self.ledger.take_reports(new.times, steps, new.stalled_s, start=new.start)
+
+    def _note_missing(self, rank: int, count: int) -> None:
+        if count > 0:
+            last_step = self._reports_of(rank).last_step
+            self.damage.reports.append(MissingReports(rank=rank, after_step=last_step, count=count))
 
     def _reports_of(self, rank: int) -> Reports:
         return self.of_other_ranks.setdefault(rank, Reports()) if rank else self.history
@@ -258,30 +330,51 @@ def read_as(kind: type[Kind], journal: Iterable[bytes]) -> Kind | None:
     """
     history: Kind | None = None
     token = -1
-    for entry in entries(journal):
-        if isinstance(entry, Opened) and entry.token >= token:
-            token = entry.token
-            if history is None or entry.anew:
-                history = kind(since_token=token)
+    unreadable = JournalDamage()
+    for number, entry in _numbered(journal):
+        if entry is None:
+            unreadable.add_line(number)
+            continue
+        if isinstance(entry, Opened):
+            if history is not None or entry.anew:
+                # The last line of a driver that died may be incomplete.
+                unreadable = JournalDamage()
+            if entry.token >= token:
+                token = entry.token
+                if history is None or entry.anew:
+                    history = kind(since_token=token)
         if history is not None:
             history.take(entry)
+            # Drafts of a driver that died come after its last line.
+            if unreadable and not isinstance(entry, MetricsReported | ReportBlock):
+                history.damage.add(unreadable)
+                unreadable = JournalDamage()
     return history
 
 
 def entries(journal: Iterable[bytes]) -> Iterator[Entry]:
-    """Yield a journal's entries. Incomplete lines of a driver that died are skipped.
+    """Yield a journal's entries. Lines that can't be read are skipped.
 
     Raises:
         RunFormatError: it has a format that this version can't read.
         DamagedFileError: it holds what no driver writes.
     """
+    return (entry for _, entry in _numbered(journal) if entry is not None)
+
+
+def _numbered(journal: Iterable[bytes]) -> Iterator[tuple[int, Entry | None]]:
+    """Yield the numbers of a journal's lines, with their entries; None for what can't be read."""
     for number, line in enumerate(_lines(journal), 1):
+        if not line:
+            continue
         try:
             entry = strict_json.loads_to_show(line)
         except ValueError:
-            continue
+            entry = None
         if isinstance(entry, dict) and {"time", "token", "event"} <= entry.keys():
-            yield decoded(entry, file=JOURNAL, number=number)
+            yield number, decoded(entry, file=JOURNAL, number=number)
+        else:
+            yield number, None
 
 
 def _lines(journal: Iterable[bytes]) -> Iterator[bytes]:

@@ -140,7 +140,9 @@ class LocalStorage:
             if drafts > own:
                 break
             # Their writer is gone, or has lost its lease.
-            log.write(b"".join(self._pieces(drafts, single=True)).decode(errors="replace"))
+            text = b"".join(self._pieces(drafts, single=True)).decode(errors="replace")
+            # Its last line may be incomplete.
+            log.write(text if text.endswith("\n") or not text else f"{text}\n")
             self.delete(drafts)
         return log
 

@@ -69,6 +69,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
         "seconds": dict(history.ledger.seconds),
         "goodput": history.ledger.goodput,
         "lost_steps": history.ledger.lost_steps,
+        "damage": str(history.damage) or None,
     }
 
 
@@ -93,6 +94,8 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     if versions:
         yield f"  versions   {', '.join(versions)}"
     yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}{_age(run)}"
+    if history.damage:
+        yield f"  damage     {history.damage}"
     for tracker in run.trackers():
         if tracker.lacks:
             behind = numbered(tracker.lacks, "step")

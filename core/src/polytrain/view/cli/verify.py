@@ -5,7 +5,14 @@ from __future__ import annotations
 import click
 
 from polytrain.output.echo import echo
-from polytrain.view.cli.found import Unreadable, as_json, named_run, print_json, run_argument
+from polytrain.view.cli.found import (
+    FAILED,
+    Unreadable,
+    as_json,
+    named_run,
+    print_json,
+    run_argument,
+)
 
 
 @click.command("verify")
@@ -14,11 +21,12 @@ from polytrain.view.cli.found import Unreadable, as_json, named_run, print_json,
 def command(run: str, as_json: bool) -> int:
     """Read all checkpoints of RUN, and compare them with the hashes in their manifests.
 
-    The exit code is 1 if one of them is damaged.
+    The exit code is 1 if one of them, or the run's journal, is damaged.
     """
     from polytrain.checkpoint.store import CheckpointStore
 
     found = named_run(run)
+    journal = found.history.damage
     store = CheckpointStore(location=found.location)
     try:
         there = store.find(since_token=found.history.since_token)
@@ -30,12 +38,14 @@ def command(run: str, as_json: bool) -> int:
         raise Unreadable(found.location, error) from error
     intact = [each.directory for each in there.manifests if each.directory not in wrong]
     if as_json:
-        print_json("verify", {"intact": intact, "damaged": wrong})
+        print_json("verify", {"intact": intact, "damaged": wrong, "journal": str(journal) or None})
     else:
+        if journal:
+            echo(str(journal))
         for directory in intact:
             echo(f"intact   {directory}")
         for directory, what in wrong.items():
             echo(f"damaged  {directory}: {what}")
         newest = intact[-1] if intact else "none"
         echo(f"{len(intact)} intact, {len(wrong)} damaged. The newest intact one: {newest}")
-    return 1 if wrong else 0
+    return FAILED if wrong or journal else 0
