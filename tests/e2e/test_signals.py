@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -251,3 +252,59 @@ def test_however_many_signals_come_nothing_is_left(
     assert eventually(lambda: trains(tmp_path))
     output, errors = ended(driver)
     assert "left: []" in output, errors
+
+
+IN_AN_EPOCH = """
+import tempfile
+import numpy as np
+
+os.environ["TMPDIR"] = HERE
+tempfile.tempdir = None
+
+def train():
+    import torch
+    from polytrain.torch import TrainingState, prepare_model
+
+    model = prepare_model(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    state = TrainingState(model=model, optimizer=optimizer)
+    if not state.restore():
+        # A stop waits for another checkpoint: that of the epoch's end.
+        state.report({"epoch": 0}, epoch=0)
+    shard = polytrain.get_dataset_shard("train")
+    for batch in shard.iter_torch_batches(batch_size=1, dtypes=torch.float32):
+        optimizer.zero_grad()
+        model(batch["x"][:, None]).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.01)
+    state.report({"epoch": 1}, epoch=1)
+
+make_trainer(
+    "torch", train, datasets={"train": {"x": np.linspace(0, 1, 100_000)}},
+    scaling_config=ScalingConfig(num_workers=1, cluster="local"),
+    run_config=RunConfig(
+        storage_path="runs", name="run", progress=False,
+        checkpoint_config=polytrain.CheckpointConfig(memory=1),
+    ),
+).fit()
+"""
+
+
+def test_a_second_signal_keeps_the_copy_that_is_there(
+    tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    """The first one waits for the end of a long epoch."""
+    driver = start_driver(tmp_path, IN_AN_EPOCH.replace("HERE", repr(str(tmp_path))))
+    started.append(driver)
+    assert eventually(lambda: any(tmp_path.glob("polytrain-*/run-*/copies/*")), seconds=60)
+    driver.send_signal(signal.SIGINT)
+    assert driver.stderr is not None
+    assert any("A second signal ends it at once" in line for line in driver.stderr)
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=60)
+    assert driver.returncode == -signal.SIGINT
+    kept = Result.from_path(tmp_path / "runs" / "run").checkpoint
+    assert kept is not None
+    kept.verify()
+    position = json.loads(Path(kept.path, "polytrain-manifest.json").read_text())["manifest"]
+    assert position["positions"]["train"]["start"] > 0

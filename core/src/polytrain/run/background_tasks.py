@@ -6,7 +6,7 @@ import logging
 import queue
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
 
@@ -65,11 +65,14 @@ class BackgroundTasks:
         is_busy = self._last is not None and not self._last.done()
         return is_busy or not self._results.empty()
 
-    def finish(self) -> None:
-        """Wait until all tasks are finished."""
-        if self._last is not None:
-            # No time limit: unfinished work would be lost. Another signal interrupts the wait.
-            self._last.result()
+    def finish(self, *, within_s: float | None = None) -> bool:
+        """Wait until all tasks are finished; return whether they are.
+
+        Args:
+            within_s: how many seconds to wait. By default there is no limit: unfinished work would
+                be lost. Another signal interrupts the wait.
+        """
+        return self._last is None or bool(wait([self._last], within_s).done)
 
     def __enter__(self) -> BackgroundTasks:
         return self

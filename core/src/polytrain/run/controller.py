@@ -91,6 +91,9 @@ from polytrain_plugins import Attempt, Report, Stopped
 
 logger = logging.getLogger(__name__)
 
+_COPY_WITHIN_S = 5.0
+"""Seconds that a second signal waits at most for the end of the process, and for its copy."""
+
 _GIT_WITHIN_S = 1.0
 """Seconds that the end of a run waits for git."""
 
@@ -173,6 +176,34 @@ class Controller:
             )
         )
         return conclusion
+
+    def keep_copy(self) -> None:
+        """Commit the newest copy of the only rank's state, before a signal ends the run at once.
+
+        It lies complete on the node, and would be deleted there. Nothing more is written to a
+        storage that doesn't answer.
+        """
+        if not self.survivors.is_alone or not isinstance(self.state.phase, Training):
+            return
+        until = time.monotonic() + _COPY_WITHIN_S
+        if not self.background_tasks.finish(within_s=_COPY_WITHIN_S):
+            return
+        self._take_results()
+        is_gone = False
+
+        def take(event: AgentEvent) -> None:
+            nonlocal is_gone
+            if isinstance(event, Exited | AgentLost):
+                is_gone = True
+            elif isinstance(event, SurvivorEvent | Reported | Output):
+                # What else comes changes nothing any more.
+                self._take(event)
+
+        self.group.call(Kill(attempt=self.state.attempt))
+        while not is_gone and time.monotonic() < until and not self.interrupts.are_urgent:
+            self.group.wait(take, until - time.monotonic())
+        if is_gone:
+            self._commit_state()
 
     def _validated(self, conclusion: Conclude) -> Conclude:
         """Wait for pending validations. A run that was stopped leaves them to its next driver."""

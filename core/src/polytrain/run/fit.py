@@ -350,6 +350,12 @@ def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conc
     try:
         controller.publisher.run_started()
         return controller.conclude()
+    except KeyboardInterrupt:
+        if interrupts.first is not None:
+            # The interrupt is what the program gets.
+            with contextlib.suppress(StorageError):
+                controller.keep_copy()
+        raise
     except StorageError as error:
         # The journal and the manifests remain, so the run can be resumed. Don't retry for the logs:
         # they are in the same storage.

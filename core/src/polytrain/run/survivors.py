@@ -94,6 +94,11 @@ class Survivors:
     _has_warned: bool = False
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the attempt's only rank copies its state."""
+        return self.has_copies and self._world_size == 1
+
+    @property
     def deadline(self) -> float | None:
         """The monotonic time at which to call `overdue` without an event."""
         return self._until if self._is_asking else None
@@ -116,8 +121,7 @@ class Survivors:
         if not isinstance(ending, Ending):
             # All processes were gone at once.
             return False
-        is_alone = self.has_copies and self._world_size == 1
-        if ending.is_planned or not _is_trusted(ending) or is_alone:
+        if ending.is_planned or not _is_trusted(ending) or self.is_alone:
             return False
         if not self._keepers:
             if self._unkept:
