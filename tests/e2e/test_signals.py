@@ -296,7 +296,13 @@ def test_a_second_signal_keeps_the_copy_that_is_there(
     """The first one waits for the end of a long epoch."""
     driver = start_driver(tmp_path, IN_AN_EPOCH.replace("HERE", repr(str(tmp_path))))
     started.append(driver)
-    assert eventually(lambda: any(tmp_path.glob("polytrain-*/run-*/copies/*")), seconds=60)
+
+    def is_copied() -> bool:
+        """The third copy is begun once the second is complete."""
+        names = [each.name for each in tmp_path.glob("polytrain-*/run-*/copies/checkpoint_*")]
+        return any(int(name.split("_")[1].split("-")[0]) > 2 for name in names)
+
+    assert eventually(is_copied, seconds=60)
     driver.send_signal(signal.SIGINT)
     assert driver.stderr is not None
     assert any("A second signal ends it at once" in line for line in driver.stderr)
