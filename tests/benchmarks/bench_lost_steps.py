@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
 
 
@@ -87,6 +89,72 @@ def train(config: dict[str, Any]) -> None:
         state.report({"steps": count.steps}, epoch=epoch + 1)
 
 
+def train_transformers(config: dict[str, Any]) -> None:
+    """The same network and steps by a `Trainer`, which logs, evaluates and saves now and then."""
+    import os
+    import time
+
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    import polytrain
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Regression(torch.nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(8, width),
+                torch.nn.BatchNorm1d(width),
+                torch.nn.Dropout(0.2),
+                torch.nn.Linear(width, width),
+                torch.nn.Tanh(),
+                torch.nn.Linear(width, 1),
+            )
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            found = self.layers(x)[:, 0]
+            return {"loss": (found - labels).square().mean(), "logits": found}
+
+    context = polytrain.get_context()
+    me = context.get_attempt(), context.get_world_rank()
+    log = os.open(config["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    class Notes(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.note("begins", state.global_step)
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.note("step", state.global_step + 1)
+
+        def note(self, event: str, steps: int) -> None:
+            line = f"{event} {me[0]} {me[1]} {steps} {time.time()} {os.getpid()}\n"
+            os.write(log, line.encode())
+
+    x = torch.randn(64 * config["batches"], 8, generator=torch.Generator().manual_seed(0))
+    rows = [{"x": each, "labels": each.sum()} for each in x]
+    torch.manual_seed(0)
+    trainer = Trainer(
+        model=Regression(config["width"]),
+        args=TrainingArguments(
+            output_dir=config["output"],
+            num_train_epochs=config["epochs"],
+            per_device_train_batch_size=32,
+            logging_steps=10,
+            eval_strategy="steps",
+            eval_steps=40,
+            save_steps=config["batches"],
+            save_total_limit=2,
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=rows,
+        eval_dataset=rows[:320],
+        callbacks=[Notes()],
+    )
+    prepare_trainer(trainer).train()
+
+
 class Killer(threading.Thread):
     """Kills a random rank at random moments, once in each attempt."""
 
@@ -132,10 +200,11 @@ def fit(directory: Path, by: str, width: int, epochs: int, batches: int) -> Resu
         "epochs": epochs,
         "batches": batches,
         "log": str(directory / "steps"),
+        "output": str(directory / "output"),
     }
     return make_trainer(
         "torch",
-        train,
+        train_transformers if by == "transformers" else train,
         train_loop_config=config,
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
@@ -148,13 +217,16 @@ def fit(directory: Path, by: str, width: int, epochs: int, batches: int) -> Resu
 
 
 def weights(result: Result) -> bytes:
-    return b"".join(each.numpy().tobytes() for each in result.load_model().values())
+    assert result.checkpoint is not None
+    file = Path(result.checkpoint.path, "model.safetensors")
+    found = load_file(file) if file.exists() else result.load_model()
+    return b"".join(each.numpy().tobytes() for each in found.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--by", default="shared,gloo")
+    parser.add_argument("--by", default="shared,gloo,transformers")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batches", type=int, default=500)
