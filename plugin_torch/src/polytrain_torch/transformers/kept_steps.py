@@ -194,12 +194,13 @@ class KeptSteps(TrainerCallback):
 
     def _keep(self, reported: Mapping[str, Any] | None = None) -> None:
         if self._keeper is not None:
-            left = {"flags": self._flags, "operations": float(self._trainer.current_flos)}
+            flags = self._flags
+            left = {"flags": flags, "operations": float(self._trainer.current_flos)}
             self._keeper.at_end_of_step(
                 _Known(state=self._state(), end={**self._end, **left}),
                 self._own(),
                 reported=reported,
-                is_sampled=self._is_asked,
+                is_sampled=flags["should_evaluate"],
             )
 
     def _state(self) -> State:
