@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -53,7 +54,9 @@ class World:
 class Rank:
     """Trains a small network, and tells its keeper of it as hooks and loaders do."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, fetches: bool = True, **parts: Any
+    ) -> None:
         torch.manual_seed(1)
         self.session = Session()
         monkeypatch.setattr(keeper, "survivor", lambda: self.session)
@@ -61,10 +64,15 @@ class Rank:
         self.model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.keeper = Keeper({"model": self.model, "optimizer": self.optimizer, **parts}, {})
-        self.fetch()
+        if fetches:
+            self.keeper.before_batch(sys._getframe(1))
 
     def fetch(self) -> None:
-        self.keeper.before_batch(sys._getframe())
+        """Have the caller fetch a batch."""
+        self.fetch_for(sys._getframe(1))
+
+    def fetch_for(self, loop: FrameType) -> None:
+        self.keeper.before_batch(loop)
 
     def forward(self, offset: float = 0.0) -> torch.Tensor:
         found: torch.Tensor = self.model(torch.arange(8.0).reshape(4, 2) + offset)
@@ -226,6 +234,34 @@ def test_what_is_written_is_of_the_point_where_the_training_was_held(
 
     within(train)
     assert torch.load(tmp_path / "state.pt")["progress"] == {"epoch": 1}
+
+
+@pytest.mark.parametrize("evaluates_first", [False, True])
+def test_a_loop_whose_batches_come_from_elsewhere_is_not_continued(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, evaluates_first: bool
+) -> None:
+    """Only its evaluation fetches them from a prepared loader: a restart would train again."""
+
+    def loader(rank: Rank) -> Iterator[int]:
+        rank.fetch_for(sys._getframe(1))
+        yield 1
+
+    def evaluate(rank: Rank) -> None:
+        for _ in loader(rank):
+            pass
+
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        if evaluates_first:
+            evaluate(rank)
+        for _ in range(2):
+            rank.step()
+            rank.step()
+            evaluate(rank)
+        with pytest.raises(NotCleanError, match="batches from elsewhere"):
+            rank.write(tmp_path)
+
+    within(train)
 
 
 class Table:

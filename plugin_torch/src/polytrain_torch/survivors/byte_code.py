@@ -44,6 +44,16 @@ def read_after(code: CodeType, at: int, *, is_over: bool = False) -> frozenset[s
 
 
 @functools.cache
+def body_after(code: CodeType, at: int) -> range | None:
+    """Return the offsets of a `for` loop that gets its next item at an instruction.
+
+    It is None if the instruction is another one.
+    """
+    each = [each for each in dis.get_instructions(code) if each.offset <= at][-1]
+    return range(each.offset, each.argval) if each.opname == "FOR_ITER" else None
+
+
+@functools.cache
 def targets_around(code: CodeType, at: int) -> tuple[frozenset[str], ...]:
     """Return the variables that the code reads of each `for` loop around an instruction.
 

@@ -44,7 +44,7 @@ from polytrain_torch.private import saves_plainly, versions_of
 from polytrain_torch.survivors import points
 from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
-from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
+from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from, is_inside
 from polytrain_torch.virtual_workers import current as virtual_workers
 
 logger = logging.getLogger(__name__)
@@ -119,6 +119,8 @@ class Keeper:
         *,
         files: Files = write_files,
         whose: str = "TrainingState",
+        around: Sequence[Any] = (),
+        by_batch: bool = True,
     ) -> None:
         """
         Args:
@@ -126,11 +128,15 @@ class Keeper:
             progress: what the loop knows of its own progress.
             files: writes a checkpoint's files.
             whose: what has the parts, for messages.
+            around: a library's objects around the parts, which rebuild themselves.
+            by_batch: whether the points are where loaders fetch batches.
         """
         self.progress = progress
         self._parts = parts
         self._files = files
         self._whose = whose
+        self._around = around
+        self._by_batch = by_batch
         self._own: State = {}
         """What a library's trainer has on this rank alone, as plain values."""
 
@@ -205,7 +211,7 @@ class Keeper:
             threading.Event().wait()
         if self._why_not is not None:
             return
-        if self._loop is None and self._frames and not self._foreign:
+        if self._loop is None and self._by_batch and not self._foreign:
             try:
                 self._see_loop()
             except Exception as error:  # variables and states may be anything
@@ -467,7 +473,10 @@ class Keeper:
         return digest(values)
 
     def _see_loop(self) -> None:
-        known: list[Any] = [self]
+        if not is_inside(self._frames):
+            self._foreign = "it gets its batches from elsewhere"
+            return
+        known: list[Any] = [self, *self._around, *self._models()]
         for part in self._parts.values():
             known += [part, unwrapped(part)]
             if isinstance(part, torch.nn.Module):
@@ -626,16 +635,20 @@ def start(
     parts: Mapping[str, Any],
     progress: Mapping[str, Any],
     *,
-    files: Files | None = None,
+    files: Files = write_files,
     whose: str = "TrainingState",
+    around: Sequence[Any] = (),
+    by_batch: bool = True,
 ) -> Keeper:
     """Start to keep the state of an attempt, whose parts are restored. A second one keeps none.
 
     Args:
         parts: see `Keeper`.
         progress: see `Keeper`.
-        files: writes a library's files. Without it the points are where loaders fetch batches.
+        files: see `Keeper`.
         whose: see `Keeper`.
+        around: see `Keeper`.
+        by_batch: see `Keeper`.
     """
     global _current, _has_hooks
     if not _has_hooks:
@@ -644,9 +657,10 @@ def start(
         after_forward.append(_after_forward)
     context = get_context()
     has_another = _current is not None and _current[0] is context
-    keeps = Keeper({} if has_another else parts, progress, files=files or write_files, whose=whose)
+    kept = {} if has_another else parts
+    keeps = Keeper(kept, progress, files=files, whose=whose, around=around, by_batch=by_batch)
     _current = context, keeps
-    points.listener = keeps if files is None else None
+    points.listener = keeps if by_batch else None
     return keeps
 
 

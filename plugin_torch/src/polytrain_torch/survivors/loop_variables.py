@@ -9,13 +9,19 @@ those of the attempt's first step: they have to be the same, or to be in the sav
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 from polytrain.extension import is_installed
-from polytrain_torch.survivors.byte_code import globals_of, read_after, targets_around
+from polytrain_torch.survivors.byte_code import (
+    body_after,
+    globals_of,
+    read_after,
+    targets_around,
+)
 from polytrain_torch.survivors.snapshots import PLAIN, TRANSPARENT, Snapshot
 
 _WORKER_PROCESS = "polytrain.workers.session.worker_process"
@@ -34,6 +40,23 @@ def frames_from(frame: FrameType | None) -> Frames:
         found.append((frame, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
+
+
+def is_inside(frames: Frames) -> bool:
+    """Whether the code that runs now is in the loop that got its last batch in these frames.
+
+    An evaluation may have got it, while the training has batches of its own.
+    """
+    own = [each for each in frames if not (_is_between(each[0]) or _is_generator(each[0]))]
+    if not own:
+        return False
+    fetching, at = own[0]
+    body = body_after(fetching.f_code, at)
+    running: FrameType | None = sys._getframe()
+    while running is not None and running is not fetching:
+        running = running.f_back
+    # What fetches by `next` may be a function of its own, which is over by now.
+    return body is None or (running is not None and fetching.f_lasti in body)
 
 
 @dataclass
@@ -109,7 +132,7 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
                     found.pop((name, str(depth)), None)
                     found[name, _FETCHES if fetches else _AROUND] = values[name]
         # The loop of a generator, or none at all, passes each batch on to the caller's.
-        hands_batches_on &= not loops or bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+        hands_batches_on &= not loops or _is_generator(frame)
         for name in globals_of(frame.f_code):
             if name in frame.f_globals:
                 found[name, "module"] = frame.f_globals[name]
@@ -119,6 +142,10 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
 def _is_between(frame: FrameType) -> bool:
     """Whether a frame only stands between the loop and its data."""
     return _package(frame) in TRANSPARENT
+
+
+def _is_generator(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
 
 
 def _package(frame: FrameType) -> str:

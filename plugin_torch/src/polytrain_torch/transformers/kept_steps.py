@@ -238,7 +238,9 @@ class KeptSteps(TrainerCallback):
             "optimizer": optimizer,
             "lr_scheduler": objects["lr_scheduler"],
         }
-        self._keeper = keeper.start(self._parts, {}, files=self._write, whose="the trainer")
+        self._keeper = keeper.start(
+            self._parts, {}, files=self._write, whose="the trainer", by_batch=False
+        )
         self._is_asked = False
         self._keep()
         if not self._keeper.keeps:
