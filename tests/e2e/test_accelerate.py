@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.e2e import torch_runs
+from tests.e2e.journals import journal
 from tests.e2e.torch_runs import DEEPSPEED, equal
 
 from polytrain import (
@@ -248,3 +249,88 @@ def test_what_ddp_keeps_equal_is_stored_once(quiet: RunConfig) -> None:
     assert made.checkpoint is not None
     assert not [*Path(made.checkpoint.path).glob("own-*")]
     fit_with_library(quiet, train_apart, config, workers=1, restore_from=made.checkpoint)
+
+
+def train_on_each_row_once(config: dict[str, Any]) -> None:
+    """Rank `rank` dies at a place of a step, counted from 1, in the first attempt."""
+    import os
+    import signal
+
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch import prepare_data_loader, seed_everything
+    from polytrain_torch.accelerate import report, restore
+
+    class Counts:
+        steps = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.steps = state["steps"]
+
+    context = polytrain.get_context()
+    dies = context.get_attempt() == 0 and context.get_world_rank() == config["rank"]
+
+    def at(place: str) -> None:
+        if dies and (place, counts.steps + 1) == (config["place"], config["step"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.manual_seed(0)
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    inner = torch.nn.Sequential(
+        torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+    )
+    optimizer = torch.optim.Adam(inner.parameters(), lr=0.01)
+    model, optimizer, scheduler = accelerator.prepare(
+        inner, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    )
+    counts = Counts()
+    accelerator.register_for_checkpointing(counts)
+    x = torch.arange(3.0 * 96).reshape(-1, 3) / 96
+    loader = prepare_data_loader(DataLoader(TensorDataset(x, x.sum(1)), batch_size=4, shuffle=True))
+    seed_everything(7)
+    done = restore(accelerator)
+    for epoch in range(done.get("epoch", 0), 3):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                loss = (model(x)[:, 0] - y).square().mean()
+                at("forward")
+                accelerator.backward(loss)
+                at("backward")
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            counts.steps += 1
+            at("step")
+        report(
+            accelerator,
+            {"steps": counts.steps, "rate": scheduler.get_last_lr()[0]},
+            epoch=epoch + 1,
+        )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    run = RunConfig(storage_path=tmp_path_factory.mktemp("undisturbed"), progress=False)
+    return fit_with_library(run, train_on_each_row_once, {"place": "", "step": 0, "rank": 1})
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "rank"),
+    [("forward", 7, 1), ("backward", 16, 0), ("step", 11, 1), ("step", 36, 0)],
+)
+def test_no_step_is_repeated(
+    quiet: RunConfig, undisturbed: Result, place: str, step: int, rank: int
+) -> None:
+    places = {"place": place, "step": step, "rank": rank}
+    killed = fit_with_library(quiet, train_on_each_row_once, places)
+    [asked] = journal(killed.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    assert killed.restarts == 1
+    assert killed.history == undisturbed.history
+    assert equal(weights(killed), weights(undisturbed))

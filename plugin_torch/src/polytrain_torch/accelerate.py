@@ -19,8 +19,10 @@ import torch
 
 import polytrain
 from polytrain import Checkpoint, get_checkpoint
+from polytrain.extension import survivor
 from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, part_of
 from polytrain_torch.checkpoints.rank_parts import (
+    Differences,
     States,
     comparable,
     differences,
@@ -41,7 +43,10 @@ from polytrain_torch.libraries import needed
 from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.private import Accelerated
+from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.row_weights import weigh_backward
+from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors.kept_by_rank import State
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("accelerate"):
@@ -51,6 +56,9 @@ with needed("accelerate"):
     from safetensors.torch import load_file
 
 _PROGRESS_FILE = "progress.pt"
+
+_STEP = "step"
+"""Name of the part that says where the accelerator is between two optimizer steps."""
 
 _UNFREEZE_BEFORE = (
     "Freeze them after accelerator.prepare, with "
@@ -69,7 +77,8 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
         checkpoint: load this one instead.
 
     Returns:
-        The `progress` that was passed to `report`; empty without a checkpoint.
+        The `progress` that was passed to `report`; empty without a checkpoint, and with one of a
+        step before the first report, which another rank has kept.
 
     Raises:
         ValueError: `automatic_checkpoint_naming` is set, or the checkpoint has per-rank state of
@@ -83,18 +92,24 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
             keep_frozen(unwrapped(model), wrapped_by="prepare", remedy=_UNFREEZE_BEFORE)
     checkpoint = checkpoint or get_checkpoint()
     if checkpoint is None:
+        _keep(accelerator, {})
         return {}
     directory = Path(checkpoint.path)
     saved = loaded(directory / _PROGRESS_FILE)
     found = saved["found"]
-    names = [name for kind in ("objects", "progress") for name in found["names"].get(kind, ())]
+    names = [name for kind in ("parts", "progress") for name in found["names"].get(kind, ())]
     refuse_other_ranks(names, found)
     objects = _objects(accelerator)
     accelerator.load_state(checkpoint.path)
     has_loaded(accelerator)
-    own = own_states({"objects": {}, "progress": saved["progress"]}, found, directory)
-    for name, state in own["objects"].items():
+    own = own_states({"parts": {}, "progress": saved["progress"]}, found, directory)
+    for name, state in own["parts"].items():
         unwrapped(objects[name]).load_state_dict(state)
+    if "step" in saved:
+        # A survivor's state, whose random numbers are apart.
+        accelerator.step = saved["step"]
+        restore_random_states(directory)
+    _keep(accelerator, own["progress"])
     return own["progress"]
 
 
@@ -115,19 +130,22 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
     """
     refuse_virtual_workers("Accelerate")
     _refuse_own_names(accelerator)
+    keeps = keeper.keeper()
+    if keeps is not None:
+        keeps.at_report(metrics, progress)
     with directory_of_all() as directory:
         objects = _objects(accelerator)
         accelerator.save_state(str(directory))
         if is_first_save(accelerator) and accelerator.is_main_process:
             _read_back(accelerator, directory)
         states: States = {
-            "objects": {name: unwrapped(each).state_dict() for name, each in objects.items()},
+            "parts": {name: unwrapped(each).state_dict() for name, each in objects.items()},
             "progress": progress,
         }
         compared = {
-            name: comparable(objects[name], state) for name, state in states["objects"].items()
+            name: comparable(objects[name], state) for name, state in states["parts"].items()
         }
-        found = differences({**states, "objects": compared})
+        found = differences({**states, "parts": compared})
         write_own(states, found, directory)
         if accelerator.is_main_process:
             saved = {"progress": progress, "found": found}
@@ -156,6 +174,65 @@ def _objects(accelerator: Accelerator) -> dict[str, Any]:
         for what, objects in numbered.items()
         for number, each in enumerate(objects)
     }
+
+
+class _Step:
+    """Where the accelerator is between two optimizer steps, as a part of the state."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self._accelerator.step}
+
+
+def _keep(accelerator: Accelerator, progress: Mapping[str, Any]) -> None:
+    """Keep the state after each step, if the batches come from a shard or a prepared loader."""
+    if accelerator.distributed_type != DistributedType.NO and not wraps_in_ddp(accelerator):
+        survivor().keep_nothing("its models aren't trained with DDP")
+        return
+    if accelerator.scaler is not None:
+        survivor().keep_nothing("it scales its gradients")
+        return
+    prepared = Accelerated(accelerator)
+    parts = {
+        # Accelerate's are around torch's, whose hooks tell of steps.
+        name: each.optimizer if any(each is own for own in prepared.optimizers) else each
+        for name, each in _objects(accelerator).items()
+    }
+    around = [accelerator, *prepared.optimizers, *prepared.schedulers]
+    keeps = keeper.start(
+        {**parts, _STEP: _Step(accelerator)},
+        progress,
+        files=partial(_write_files, accelerator),
+        whose="the accelerator",
+        around=around,
+    )
+    own_backward = accelerator.backward
+
+    def backward(loss: Any, *args: Any, **options: Any) -> Any:
+        keeps.after_forward()
+        return own_backward(loss, *args, **options)
+
+    accelerator.backward = backward
+
+
+def _write_files(
+    accelerator: Accelerator, directory: Path, whole: State, found: Differences, of_library: Any
+) -> None:
+    """Write what `restore` reads; see `survivors.keeper.Files`."""
+    names = {"model": MODEL_NAME, "optimizer": OPTIMIZER_NAME, "scheduler": SCHEDULER_NAME}
+    for name in _objects(accelerator):
+        what, number = name.partition(" (")[0].rsplit(" ", 1)
+        is_registered = what not in names
+        file = f"{_numbered(names.get(what, ''), int(number))}.bin"
+        if is_registered:
+            file = f"custom_checkpoint_{number}.pkl"
+        save_safely(whole["parts"][name], directory / file)
+    saved = {"progress": whole["progress"], "found": found, **whole["parts"][_STEP]}
+    save_safely(saved, directory / _PROGRESS_FILE)
+    if is_first_save(accelerator):
+        _read_back(accelerator, directory)
 
 
 def _read_back(accelerator: Accelerator, directory: Path) -> None:
