@@ -28,6 +28,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.autograd": ("_engine_run_backward",),
         "torch.autograd.Variable": ("_execution_engine",),
         "torch.nn.Module": ("_buffers", "_save_to_state_dict"),
+        "torch.nn.parallel.DistributedDataParallel": ("_comm_hooks",),
         "torch.distributed.ProcessGroup": (
             *("_allgather_base", "_get_backend", "_get_sequence_number_for_group"),
             "_reduce_scatter_base",

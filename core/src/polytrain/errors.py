@@ -68,6 +68,9 @@ class FailureKind(StrEnum):
     STARTUP = "startup"
     """A rank failed before it trained."""
 
+    REPLICAS_DIFFER = "replicas_differ"
+    """A rank held other weights than the ranks that should have the same."""
+
     DIVERGED = "diverged"
     """A report showed that training diverges, and by `FailureConfig.on_divergence` ended the
     attempt."""
@@ -257,6 +260,18 @@ class BadDataError(PolytrainError, ValueError):
             return str(self.problems[0])
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
         return f"{len(self.problems)} problems:\n{lines}"
+
+
+class ReplicasDifferError(PolytrainError):
+    """Ranks hold different values of what should be the same on all of them.
+
+    Attributes:
+        is_here: whether this rank differs from most; None if no value is that of most.
+    """
+
+    def __init__(self, message: str, *, is_here: bool | None) -> None:
+        super().__init__(message)
+        self.is_here = is_here
 
 
 class NotInWorkerError(PolytrainError, RuntimeError):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from polytrain.workers.session.context import Context
     from polytrain.workers.session.survivor import NotCleanError, Place, StateWriter, Survivor
     from polytrain.workers.session.worker_api import (
+        compare_replicas,
         keep_all_batches,
         open_cursor,
         record_exactness,
@@ -50,6 +51,7 @@ __all__ = [
     "adapted_digests",
     "check_named",
     "check_range",
+    "compare_replicas",
     "empty_table",
     "group_sizes",
     "is_installed",
@@ -103,6 +105,7 @@ _NAMES = LazyNames(
             "Survivor",
         ),
         "polytrain.workers.session.worker_api": (
+            "compare_replicas",
             "keep_all_batches",
             "open_cursor",
             "record_exactness",

@@ -33,6 +33,7 @@ __all__ = [
     "deepspeed_config",
     "default_store",
     "fsdp_state",
+    "has_communication_hook",
     "operations_launched",
     "original_module",
     "own_buffers",
@@ -107,6 +108,11 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 _version_of = attrgetter("_version")
+
+
+def has_communication_hook(model: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether a hook averages a DDP model's gradients. Only registering one is public."""
+    return bool(model._comm_hooks)
 
 
 def saves_plainly(module: torch.nn.Module) -> bool:

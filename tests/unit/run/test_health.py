@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.run.play import Play, exited, placed
 
-from polytrain.events.attempt import Exited, Joined, Offered
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Exited, Failed, Joined, Offered
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.machine import step
 from polytrain.run.states import AcquireWorkers, Launch, State
@@ -63,3 +64,22 @@ def test_a_run_leaves_a_node_at_its_second_loss_there_and_returns_after_the_cool
     state = step(state, placed(2, per_node=1), now=160.0).state
     state, actions = lose(state, 0, now=1000.0)
     assert actions[-1] == Launch(attempt=4)
+
+
+def test_a_node_that_computes_wrongly_is_left_at_once_and_for_good() -> None:
+    play = Play(3, max_failures=-1, node_cooldown_s=60.0)
+    play.tell(placed(3, per_node=1))
+    state = play.state
+    for event in (Offered, Joined):
+        for rank in range(3):
+            more = {"offer": Offer()} if event is Offered else {}
+            state = step(state, event(attempt=0, rank=rank, **more), now=100.0).state
+    wrong = Failure(kind=FailureKind.REPLICAS_DIFFER, rank=1, message="rank 1 holds other values")
+    peer = Failure(kind=FailureKind.CONNECTION_LOST, rank=0, message="rank 1 holds other values")
+    for failure in (peer, wrong):
+        state = step(state, Failed(attempt=0, failure=failure), now=100.0).state
+    for rank in range(3):
+        transition = step(state, exited(rank, 0, killed=True), now=100.0)
+        state = transition.state
+    assert transition.actions[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+    assert avoided(state.losses, cooldown_s=60.0, now=1e6) == frozenset({"node-1"})

@@ -494,7 +494,7 @@ def _error_of(failure: Failure) -> RankError | None:
         # Its message says how long nothing has happened, and on which ranks.
         who = "all" if failure.rank is None else f"rank {failure.rank}"
         return RankError(kind=failure.kind, message=who, step=failure.step)
-    known = (*_RAISED, FailureKind.CONNECTION_LOST)
+    known = (*_RAISED, FailureKind.CONNECTION_LOST, FailureKind.REPLICAS_DIFFER)
     if failure.kind not in known and not is_crash and not is_raised:
         return None
     message = _PASSING.sub("", failure.message)

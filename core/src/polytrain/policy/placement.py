@@ -387,6 +387,8 @@ class Loss:
 
     node: str
     at: float
+    is_last: bool = False
+    """Whether its node gets no workers any more, however long it is ago."""
 
 
 def avoided(losses: Sequence[Loss], *, cooldown_s: float, now: float) -> frozenset[str]:
@@ -398,4 +400,5 @@ def avoided(losses: Sequence[Loss], *, cooldown_s: float, now: float) -> frozens
         now: seconds on the clock of the losses.
     """
     recent = Counter(loss.node for loss in losses if now - loss.at < cooldown_s)
-    return frozenset(node for node, count in recent.items() if count >= _EXCLUDING_LOSSES)
+    often = {node for node, count in recent.items() if count >= _EXCLUDING_LOSSES}
+    return frozenset(often | {loss.node for loss in losses if loss.is_last})

@@ -78,6 +78,7 @@ _OF_A_NODE = (
     FailureKind.NODE_LOST,
     FailureKind.OUT_OF_MEMORY,
     FailureKind.HANG,
+    FailureKind.REPLICAS_DIFFER,
 )
 
 
@@ -468,7 +469,8 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     attempts = (*state.attempts, failure_of_attempt)
     losses = state.losses
     if root.kind in _OF_A_NODE and root.rank is not None and state.nodes:
-        losses = (*losses, Loss(node=state.nodes[root.rank], at=now))
+        is_last = root.kind is FailureKind.REPLICAS_DIFFER
+        losses = (*losses, Loss(node=state.nodes[root.rank], at=now, is_last=is_last))
     state = replace(state, attempts=attempts, losses=losses)
     others = tuple(failure for failure in failures if failure is not root)
     ended = EndAttempt(attempt=state.attempt, root=root, reason="", failures=(root, *others))

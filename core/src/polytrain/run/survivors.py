@@ -31,6 +31,7 @@ _NOT_ASKED = (
     FailureKind.STORAGE,
     FailureKind.LEASE_LOST,
     FailureKind.CHECKPOINT_MISMATCH,
+    FailureKind.REPLICAS_DIFFER,
     FailureKind.DIVERGED,
 )
 """After these, a state couldn't be committed, or isn't to be trusted."""

@@ -42,6 +42,7 @@ from polytrain_torch.checkpoints.read_back import (
     try_loading,
     whole_copies_without_values,
 )
+from polytrain_torch.checkpoints.replicas import check_replicas
 from polytrain_torch.checkpoints.safe_serialization import refuse_unsafe
 from polytrain_torch.checkpoints.sharded import SafeReader
 from polytrain_torch.checkpoints.sharded_parts import (
@@ -248,6 +249,8 @@ class TrainingState:
         Raises:
             TypeError: a value isn't plain data, and couldn't be loaded safely.
             CheckpointError: a part's state can't be loaded. Only the first save tries that.
+            ReplicasDifferError: `RunConfig.digests` is set, and what DDP trains differs between
+                ranks.
             RuntimeError: there are virtual workers, and a loop over their micro-batches isn't over,
                 or models or optimizers differ between ranks.
         """
@@ -278,6 +281,7 @@ class TrainingState:
         }
         equal = [] if virtual is None else [*filter(self._is_trained, self._parts)]
         found = differences(compared if self._compares_ranks else {}, equal=equal)
+        check_replicas(self._parts, found)
         save_own({**compared, "parts": whole}, found, directory)
         save_rank_states(directory)
         if dist.get_rank() != 0:

@@ -13,7 +13,13 @@ from typing import Any
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import CheckpointsAsked, PartStaged, StagedPart, is_unwritable
 from polytrain.data_errors import DataError
-from polytrain.errors import BadDataError, CheckpointError, Failure, FailureKind
+from polytrain.errors import (
+    BadDataError,
+    CheckpointError,
+    Failure,
+    FailureKind,
+    ReplicasDifferError,
+)
 from polytrain.events.attempt import (
     ConditionMet,
     Diverged,
@@ -258,6 +264,14 @@ def _is_raised_here(entry: TracebackType) -> bool:
     return line.lstrip().startswith("raise ")
 
 
+_KINDS_OF_REPLICAS = {
+    True: FailureKind.REPLICAS_DIFFER,
+    # It can't go on with the rank that differs, which is the cause.
+    False: FailureKind.CONNECTION_LOST,
+    None: FailureKind.CHECKPOINT_MISMATCH,
+}
+
+
 def _kind_of(error: BaseException, *, connection_lost: bool) -> FailureKind:
     # Frameworks have their own error classes for a device's memory.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -266,6 +280,8 @@ def _kind_of(error: BaseException, *, connection_lost: bool) -> FailureKind:
     # Keras raises again what its callbacks have raised, `from None`: then the context is left.
     if isinstance(error, CheckpointError) and is_unwritable(error.__cause__ or error.__context__):
         return FailureKind.STORAGE
+    if isinstance(error, ReplicasDifferError):
+        return _KINDS_OF_REPLICAS[error.is_here]
     return FailureKind.CONNECTION_LOST if connection_lost else FailureKind.USER_ERROR
 
 

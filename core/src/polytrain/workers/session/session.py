@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,12 +16,13 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.staging import Snapshots, Stagings, Stamps
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
-from polytrain.errors import CheckpointError, NotInWorkerError
+from polytrain.errors import CheckpointError, NotInWorkerError, ReplicasDifferError
 from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
 from polytrain.policy.copy_pace import CopyPace
 from polytrain.policy.divergence import DivergenceWatch
+from polytrain.policy.replicas import odd_ranks, why_odd
 from polytrain.policy.validation import ValidationStatus
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import (
@@ -74,6 +75,9 @@ _STATUSES = {
 
 MAX_DIGESTS = 10_000
 """Tensors of one state with digests: each takes 16 bytes in the journal each time."""
+
+_OTHERS_ERROR_S = 60.0
+"""Seconds for which a rank waits for the error of one that differs, before it raises its own."""
 
 
 _STATE_UNKNOWN = (
@@ -178,6 +182,7 @@ class WorkerSession:
 
         self._reported_ignored = False
         self._saves_on_request = False
+        self._has_warned_of_replicas = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -333,6 +338,29 @@ class WorkerSession:
         """Let a rollback leave no batch out; see `worker_api.keep_all_batches`."""
         if self._divergence is not None:
             self._divergence.keeps_all = why
+
+    def compare_replicas(self, by_rank: Sequence[bytes], what: str) -> None:
+        """Compare what all ranks should hold alike; see `worker_api.compare_replicas`."""
+        odd, rank = odd_ranks(by_rank), self.world.me.rank
+        if not odd:
+            return
+        why = why_odd(odd, len(by_rank), what)
+        if self._job.spec.run_config.digests is not None:
+            if rank not in odd:
+                # The other's error is the cause: it ends the attempt, and this process with it.
+                threading.Event().wait(_OTHERS_ERROR_S)
+            raise ReplicasDifferError(
+                f"At step {self._step + 1} {why}",
+                is_here=None if len(odd) == len(by_rank) else rank in odd,
+            )
+        if rank == 0 and not self._has_warned_of_replicas:
+            logger.warning(
+                "At step %d %s. RunConfig(digests=…) ends the attempt where ranks differ, and "
+                "continues on other nodes.",
+                self._step + 1,
+                why,
+            )
+        self._has_warned_of_replicas = True
 
     def record_exactness(self, why_not: str) -> None:
         """Record a check of virtual workers; see `worker_api.record_exactness`."""

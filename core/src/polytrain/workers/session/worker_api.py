@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -243,6 +243,21 @@ def keep_all_batches(why: str) -> None:
         NotInWorkerError: outside a training function.
     """
     _session("keep_all_batches").keep_all_batches(why)
+
+
+def compare_replicas(by_rank: Sequence[bytes], what: str) -> None:
+    """Compare what all ranks should hold alike, for plugins. All ranks call this.
+
+    Args:
+        by_rank: each rank's digest.
+        what: what differs if the digests do, for people.
+
+    Raises:
+        ReplicasDifferError: the digests differ, and `RunConfig.digests` is set; otherwise rank 0
+            logs a warning, once an attempt.
+        NotInWorkerError: outside a training function.
+    """
+    _session("compare_replicas").compare_replicas(by_rank, what)
 
 
 def record_exactness(why_not: str) -> None:
