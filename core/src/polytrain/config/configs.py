@@ -373,10 +373,10 @@ class RunConfig(Config):
     whose name says loss or error, or by which checkpoints are ranked with "min"; from below for any
     other, as in Ray Tune. `"<= 0.1"` and `">= 100"` say it themselves. `a/b` names a nested metric;
     metrics of a validation count too. Or a function of a `Report` that returns whether to end the
-    run: it is called in rank 0's worker process, or in the driver if another rank has made the
-    report of a lost rank 0; what it keeps is lost with an attempt. The run ends with the checkpoint
-    of this report, or else with the next one; `Result.stopped` says why. The next `fit()` returns
-    the result, or resumes the run if the conditions of that call aren't met."""
+    run: it is called in rank 0's worker process, and what it keeps is lost with an attempt. The run
+    ends with the checkpoint of this report, or else with the next one; `Result.stopped` says why.
+    The next `fit()` returns the result, or resumes the run if the conditions of that call aren't
+    met."""
 
     time_budget_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
     """Seconds of training, after which the run is finished with its next checkpoint: over all

@@ -87,7 +87,7 @@ from polytrain.workers.agents.calls import (
 )
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain.workers.session.job import LaunchOrder
-from polytrain_plugins import Attempt, Report, Stopped
+from polytrain_plugins import Attempt, Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -591,25 +591,18 @@ class Controller:
     def _judged(self, part: PartStored) -> tuple[Stopped | None, str]:
         """Judge what a survivor reports by the rules that rank 0 applies to its own reports.
 
+        A user's function isn't called here: it may be what rank 0 was lost in.
+
         Returns:
             How it ends the run; None if it doesn't. Why it can't stand for rank 0's, else empty.
         """
         rule = self.divergence_rule
-        report = Report(
-            rank=0,
-            attempt=part.attempt,
-            step=part.step,
-            metrics=part.metrics,
-            time=self.journal.clock.now(),
-        )
-        try:
-            with self.interrupts.allowed():
-                wrong = rule and rule.wrong(part.metrics, self._last_reports)
-                if wrong:
-                    return None, f"it diverges: {wrong}"
-                return self.stop_rule.met_by(report), ""
-        except Exception as error:  # the user's functions may raise anything
-            return None, f"it can't be judged ({type(error).__name__}: {error})"
+        if self.stop_rule.function is not None or (rule is not None and rule.function is not None):
+            return None, "rank 0 asks a function of yours about each report, and was lost before"
+        wrong = rule and rule.wrong(part.metrics, self._last_reports)
+        if wrong:
+            return None, f"it diverges: {wrong}"
+        return self.stop_rule.limit_met_by(part.step, part.metrics), ""
 
     def _report_for_rank_0(self, written: StateWritten, stopped: Stopped | None) -> None:
         """Publish the report that rank 0 didn't make, with what a survivor reports.
