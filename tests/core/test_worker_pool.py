@@ -360,6 +360,25 @@ def test_a_run_takes_a_node_that_is_back_instead_of_waiting_for_one_that_is_lost
     assert nodes(pool) == ["b", "c"]
 
 
+def test_a_driver_whose_host_is_given_up_does_not_wait_for_agents() -> None:
+    """It was cut off for too long: the cluster has ended its job, and gives it nothing."""
+    cluster = FakeCluster(a=1, b=1, c=1)
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    for name in ("b", "c"):
+        cluster.silence(pool, name, node_may_return=True)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.now += 10
+    pool.look_at_the_clock()
+    assert cluster.failures() == []
+    del cluster.nodes["a"]
+    cluster.now += 10
+    pool.look_at_the_clock()
+    [failure] = cluster.failures()
+    assert "given up the host of this driver" in failure
+    assert "Start the script again" in failure
+
+
 def test_the_loss_of_a_standby_is_no_failure_and_is_made_good() -> None:
     cluster = FakeCluster(a=3)
     pool = cluster.pool(2, standby=1)
@@ -722,7 +741,8 @@ def test_it_is_reported_who_is_waited_for_and_in_the_end_given_up(
     cluster.now = 10.0
     pool.look_at_the_clock()
     assert "2 workers of 1 CPU each; the cluster has 1 CPU free" in caplog.text
-    assert pool.deadline == 60.0
+    # Whether the driver's own node is still there is looked at again.
+    assert pool.deadline == 20.0
     caplog.clear()
     cluster.now = 59.9
     pool.look_at_the_clock()

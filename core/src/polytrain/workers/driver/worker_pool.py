@@ -6,6 +6,7 @@ The pool never waits: arrivals and losses are events, and it reports when it is 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,6 +145,9 @@ class WorkerPool:
         self._cluster = cluster
         self._clock = clock
         self._first_node = first_node
+        self._is_on_a_node = first_node in cluster.living_nodes()
+        """Whether the driver's own host was a node of the cluster when the run began."""
+
         self._tell = tell
         self._ranks: dict[AgentHandle, int] = {}
         """The rank of each of `ranked` that isn't gone."""
@@ -351,6 +355,12 @@ class WorkerPool:
 
     def _look_for_missing(self, placing: _Placing) -> None:
         """Log missing resources once; fail the placement if they can't become available."""
+        if self._is_on_a_node and self._first_node not in self._cluster.living_nodes():
+            self._fail(
+                "the cluster has given up the host of this driver, and with it all that the driver "
+                "has requested. Start the script again: the run resumes"
+            )
+            return
         starting, now, up = self._launcher.starting(), self._clock(), self._up
         begins_with = expected(
             up=up,
@@ -368,10 +378,8 @@ class WorkerPool:
                 logger.warning("Training begins without some workers: %s.", begins_with.reason)
             return
         outlook = self._launcher.outlook()
-        placing.look_at = min(
-            placing.give_up_at,
-            placing.give_up_at if outlook is None and not starting.hosts else now + _LOOK_S,
-        )
+        may_change = outlook is not None or starting.hosts or self._is_on_a_node
+        placing.look_at = min(placing.give_up_at, now + _LOOK_S if may_change else math.inf)
         hopeless = None if outlook is None or self.ranked else self._why_hopeless(outlook)
         is_sure = placing.seemed_hopeless or (outlook is not None and outlook.is_certain)
         placing.seemed_hopeless = hopeless is not None
