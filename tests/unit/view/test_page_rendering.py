@@ -193,6 +193,25 @@ def test_an_end_is_called_an_end_where_it_is_one() -> None:
     assert "<dt>Last entry</dt>" in page(running)
 
 
+@pytest.mark.parametrize(
+    ("why_not", "said"),
+    [
+        (None, None),
+        ((), "Exact over world sizes: yes."),
+        (
+            ("a rank has another CPU", "<b>"),
+            "Exact over world sizes: no, a rank has another CPU; <b>.",
+        ),
+    ],
+)
+def test_whether_a_run_is_exact_over_world_sizes(
+    why_not: tuple[str, ...] | None, said: str | None
+) -> None:
+    parsed = Parsed(page(replace(facts(), why_not_exact=why_not)))
+    found = [text for text in parsed.texts if "over world sizes" in text]
+    assert found == ([] if said is None else [said])
+
+
 def test_values_close_to_each_other_can_be_told_apart() -> None:
     def fill(record: RunRecord) -> None:
         for step in range(1, 4):
