@@ -201,20 +201,24 @@ def _keep(accelerator: Accelerator, progress: Mapping[str, Any]) -> None:
         for name, each in _objects(accelerator).items()
     }
     around = [accelerator, *prepared.optimizers, *prepared.schedulers]
-    keeps = keeper.start(
+    keeper.start(
         {**parts, _STEP: _Step(accelerator)},
         progress,
         files=partial(_write_files, accelerator),
         whose="the accelerator",
         around=around,
     )
-    own_backward = accelerator.backward
+    own = accelerator.backward
+    # `weigh_backward` has made it a partial already, and so does not wrap this one again.
+    if own.func is not _backward:
+        accelerator.backward = partial(_backward, own)
 
-    def backward(loss: Any, *args: Any, **options: Any) -> Any:
+
+def _backward(own_backward: Any, loss: Any, *args: Any, **options: Any) -> Any:
+    keeps = keeper.keeper()
+    if keeps is not None:
         keeps.after_forward()
-        return own_backward(loss, *args, **options)
-
-    accelerator.backward = backward
+    return own_backward(loss, *args, **options)
 
 
 def _write_files(

@@ -227,9 +227,6 @@ class KeptSteps(TrainerCallback):
         why_not = self._unsuitable(optimizer)
         if why_not is not None:
             survivor().keep_nothing(why_not)
-            copies = survivor().copies
-            if copies is not None:
-                copies.refuse(why_not)
             return
         if isinstance(trainer.model_wrapped, DistributedDataParallel):
             prepared_models.add(trainer.model_wrapped)

@@ -185,7 +185,9 @@ class Survivor:
         return kept
 
     def keep_nothing(self, why: str) -> None:
-        """Have the run say after a loss why no state was kept."""
+        """Have the run say after a loss why no state was kept, or now if copies are wanted."""
+        if self.copies is not None:
+            self.copies.refuse(why)
         if self.can_keep:
             self.channel.send(keeps_nothing_message(why))
 
