@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from polytrain.extension import KeptStates, NotCleanError, Place
+from polytrain.extension import KeptState, KeptStates, NotCleanError, Place
 from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
+from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 
 Run = Callable[..., Any]
 
@@ -283,3 +285,29 @@ def test_what_is_copied_at_each_batch_has_a_limit(
         assert rank.session.why_not == "its buffers and small parts have 21 MB"
 
     within(train)
+
+
+def kept(rank: str, loss: float | None, *, point: int, is_forecast: bool = False) -> KeptState:
+    """A small state, with a loss of its own if that was known."""
+    small: dict[str, Any] = {} if loss is None else {"own": {"loss": loss}}
+    if not is_forecast:
+        small |= {"places": {}, "progress": {}, "groups": {}, "parts": {}}
+    pieces = [rank.encode(), b"", b"", pickle.dumps(small) if small else b""]
+    content = b"".join([LENGTHS.pack(*map(len, pieces)), *pieces])
+    return KeptState(point=point, is_forecast=is_forecast, content=content)
+
+
+@pytest.mark.parametrize(("forecast", "expected"), [(0.5, 0.25), (None, 0.5), (0.75, 0.5)])
+def test_a_lost_ranks_loss_is_its_own_if_it_was_known(
+    forecast: float | None, expected: float
+) -> None:
+    """This rank's forecast was right, or there was none, or it was wrong."""
+    before = [kept("0", 0.0, point=1), kept("1", 0.0, point=1)]
+    by_rank = {
+        0: [before[0], kept("0", forecast, point=2, is_forecast=True), kept("0", 0.5, point=2)],
+        1: [before[1], kept("1", forecast and 0.25, point=2, is_forecast=True)],
+    }
+    ranks = KeptByRank(by_rank, first=2, point=2, mine=0, buffers=[], sent=set())
+    state, _ = ranks.state(1)
+    assert state["own"] == {"loss": expected}
+    assert state["random"][0] == b"1"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.plugin_torch.conftest import Run
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from polytrain import TrainingFailedError
 
@@ -149,3 +150,26 @@ def test_what_accelerate_shards_is_read_back(
         return
     with pytest.raises(TrainingFailedError, match=PARTS[part]):
         run(train)
+
+
+@pytest.mark.usefixtures("forgets_accelerate")
+@pytest.mark.parametrize(
+    ("options", "is_seedable", "is_drawn_again"),
+    [
+        ({"shuffle": True}, True, True),
+        ({}, True, True),
+        ({"shuffle": True}, False, False),
+        ({"sampler": WeightedRandomSampler([1.0] * 8, 8)}, True, False),
+    ],
+)
+def test_a_restart_in_mid_epoch_needs_an_order_that_it_can_draw_again(
+    options: dict[str, Any], is_seedable: bool, is_drawn_again: bool
+) -> None:
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    from polytrain_torch.transformers.kept_steps import draws_again
+
+    chosen = DataLoaderConfiguration(use_seedable_sampler=is_seedable)
+    accelerator = Accelerator(cpu=True, dataloader_config=chosen)
+    loader = accelerator.prepare(DataLoader([*range(8)], batch_size=2, **options))
+    assert draws_again(loader) == is_drawn_again

@@ -260,7 +260,7 @@ class KeptSteps(TrainerCallback):
             return "the length of its epochs isn't known"
         if trainer.args.ignore_data_skip or trainer.args.auto_find_batch_size:
             return "it doesn't continue an epoch where it was"
-        if not isinstance(trainer.train_dataset, Batches) and not _draws_again(loader):
+        if not isinstance(trainer.train_dataset, Batches) and not draws_again(loader):
             return "a restart can't draw the rows of its epoch again"
         if trainer.state.is_hyper_param_search:
             return "it searches for hyperparameters"
@@ -351,7 +351,7 @@ class KeptSteps(TrainerCallback):
         return [], None
 
 
-def _draws_again(loader: Any) -> bool:
+def draws_again(loader: Any) -> bool:
     """Whether a loader has the same rows in the same order when an epoch is begun again."""
     batches: Any = getattr(loader, "batch_sampler", None)
     # Accelerate's takes this rank's batches from another one.
