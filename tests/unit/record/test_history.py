@@ -273,7 +273,7 @@ def test_torn_lines_are_passed_over(written: Written, torn: str) -> None:
     ids=["format 1", "a later one"],
 )
 def test_a_journal_of_another_format_is_refused(line: str) -> None:
-    with pytest.raises(RunFormatError, match=r"format (1|99); .* reads format 5\. .*RunConfig"):
+    with pytest.raises(RunFormatError, match=r"format (1|99); .* reads format 6\. .*RunConfig"):
         read_history([line.encode()])
 
 

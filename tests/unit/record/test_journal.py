@@ -127,7 +127,7 @@ def test_a_driver_its_generations_and_reports_are_reported(tmp_path: Path) -> No
     assert [{k: v for k, v in line.items() if k not in ("token", "time")} for line in written] == [
         {
             "event": "Opened",
-            "format": 5,
+            "format": 6,
             "anew": True,
             "identity": {"backend": "reference"},
             "world_size": 2,

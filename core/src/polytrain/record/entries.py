@@ -30,7 +30,7 @@ from polytrain.storage.typed_json import (
 )
 from polytrain_plugins import Stopped
 
-FORMAT = 5
+FORMAT = 6
 """Format of the lines: a journal of another format isn't read."""
 
 
