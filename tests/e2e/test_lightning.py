@@ -164,6 +164,81 @@ def test_another_number_of_workers_goes_on_in_the_middle(
     assert result.metrics == {"batches": batches, "validations": 3}
 
 
+def finds_its_best_model_early(config: dict[str, Any]) -> Any:
+    """The directory of its best models is gone when it resumes."""
+    import os
+    import shutil
+    import signal
+
+    import lightning
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch.lightning import Trainer
+
+    is_first = polytrain.get_context().get_attempt() == 0
+    directory = config["output"] + ("" if is_first else config["moves_to"])
+
+    class Weight(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            if config["dies"] and is_first and self.global_step == 7:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return (self.weight - 1).square().sum()
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("error", abs(self.global_step - 4.0), sync_dist=True)
+
+        def test_step(self, batch: Any, index: int) -> None:
+            self.log("tested", self.weight.sum(), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    best = ModelCheckpoint(dirpath=directory, monitor="error", save_top_k=3)
+    trainer = Trainer(max_epochs=4, callbacks=[best], logger=False, enable_model_summary=False)
+    loader = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=2)
+    model = Weight()
+    trainer.fit(model, loader, loader)
+    names = {Path(path).name: score.item() for path, score in best.best_k_models.items()}
+    assert all(Path(path).parent == Path(directory) for path in best.best_k_models)
+    score = best.best_model_score.item() if best.best_model_score is not None else None
+    return names, score, trainer.test(model, loader, ckpt_path="best", verbose=False)
+
+
+@pytest.mark.parametrize(("keeps_best", "moves_to"), [(True, ""), (True, "2"), (False, "")])
+def test_the_best_models_are_taken_from_the_runs_checkpoints(
+    quiet: RunConfig,
+    tmp_path: Path,
+    keeps_best: bool,
+    moves_to: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The directory that had them is gone, as on another machine."""
+
+    def returned(name: str, **changes: Any) -> Any:
+        config = {"output": str(tmp_path / name), "dies": name == "killed", "moves_to": moves_to}
+        return fit_with_library(quiet, finds_its_best_model_early, config, **changes).return_value
+
+    whole = returned("whole")
+    names = ("epoch=0-step=2.ckpt", "epoch=1-step=4.ckpt", "epoch=2-step=6.ckpt")
+    assert whole[:2] == (dict(zip(names, (2.0, 0.0, 2.0), strict=True)), 0.0)
+    best = {"checkpoint_score_attribute": "error", "checkpoint_score_order": "min"}
+    kept = (
+        CheckpointConfig(num_to_keep=3, **best) if keeps_best else CheckpointConfig(num_to_keep=1)
+    )
+    killed = returned("killed", checkpoint_config=kept)
+    assert (killed == whole) is keeps_best
+    lost = "The best model so far is lost: "
+    assert (lost in "".join(capfd.readouterr())) is not keeps_best
+
+
 def fits_unusually(config: dict[str, Any]) -> None:
     import os
     import signal

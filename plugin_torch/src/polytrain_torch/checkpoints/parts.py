@@ -83,6 +83,24 @@ def checkpoint_of(part: Path | None) -> Checkpoint | None:
     return None if part is None else Checkpoint.from_directory(str(part))
 
 
+def copy_whole(saved: Path, target: Path) -> Path:
+    """Copy a file or a directory, which nobody sees before it is whole; return the target.
+
+    What is there already is replaced: it is another run's, or comes from another node, on a shared
+    disk.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copied-") as temporary:
+        copied = Path(temporary, target.name)
+        if saved.is_dir():
+            shutil.copytree(saved, copied)
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            shutil.copyfile(saved, copied)
+        copied.rename(target)
+    return target
+
+
 def _files_by_rank(saved: Path) -> list[set[str]]:
     """List by rank the files that it sees. Each node's first rank counts for the node."""
     # Wait until all ranks have written their files.

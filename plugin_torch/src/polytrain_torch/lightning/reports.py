@@ -14,6 +14,7 @@ from polytrain.extension import Calls
 from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
 from polytrain_torch.checkpoints.rank_states import save_rank_states
 from polytrain_torch.checkpoints.read_back import is_first_save
+from polytrain_torch.lightning.best_model import SavedFiles
 from polytrain_torch.lightning.epochs import prepare_callbacks, save_trained
 from polytrain_torch.lightning.finders import save_found, take_over_found
 from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
@@ -46,12 +47,18 @@ class Reports(Callback):
         self._search_again: Callable[[], None] = lambda: None
         self.logs: KeptLogs | None = None
         """Logs of earlier attempts, until the repeated steps are dropped from them."""
+        self._files = SavedFiles(file=CHECKPOINT_FILE, fit_file=_FIT_FILE)
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
         # By now the module has added its own callbacks, and no finder has searched.
         if stage == "fit" and self.fit != SEARCH:
             prepare_callbacks(trainer.callbacks)
             self._search_again = take_over_found(trainer.callbacks, checkpoint_of_fit(self.fit))
+
+    def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        resumed = checkpoint_of_fit(self.fit) if trainer.state.fn == "fit" else None
+        if resumed is not None and (resumed / _FIT_FILE).exists():
+            self._files.restore(trainer, checkpoint["callbacks"], resumed)
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
@@ -89,6 +96,7 @@ class Reports(Callback):
 
     def saved(self, trainer: Any, saved: Path) -> None:
         """Report a checkpoint, if it is the first one of its step."""
+        self._files.add(saved, trainer.global_step)
         if self._saved_step == trainer.global_step:
             return
         self._saved_step = self._reported_step = trainer.global_step
@@ -101,6 +109,7 @@ class Reports(Callback):
             save_rank_parts(trainer, part)
             if part is not None and dist.get_rank() == 0:
                 (part / _FIT_FILE).write_text(str(self.fit))
+                self._files.save(trainer, part)
                 save_found(trainer.callbacks, part)
                 save_trained(trainer, part)
             report(logged_metrics(trainer), checkpoint_of(part))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from polytrain import CheckpointConsistencyMode, get_all_reported_checkpoints, get_context
+from polytrain_torch.checkpoints.parts import copy_whole
 from polytrain_torch.libraries import needed
 
 with needed("transformers"):
@@ -67,7 +66,7 @@ def _found(file: Path, args: Any, files_in: str) -> Path | None:
             with reported.checkpoint.as_directory() as directory:
                 files = Path(directory, files_in)
                 if json.loads((files / _STATE).read_text())["global_step"] == step:
-                    return _copied(files, Path(args.output_dir, recorded.name))
+                    return copy_whole(files, Path(args.output_dir, recorded.name))
     logger.warning(
         "The best model so far, of step %d, is lost: %s is gone, and none of the run's checkpoints "
         "has it. At the end the best of the following steps is loaded if it is better, otherwise "
@@ -78,15 +77,3 @@ def _found(file: Path, args: Any, files_in: str) -> Path | None:
         metric,
     )
     return None
-
-
-def _copied(files: Path, best: Path) -> Path:
-    """Copy a directory, which nobody sees before it is whole."""
-    best.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=best.parent, prefix=".best-") as temporary:
-        copied = Path(temporary, best.name)
-        shutil.copytree(files, copied)
-        # One of that name is another run's, or comes from another node, on a shared disk.
-        shutil.rmtree(best, ignore_errors=True)
-        copied.rename(best)
-    return best
