@@ -445,6 +445,32 @@ def test_a_journal_of_which_a_report_is_lost(
     assert "journal.jsonl is damaged" in caplog.text
 
 
+def test_a_newest_checkpoint_that_is_gone_is_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    fit(tmp_path, "run", lambda: report_three(work))
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    # Retention may have deleted older ones.
+    shutil.rmtree(checkpoints[0])
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    for each in checkpoints[1:]:
+        shutil.rmtree(each)
+    assert main(["verify", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr().out
+    assert f"missing  {checkpoints[-1].name}" in printed
+    assert "0 intact, 0 damaged, 1 missing" in printed
+    journal = tmp_path / "run" / "journal.jsonl"
+    # As if its driver had died.
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(each for each in lines if '"Concluded"' not in each))
+    fit(tmp_path, "run", lambda: report_three(work))
+    assert f"{checkpoints[-1]}. The run resumes from its start" in caplog.text
+    assert main(["verify", str(tmp_path / "run")]) == 0
+
+
 def test_of_a_progress_bar_in_a_log_the_last_state_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

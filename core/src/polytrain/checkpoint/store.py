@@ -79,6 +79,18 @@ class FoundCheckpoints:
     uncommitted: tuple[str, ...]
     """Directories without a manifest."""
 
+    def lacks(self, directory: str) -> bool:
+        """Return whether a checkpoint is gone that no newer one has replaced.
+
+        Args:
+            directory: directory of the newest checkpoint that is known to be committed.
+        """
+        parsed = parse_directory_name(directory)
+        if parsed is None or directory in self.damaged:
+            return False
+        number, made_by = parsed
+        return all((each.attempt_id, each.number) < (made_by, number) for each in self.manifests)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointStore:

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from polytrain.checkpoint.manifest import AttemptId, parse_directory_name
 from polytrain.config.configs import CheckpointConfig
 from polytrain.events.rollback import Rollback
 from polytrain.policy.divergence import Divergences
 from polytrain.policy.validation import Validation, Validations
 from polytrain.record.configuration import Configuration
 from polytrain.record.entries import (
+    CheckpointCommitted,
+    CheckpointDropped,
     DivergenceFound,
     Entry,
     Launched,
@@ -150,6 +153,9 @@ class RunHistory:
     damage: JournalDamage = field(default_factory=JournalDamage)
     """What can't be read of the journal, and so isn't in this history."""
 
+    newest_commit: CheckpointCommitted | None = None
+    """The newest checkpoint, which is kept until the next one is committed; None if none is."""
+
     _token: int = field(default=-1, repr=False)
     """The lease of the last driver."""
 
@@ -216,6 +222,10 @@ class RunHistory:
                 # What came after the checkpoint is done, and reported, once more.
                 for kept in (self.history, *self.of_other_ranks.values()):
                     kept.drop_after(step)
+            case CheckpointCommitted():
+                self.newest_commit = entry
+            case CheckpointDropped():
+                self._dropped(entry)
             case RunConcluded():
                 self.succeeded, self.reason = entry.succeeded, entry.reason
                 self.validation_failure = entry.validation_failure
@@ -257,6 +267,13 @@ class RunHistory:
         )
         self.stop_function = opened.stop_function
         self.succeeded, self.stopped, self.reason = None, None, ""
+
+    def _dropped(self, dropped: CheckpointDropped) -> None:
+        made_by = AttemptId(token=dropped.token, attempt=dropped.attempt)
+        newest = self.newest_commit
+        if newest and parse_directory_name(newest.checkpoint) == (dropped.checkpoint, made_by):
+            # It was committed before another rank's part of it came.
+            self.newest_commit = None
 
     def _take_report(self, report: MetricsReported) -> None:
         rank = report.rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from polytrain.text.named_metrics import named_metric
 from polytrain.workers.agents.installed import installed_versions
 from polytrain_plugins import Backend, Problem, Report, Stopped
 from polytrain_plugins.close_names import did_you_mean
+
+logger = logging.getLogger(__name__)
 
 
 def checkpoint_manager(
@@ -64,7 +67,17 @@ def checkpoint_manager(
     if past is not None:
         manager.validations = past.validations
         manager.divergences = past.divergences
-        manager.take_over(store.find(since_token=past.since_token))
+        found = store.find(since_token=past.since_token)
+        newest = past.newest_commit
+        if newest is not None and found.lacks(newest.checkpoint):
+            logger.warning(
+                "The run's newest checkpoint, of step %d, is gone: its journal names %s. The run "
+                "resumes from %s.",
+                newest.step,
+                store.location_of(newest.checkpoint).address,
+                f"that of step {found.manifests[-1].step}" if found.manifests else "its start",
+            )
+        manager.take_over(found)
     return manager
 
 

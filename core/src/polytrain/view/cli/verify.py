@@ -21,7 +21,8 @@ from polytrain.view.cli.found import (
 def command(run: str, as_json: bool) -> int:
     """Read all checkpoints of RUN, and compare them with the hashes in their manifests.
 
-    The exit code is 1 if one of them, or the run's journal, is damaged.
+    The exit code is 1 if one of them, or the run's journal, is damaged, or if the newest is
+    missing. Older ones that are gone may have been deleted by CheckpointConfig.num_to_keep.
     """
     from polytrain.checkpoint.store import CheckpointStore
 
@@ -36,9 +37,12 @@ def command(run: str, as_json: bool) -> int:
                 wrong[manifest.directory] = "; ".join(differences)
     except OSError as error:
         raise Unreadable(found.location, error) from error
+    newest = found.history.newest_commit
+    missing = [newest.checkpoint] if newest and there.lacks(newest.checkpoint) else []
     intact = [each.directory for each in there.manifests if each.directory not in wrong]
     if as_json:
-        print_json("verify", {"intact": intact, "damaged": wrong, "journal": str(journal) or None})
+        checkpoints = {"intact": intact, "damaged": wrong, "missing": missing}
+        print_json("verify", {**checkpoints, "journal": str(journal) or None})
     else:
         if journal:
             echo(str(journal))
@@ -46,6 +50,10 @@ def command(run: str, as_json: bool) -> int:
             echo(f"intact   {directory}")
         for directory, what in wrong.items():
             echo(f"damaged  {directory}: {what}")
-        newest = intact[-1] if intact else "none"
-        echo(f"{len(intact)} intact, {len(wrong)} damaged. The newest intact one: {newest}")
-    return FAILED if wrong or journal else 0
+        for directory in missing:
+            echo(f"missing  {directory}: the journal names it as the newest")
+        counts = f"{len(intact)} intact, {len(wrong)} damaged"
+        if missing:
+            counts += f", {len(missing)} missing"
+        echo(f"{counts}. The newest intact one: {intact[-1] if intact else 'none'}")
+    return FAILED if wrong or missing or journal else 0
