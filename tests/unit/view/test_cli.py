@@ -324,6 +324,21 @@ def stalled(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.parametrize("command", ["stop", "stacks"])
+def test_a_copy_of_an_active_run_is_not_asked(
+    stalled: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its driver, which lives, looks for requests in the original."""
+    copy = stalled / "copy"
+    shutil.copytree(stalled, copy, ignore=shutil.ignore_patterns("copy"))
+    lease = copy / "leases" / "000001"
+    owner = json.loads(lease.read_text())
+    lease.write_text(json.dumps({**owner, "beat_monotonic": owner["beat_monotonic"] - 60}))
+    assert main([command, str(copy)]) == 1
+    assert f"{copy} is a copy of an active run's directory" in capsys.readouterr().err
+    assert not (copy / "requests").exists()
+
+
 def test_of_a_run_that_stalls_time_is_counted_until_now(
     stalled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
