@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -431,6 +432,42 @@ def take_over(run: Path) -> None:
 
 
 @pytest.mark.parametrize("reports", ["checkpoints", "metrics alone"])
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_run_whose_directory_is_gone_fails_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: str, moves: bool
+) -> None:
+    def train() -> None:
+        if moves:
+            (tmp_path / "run").rename(tmp_path / "moved")
+        else:
+            shutil.rmtree(tmp_path / "run")
+        while True:
+            directory = tmp_path / "files"
+            directory.mkdir(exist_ok=True)
+            made = Checkpoint.from_directory(directory) if reports == "checkpoints" else None
+            polytrain.report({"loss": 1.0}, checkpoint=made)
+
+    beat_every_s = 3600 if reports == "checkpoints" else 0.01
+    monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", beat_every_s)
+    with pytest.raises(TrainingFailedError) as caught:
+        make_trainer(
+            "reference",
+            train,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(
+                name="run",
+                storage_path=tmp_path,
+                progress=False,
+                failure_config=FailureConfig(max_failures=-1, retry_user_errors=True),
+            ),
+        ).fit()
+    [failure] = caught.value.failures
+    assert f"{tmp_path / 'run'} isn't the directory any more" in failure.message
+    assert list(tmp_path.glob("run/leases/*")) == []
+    assert list(tmp_path.glob("run/checkpoints/*/polytrain-manifest.json")) == []
+
+
+@pytest.mark.parametrize("reports", ["checkpoints", "metrics alone"])
 def test_a_driver_whose_run_was_taken_over_stops_at_once_and_says_who_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: str
 ) -> None:
@@ -448,7 +485,7 @@ def test_a_driver_whose_run_was_taken_over_stops_at_once_and_says_who_has_it(
 
     beat_every_s = 3600 if reports == "checkpoints" else 0.01
     monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", beat_every_s)
-    with pytest.raises(TrainingFailedError, match="another driver works on the run") as caught:
+    with pytest.raises(TrainingFailedError, match="has lost its lease on the run") as caught:
         make_trainer(
             "reference",
             train,

@@ -79,7 +79,7 @@ class FailureKind(StrEnum):
     """A checkpoint's validation failed, which by `ValidationConfig.on_failure` ends the run."""
 
     LEASE_LOST = "lease_lost"
-    """Another driver has taken the run over."""
+    """Another driver has taken the run over, or the run's directory is gone."""
 
     UNKNOWN = "unknown"
     """A newer version has recorded it, which knows more kinds."""

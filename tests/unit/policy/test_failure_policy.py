@@ -532,7 +532,7 @@ def test_a_run_that_another_driver_has_is_not_retried() -> None:
     assert attempt.root is taken
     decision = FailurePolicy(max_failures=-1, retry_user_errors=True).decide([attempt])
     assert not decision.restart
-    assert decision.reason == "another driver works on the run"
+    assert decision.reason == "this driver has lost its lease on the run"
 
 
 def test_a_reset_is_counted_once_though_ray_notices_later_that_its_connection_is_gone() -> None:

@@ -230,7 +230,7 @@ def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
     """End the run: a driver without the lease would disturb the driver that holds it."""
     if attempts[-1].root.kind is not FailureKind.LEASE_LOST:
         return None
-    return Decision(restart=False, reason="another driver works on the run")
+    return Decision(restart=False, reason="this driver has lost its lease on the run")
 
 
 def failed_validations_end_the_run(attempts: Attempts) -> Decision | None:

@@ -222,7 +222,7 @@ class Controller:
         while self.attached.is_busy and self.attached.failure is None:
             if self.lease.lost is not None:
                 failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
-                reason = "another driver works on the run"
+                reason = "this driver has lost its lease on the run"
                 return Conclude(succeeded=False, reason=reason, failures=(failure,))
             stopped = self.stop_requests.take()
             if stopped is not None:

@@ -141,6 +141,9 @@ class Lease:
         self.lost: RunOwnedError | None = None
         """The new owner, once this driver has found it."""
 
+        self._is_gone = False
+        """Whether the run's directory was renamed or deleted: nothing is written there again."""
+
         self._when_lost: Callable[[], None] | None = None
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="polytrain-lease", daemon=True)
@@ -154,13 +157,21 @@ class Lease:
         """Check that this driver still holds the lease.
 
         Raises:
-            RunOwnedError: another driver holds it.
+            RunOwnedError: another driver holds it, or the run's directory is another one now.
             OSError: the storage failed.
         """
         self._check(self._storage)
 
     def _check(self, storage: Storage) -> None:
         token, owner = _newest(storage)
+        if token < self.token:
+            self._is_gone = True
+            self.lost = RunOwnedError(
+                f"{storage.root} isn't the directory any more in which {self._subject.lower()} "
+                "began: it was renamed or deleted meanwhile. Nothing more is committed there. Give "
+                "the directory its name back, remove what stands there now, and call fit() again."
+            )
+            raise self.lost
         if token > self.token:
             self.lost = RunOwnedError(
                 f"{self._subject} in {storage.root} was taken over by {owner or 'another driver'}: "
@@ -173,14 +184,15 @@ class Lease:
         self._ended.set()
         # No time limit: the thread ends at once, or with its storage request, which has a limit.
         self._beating.join()
-        self._write(replace(self._owner, released=True))
+        if not self._is_gone:
+            self._write(replace(self._owner, released=True))
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_EVERY_S):
             beats = self._owner.beats + 1
             self._owner = replace(self._owner, beats=beats).seen(self.clock)
-            self._write(self._owner)
             try:
+                # Before the write, which would make a directory that is gone anew.
                 self._check(self._no_retry)
             except RunOwnedError:
                 if self._when_lost is not None:
@@ -188,6 +200,7 @@ class Lease:
                 return
             except Exception as error:  # a storage's client may raise anything; continue beating
                 logger.debug("Whose the run is can't be asked: %s", error)
+            self._write(self._owner)
 
     def _write(self, owner: _Owner) -> None:
         try:
