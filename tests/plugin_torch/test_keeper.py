@@ -145,9 +145,9 @@ def test_a_report_within_an_accumulation_is_no_point(
     within(train)
     assert torch.load(tmp_path / "state.pt")["progress"] == {"batch": 1}
     assert [each.message for each in caplog.records].count(
-        "state.report() is called between backward() and the optimizer's step: the checkpoint "
-        "doesn't have the gradients so far, and a restart from it loses them. Call it after "
-        "optimizer.step()."
+        "A report comes between backward() and the optimizer's step: its checkpoint doesn't have "
+        "the gradients so far, and a restart from it loses them. Report after the step, once for "
+        "all batches whose gradients it adds up."
     ) == 1
 
 

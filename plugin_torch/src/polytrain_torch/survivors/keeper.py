@@ -291,9 +291,9 @@ class Keeper:
     def _warn_of_gradients(self) -> None:
         if not self._has_warned and get_context().get_world_rank() == 0:
             logger.warning(
-                "state.report() is called between backward() and the optimizer's step: the "
-                "checkpoint doesn't have the gradients so far, and a restart from it loses them. "
-                "Call it after optimizer.step()."
+                "A report comes between backward() and the optimizer's step: its checkpoint "
+                "doesn't have the gradients so far, and a restart from it loses them. Report after "
+                "the step, once for all batches whose gradients it adds up."
             )
         self._has_warned = True
 
