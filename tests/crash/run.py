@@ -104,8 +104,9 @@ def _file(case: Case) -> str:
 
 def _judged(case: Case, directory: Path, expected: Ending) -> Verdict:
     verdict = judged(case, directory, expected=expected)
-    if verdict.killed < len(case.points) == 1:
-        # Nothing happens at the same time there: what one run does, the next does too.
+    if verdict.killed < len(case.points) == 1 and case.points[0].visit == 1:
+        # Nothing happens at the same time there: what one run does, the next does too. How often
+        # may depend on the clock: a slower run looks for requests more often.
         verdict.wrong.append("it never came to this point")
     if not verdict.wrong:
         shutil.rmtree(directory)
