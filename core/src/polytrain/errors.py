@@ -269,9 +269,12 @@ class ReplicasDifferError(PolytrainError):
         is_here: whether this rank differs from most; None if no value is that of most.
     """
 
-    def __init__(self, message: str, *, is_here: bool | None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, is_here: bool | None = None) -> None:
+        super().__init__(message, is_here)
         self.is_here = is_here
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class NotInWorkerError(PolytrainError, RuntimeError):

@@ -18,6 +18,7 @@ from polytrain.errors import (
     DamagedFileError,
     Failure,
     FailureKind,
+    ReplicasDifferError,
     RunFormatError,
     TrainingFailedError,
 )
@@ -35,6 +36,7 @@ ARGUMENTS = {
     BadDataError: (PROBLEMS,),
     DamagedFileError: ("journal.jsonl", "step", "is 'x', not a whole number"),
     InvalidJobError: (PROBLEMS,),
+    ReplicasDifferError: ("rank 1 holds other values", True),
     RunFormatError: (1, 2),
     TrainingFailedError: (
         "max_failures=0 allows no restart",
