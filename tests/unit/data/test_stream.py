@@ -248,7 +248,8 @@ def test_fewer_rows_to_train_on_than_ranks_are_refused_on_every_rank(
     blocks: list[int], remainder: str
 ) -> None:
     """As they are for data sets whose rows are counted before the start."""
-    found = rf"its {sum(blocks)} rows can't be divided among 3 workers"
+    rows = {0: "0 rows", 1: "1 row", 2: "2 rows"}[sum(blocks)]
+    found = f"its {rows} can't be divided among 3 workers"
     for shard in world(blocks, 3, remainder=remainder, name="train"):
         with pytest.raises(BadDataError, match=found):
             list(shard.iter_batches(batch_size=2))
