@@ -431,6 +431,27 @@ def take_over(run: Path) -> None:
     unfinished.rename(mine.with_name("000002"))
 
 
+def beat_only_without_checkpoints(monkeypatch: pytest.MonkeyPatch, reports: str) -> None:
+    """Let the lease be checked by a commit, or by a heartbeat."""
+    beat_every_s = 3600 if reports == "checkpoints" else 0.01
+    monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", beat_every_s)
+
+
+def fit_whatever_fails(train: Callable[[], None], storage: Path) -> None:
+    """Train in this process, with any number of failures."""
+    make_trainer(
+        "reference",
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(
+            name="run",
+            storage_path=storage,
+            progress=False,
+            failure_config=FailureConfig(max_failures=-1, retry_user_errors=True),
+        ),
+    ).fit()
+
+
 @pytest.mark.parametrize("reports", ["checkpoints", "metrics alone"])
 @pytest.mark.parametrize("moves", [True, False])
 def test_a_run_whose_directory_is_gone_fails_and_says_so(
@@ -447,20 +468,9 @@ def test_a_run_whose_directory_is_gone_fails_and_says_so(
             made = Checkpoint.from_directory(directory) if reports == "checkpoints" else None
             polytrain.report({"loss": 1.0}, checkpoint=made)
 
-    beat_every_s = 3600 if reports == "checkpoints" else 0.01
-    monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", beat_every_s)
+    beat_only_without_checkpoints(monkeypatch, reports)
     with pytest.raises(TrainingFailedError) as caught:
-        make_trainer(
-            "reference",
-            train,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(
-                name="run",
-                storage_path=tmp_path,
-                progress=False,
-                failure_config=FailureConfig(max_failures=-1, retry_user_errors=True),
-            ),
-        ).fit()
+        fit_whatever_fails(train, tmp_path)
     [failure] = caught.value.failures
     assert f"{tmp_path / 'run'} isn't the directory any more" in failure.message
     assert list(tmp_path.glob("run/leases/*")) == []
@@ -483,20 +493,9 @@ def test_a_driver_whose_run_was_taken_over_stops_at_once_and_says_who_has_it(
             made = Checkpoint.from_directory(directory) if reports == "checkpoints" else None
             polytrain.report({"launches": len(launches)}, checkpoint=made)
 
-    beat_every_s = 3600 if reports == "checkpoints" else 0.01
-    monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", beat_every_s)
+    beat_only_without_checkpoints(monkeypatch, reports)
     with pytest.raises(TrainingFailedError, match="has lost its lease on the run") as caught:
-        make_trainer(
-            "reference",
-            train,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(
-                name="run",
-                storage_path=tmp_path,
-                progress=False,
-                failure_config=FailureConfig(max_failures=-1, retry_user_errors=True),
-            ),
-        ).fit()
+        fit_whatever_fails(train, tmp_path)
     assert launches == [1]
     [failure] = caught.value.failures
     assert failure.kind is FailureKind.LEASE_LOST

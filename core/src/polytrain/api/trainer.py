@@ -250,6 +250,8 @@ class Trainer:
         watcher = Watcher()
         with storage_needed(location):
             known = None if resume == "never" else previous_run(location.open())
+            if known is not None and known.history is None:
+                raise_if_any(tuple(lost_journal_problems(location)))
         if known is not None and known.history is not None:
             warn_of_damage(location, known.history)
         identity = self._identity(known)
@@ -315,11 +317,8 @@ class Trainer:
         self, location: Location, identity: Mapping[str, Any], known: PreviousRun | None
     ) -> RunHistory | None:
         """The history of the run to resume; None if there is none."""
-        if known is None:
-            return None
-        history = known.history
+        history = None if known is None else known.history
         if history is None:
-            raise_if_any(tuple(lost_journal_problems(location)))
             return None
         if history.succeeded and self._is_left_to_train(history):
             history = replace(history, succeeded=None, stopped=None)

@@ -270,7 +270,7 @@ class Keeper:
             self._pass(frames=None, reported=reported, of_library=of_library, is_sampled=is_sampled)
 
     def expect_step(self) -> None:
-        """Note that a step is over, of which an optimizer must have told."""
+        """Note the end of a step, in which an optimizer must have stepped."""
         if not self._has_stepped:
             self._foreign = self._foreign or "its optimizer's steps can't be seen"
 

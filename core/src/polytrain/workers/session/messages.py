@@ -266,7 +266,7 @@ def _is_raised_here(entry: TracebackType) -> bool:
 
 _KINDS_OF_REPLICAS = {
     True: FailureKind.REPLICAS_DIFFER,
-    # It can't go on with the rank that differs, which is the cause.
+    # It can't continue with the rank that differs, which is the cause.
     False: FailureKind.CONNECTION_LOST,
     None: FailureKind.CHECKPOINT_MISMATCH,
 }
