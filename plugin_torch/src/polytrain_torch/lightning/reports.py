@@ -135,11 +135,13 @@ def logged_metrics(trainer: Any) -> dict[str, Any]:
 def checkpoint_of_fit(fit: int) -> Path | None:
     """Return the directory of the checkpoint that a fit resumes from; None if it starts fresh.
 
+    A search never resumes.
+
     Raises:
         ValueError: a later call of `fit` saved it.
     """
     checkpoint = get_checkpoint()
-    if checkpoint is None:
+    if checkpoint is None or fit == SEARCH:
         return None
     directory = Path(checkpoint.path)
     file = directory / _FIT_FILE

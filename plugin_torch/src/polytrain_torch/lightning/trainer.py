@@ -233,7 +233,7 @@ class Trainer(lightning.Trainer):
 
     def _start(self, own_start: Any) -> None:
         own_start()
-        checkpoint = None if self._reports.fit == SEARCH else checkpoint_of_fit(self._reports.fit)
+        checkpoint = checkpoint_of_fit(self._reports.fit)
         if checkpoint is not None:
             # After the user's hooks, which may freeze parameters that training had unfrozen.
             resume_epoch(self, checkpoint)
