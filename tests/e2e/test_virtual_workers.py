@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.journals import journal
 
 from polytrain import (
+    FailureConfig,
     InvalidJobError,
     Result,
     RunConfig,
@@ -93,7 +94,7 @@ def fit(
 
 
 def metrics_of(report: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: report[name] for name in ("loss", "norm", "draw")}
+    return {name: report[name] for name in ("loss", "norm", "draw") if name in report}
 
 
 def test_kills_and_other_numbers_of_workers_change_no_bit(tmp_path: Path) -> None:
@@ -108,7 +109,9 @@ def test_kills_and_other_numbers_of_workers_change_no_bit(tmp_path: Path) -> Non
                 "ScalingConfig.virtual_workers"
             ]
     asked = journal(tmp_path / "cut" / "run", "SurvivorsAsked")
-    assert [each["reason"] for each in asked] == ["it has virtual workers"] * 3
+    # Each was killed before it reported its step, whose metrics only virtual worker 0 has.
+    assert all("metrics are those of virtual worker 0" in each["reason"] for each in asked)
+    assert len(asked) == 3
     cut = fit(tmp_path / "cut", 1)
     assert (whole.why_not_exact, cut.why_not_exact) == ((), ())
     assert [metrics_of(each) for each in cut.history] == [
@@ -119,6 +122,101 @@ def test_kills_and_other_numbers_of_workers_change_no_bit(tmp_path: Path) -> Non
         fit(tmp_path / "other", 1, virtual=2, restore_from=whole.checkpoint)
     weights = whole.load_model()
     assert all(value.equal(weights[name]) for name, value in cut.load_model().items())
+
+
+def train_and_report_epochs(config: dict[str, Any]) -> None:
+    """Rank `rank` is killed at a place of a step, counted from 1, in the first attempt."""
+    import random
+
+    import torch
+
+    from polytrain import get_context
+    from polytrain.torch import TrainingState, micro_batches, prepare_data_loader, prepare_model
+
+    torch.manual_seed(1)
+    inner = torch.nn.Sequential(
+        torch.nn.Linear(12, 16),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(16, 1),
+    )
+    model = prepare_model(inner)
+    averaged = torch.optim.swa_utils.AveragedModel(inner)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * BATCHES)
+    x = torch.arange(12.0 * ROWS).reshape(ROWS, 12) / ROWS
+    loader = prepare_data_loader(
+        torch.utils.data.DataLoader(
+            torch.utils.data.TensorDataset(x, x.sum(1)), batch_size=4, shuffle=True
+        )
+    )
+    parts = {"model": model, "averaged": averaged, "optimizer": optimizer}
+    state = TrainingState(**parts, scheduler=scheduler)
+    done = state.restore()
+    context = get_context()
+    is_killed = context.get_attempt() == 0 and context.get_world_rank() == config["rank"]
+
+    class Steps:
+        taken = 0
+
+    def at(place: str) -> None:
+        Steps.taken += place == "begin"
+        if is_killed and (place, Steps.taken) == (config["place"], config["step"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for epoch in range(done.get("epoch", 0), EPOCHS):
+        for batch in loader:
+            at("begin")
+            optimizer.zero_grad()
+            noise = 1 + 0.1 * random.random()
+            for rows, sums in micro_batches(batch):
+                loss = torch.nn.functional.mse_loss(model(rows)[:, 0], noise * sums)
+                loss.backward()
+                at("backward")
+            optimizer.step()
+            at("step")
+            scheduler.step()
+            averaged.update_parameters(inner)
+        state.report({"loss": loss, "draw": torch.rand(())}, epoch=epoch + 1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return fit_epochs(tmp_path_factory.mktemp("undisturbed"), 1)
+
+
+def fit_epochs(path: Path, workers: int, **config: Any) -> Result:
+    return make_trainer(
+        "torch",
+        train_and_report_epochs,
+        train_loop_config={"rank": -1, "place": "", "step": 0} | config,
+        scaling_config=ScalingConfig(num_workers=workers, virtual_workers=4, cluster="local"),
+        run_config=RunConfig(
+            storage_path=path, progress=False, failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+
+
+@pytest.mark.parametrize(
+    ("workers", "rank", "place", "step"),
+    [
+        (2, 1, "begin", 3),
+        (3, 0, "backward", 4),
+        (4, 2, "step", BATCHES),
+        (3, 0, "step", BATCHES + 3),
+    ],
+)
+def test_the_loss_of_a_rank_costs_no_step_and_changes_no_bit(
+    tmp_path: Path, undisturbed: Result, workers: int, rank: int, place: str, step: int
+) -> None:
+    result = fit_epochs(tmp_path, workers, rank=rank, place=place, step=step)
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert (result.restarts, asked["reason"]) == (1, "")
+    assert [metrics_of(each) for each in result.history] == [
+        metrics_of(each) for each in undisturbed.history
+    ]
+    weights = undisturbed.load_model()
+    assert all(value.equal(weights[name]) for name, value in result.load_model().items())
 
 
 def turns_deterministic_algorithms_off(config: dict[str, Any]) -> None:

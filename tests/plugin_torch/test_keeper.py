@@ -311,3 +311,22 @@ def test_a_lost_ranks_loss_is_its_own_if_it_was_known(
     state, _ = ranks.state(1)
     assert state["own"] == {"loss": expected}
     assert state["random"][0] == b"1"
+
+
+def of_virtual_workers(before: KeptState) -> KeptByRank:
+    """Rank 1 was lost in its second step, before which it had this state."""
+    by_rank = {0: [kept("", 0.0, point=1), kept("2", 0.5, point=2)], 1: [before]}
+    return KeptByRank(by_rank, first=2, point=2, mine=0, buffers=[], sent=set(), are_alike=True)
+
+
+def test_a_lost_rank_with_virtual_workers_would_have_drawn_what_this_one_has() -> None:
+    state, _ = of_virtual_workers(kept("", 0.0, point=1)).state(1)
+    assert (state["random"][0], state["own"]) == (b"2", {"loss": 0.5})
+
+
+@pytest.mark.parametrize("before", [kept("1", 0.0, point=1), kept("", 0.1, point=1)])
+def test_a_lost_rank_with_virtual_workers_that_was_another_before_is_not_replaced(
+    before: KeptState,
+) -> None:
+    with pytest.raises(NotCleanError, match=r"rank 1 .* isn't known to be like the other ranks"):
+        of_virtual_workers(before).state(1)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import ctypes
+import io
+import multiprocessing
+import queue
 import random
+import re
 import sys
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from contextvars import ContextVar
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -13,6 +23,8 @@ import numpy as np
 import pytest
 import torch
 
+import polytrain_torch
+from polytrain_torch import micro_batches
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from
 
 STEPS = 4
@@ -136,6 +148,62 @@ def epochs(training: Training) -> None:
                 return
 
 
+def loss_of_micro_batches(training: Training) -> None:
+    for batch in training.batches():
+        for part in micro_batches(batch):
+            loss = part * training.step
+        training.steps()
+        print(loss)
+        for part in polytrain_torch.micro_batches(batch):
+            last = part
+        print(last)
+        if training.step == STEPS:
+            break
+
+
+def loss_of_a_with_block(training: Training) -> None:
+    for batch in training.batches():
+        with torch.autocast("cpu"), nullcontext():
+            loss = batch * training.step
+        training.steps()
+        print(loss)
+        if training.step == STEPS:
+            break
+
+
+def loss_that_an_error_leaves_out(training: Training) -> None:
+    loss = 0.0
+    for batch in training.batches():
+        with suppress(ZeroDivisionError):
+            loss = batch / training.step
+        training.steps()
+        print(loss)
+        if training.step == STEPS:
+            break
+
+
+def sum_over_micro_batches(training: Training) -> None:
+    total = 0
+    for batch in training.batches():
+        for part in micro_batches(batch):
+            total += part
+        training.steps()
+        if training.step == STEPS:
+            break
+    print(total)
+
+
+def loss_of_what_may_be_empty(training: Training) -> None:
+    loss = 0
+    for batch in training.batches():
+        for part in filter(None, [batch]):
+            loss = part * training.step
+        training.steps()
+        print(loss)
+        if training.step == STEPS:
+            break
+
+
 def loss_after_the_loop(training: Training) -> None:
     for batch in training.batches():
         loss = batch * training.step
@@ -148,7 +216,9 @@ def nothing_after_the_loop(training: Training) -> None:
         training.steps()
 
 
-@pytest.mark.parametrize("loop", [plain, epochs, nothing_after_the_loop])
+@pytest.mark.parametrize(
+    "loop", [plain, epochs, nothing_after_the_loop, loss_of_micro_batches, loss_of_a_with_block]
+)
 def test_a_loop_that_carries_nothing_can_go_on(loop: Callable[[Training], None]) -> None:
     assert found_by(loop) is None
 
@@ -162,6 +232,9 @@ def test_a_loop_that_carries_nothing_can_go_on(loop: Callable[[Training], None])
         (collected, "losses"),
         (generator, "own"),
         (loss_after_the_loop, "loss"),
+        (sum_over_micro_batches, "total"),
+        (loss_of_what_may_be_empty, "loss"),
+        (loss_that_an_error_leaves_out, "loss"),
     ],
 )
 def test_what_a_loop_carries_is_named(loop: Callable[[Training], None], name: str) -> None:
@@ -247,6 +320,21 @@ def counting(_: None, step: int = 0, seen: list[int] = []) -> None:  # noqa: B00
     seen.append(step)
 
 
+def move_to_end(values: OrderedDict[str, int], step: int) -> None:
+    values.move_to_end("abcdef"[step])
+
+
+def put_last(values: dict[str, int], step: int) -> None:
+    values["abcdef"[step]] = values.pop("abcdef"[step])
+
+
+def add_one(counter: Any, at: int) -> None:
+    if isinstance(counter, ctypes.Array):
+        counter[at] += 1
+    else:
+        counter.value += 1
+
+
 def drawn() -> Iterator[int]:
     yield from range(100)
 
@@ -268,6 +356,16 @@ def drawn() -> Iterator[int]:
         (lambda: deque([1], maxlen=3), append),
         (lambda: [torch.zeros(2) for _ in range(20_000)], append_batch),
         (drawn, lambda values, _: next(values)),
+        (lambda: OrderedDict.fromkeys("abcdef", 0), move_to_end),
+        (lambda: dict.fromkeys("abcdef", 0), put_last),
+        (lambda: io.StringIO("a line\n" * 9), lambda file, _: file.readline()),
+        (lambda: io.BytesIO(b"some bytes"), lambda file, _: file.read(1)),
+        (lambda: csv.reader(["a,b"] * 9), lambda rows, _: next(rows)),
+        (lambda: ContextVar("step", default=0), lambda step, _: step.set(step.get() + 1)),
+        (lambda: ctypes.c_int(0), add_one),
+        (lambda: (ctypes.c_int * 3)(), lambda counts, _: add_one(counts, 0)),
+        (lambda: multiprocessing.Value("i"), add_one),
+        (queue.SimpleQueue, lambda values, step: values.put(step)),
     ],
 )
 def test_nothing_is_too_large_or_too_deep_to_be_compared(
@@ -302,6 +400,9 @@ def test_a_function_that_collects_in_its_default_argument_is_named() -> None:
         lambda: [(torch.ones(2), number) for number in range(10_000)],
         lambda: torch.utils.data.TensorDataset(torch.ones(1000, 3), torch.ones(1000)),
         lambda: Holder(Holder(torch.nn.Linear(3, 3))),
+        lambda: re.compile("a|b"),
+        threading.Lock,
+        lambda: memoryview(b"a"),
     ],
 )
 def test_data_that_a_loop_reads_are_no_hindrance(data: Callable[[], Any]) -> None:
@@ -359,3 +460,22 @@ def test_a_generator_that_hands_batches_on_is_where_they_are() -> None:
 def test_a_number_of_a_batch_comes_back_by_its_own_name(loop: Callable[[Training], None]) -> None:
     assert found_by(loop, epoch=STEPS - 1) is not None
     assert found_by(loop, number=STEPS - 1) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "read"),
+    [("r", io.TextIOWrapper.readline), ("r", next), ("rb", lambda file: file.read(1))],
+)
+def test_the_place_in_a_file_that_is_read_is_carried(
+    mode: str, read: Callable[[Any], object]
+) -> None:
+    with Path(__file__).open(mode) as file:
+        found = found_by(added_up(lambda: file, lambda _, step: read(file)))
+    assert found is not None
+
+
+def test_a_file_that_is_only_held_or_written_is_no_hindrance(tmp_path: Path) -> None:
+    with Path(__file__).open() as file:
+        assert found_by(added_up(lambda: file, lambda file, _: print(file.name))) is None
+    with (tmp_path / "log").open("w") as log:
+        assert found_by(added_up(lambda: log, lambda file, step: file.write(f"{step}\n"))) is None

@@ -74,10 +74,10 @@ class TorchShard(ShardView):
                     if isinstance(batch, VirtualBatch):
                         # Its micro-batches are weighted in the loop over them.
                         virtual = current()
-                        yield batch if virtual is None else virtual.fetched(batch, collate)
-                        continue
-                    batch = batch if collate is None else collate(batch)
-                    loop.given(1 if is_weighted else self._shard.gradient_weight, batch)
+                        batch = batch if virtual is None else virtual.fetched(batch, collate)
+                    else:
+                        batch = batch if collate is None else collate(batch)
+                        loop.given(1 if is_weighted else self._shard.gradient_weight, batch)
                     yield batch
                     next_batch()
                 epoch_is_over()

@@ -13,7 +13,6 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import (
     CheckpointEvent,
     CheckpointsAsked,
-    PartStored,
     StateWritten,
 )
 from polytrain.errors import Failure, FailureKind
@@ -564,7 +563,7 @@ class Controller:
             return
         if written.part.step == reported + 1:
             # Rank 0 was lost between the step and its report of it, which nobody repeats.
-            stopped, wrong = self._judged(written.part)
+            stopped, wrong = self._judged(written)
             if wrong:
                 # Rank 0 repeats the step, and finds out itself.
                 self.survivors.refused(wrong)
@@ -588,7 +587,7 @@ class Controller:
         compares = rule is not None and rule.reads_history
         return self.journal.history.history[-WINDOW:] if compares else None
 
-    def _judged(self, part: PartStored) -> tuple[Stopped | None, str]:
+    def _judged(self, written: StateWritten) -> tuple[Stopped | None, str]:
         """Judge what a survivor reports by the rules that rank 0 applies to its own reports.
 
         A user's function isn't called here: it may be what rank 0 was lost in.
@@ -596,7 +595,9 @@ class Controller:
         Returns:
             How it ends the run; None if it doesn't. Why it can't stand for rank 0's, else empty.
         """
-        rule = self.divergence_rule
+        part, rule = written.part, self.divergence_rule
+        if self.virtual_workers is not None and written.rank != 0:
+            return None, "rank 0's metrics are those of virtual worker 0, and it was lost before"
         if self.stop_rule.function is not None or (rule is not None and rule.function is not None):
             return None, "rank 0 asks a function of yours about each report, and was lost before"
         wrong = rule and rule.wrong(part.metrics, self._last_reports)

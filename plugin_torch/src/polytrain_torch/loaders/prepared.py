@@ -141,10 +141,13 @@ class PreparedDataLoader:
             stops = self._sampler.stops
             seed = self._sampler.cursor.position.plan.seed
             self._seed_workers(f"{seed} {epoch.number} {dist.get_rank()}")
-            if self._virtual is not None:
-                yield from self._virtual_batches(self._virtual, epoch, stops)
-                return
             next_batch()
+            if self._virtual is not None:
+                for batch in self._virtual_batches(self._virtual, epoch, stops):
+                    yield batch
+                    next_batch()
+                epoch_is_over()
+                return
             for batch in self._split:
                 epoch.check_alone()
                 # Count a batch before its step, so that a report in the step includes it.

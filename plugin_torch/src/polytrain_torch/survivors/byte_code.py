@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
+
+_SUPPRESSES = frozenset({"suppress"})
+"""A context manager that code has under another name isn't expected to suppress errors."""
+
+_VARIABLES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_GLOBAL", "LOAD_DEREF")
 
 
 @functools.cache
-def read_after(code: CodeType, at: int, *, is_over: bool = False) -> frozenset[str]:
+def read_after(
+    code: CodeType,
+    at: int,
+    *,
+    is_over: bool = False,
+    never_empty: frozenset[int] = frozenset(),
+) -> frozenset[str]:
     """Return the local variables that code reads after an instruction, before it sets them.
 
     Args:
         code: a function's code.
         at: the instruction's offset: a call, or a `for` that gets its next item.
         is_over: whether the `for` gets none.
+        never_empty: the offsets in `functions_of_loops` of those that always get an item.
     """
     instructions = list(dis.get_instructions(code))
     number_of = {each.offset: number for number, each in enumerate(instructions)}
     following = [_following(each, number, number_of) for number, each in enumerate(instructions)]
+    if not _SUPPRESSES.intersection(code.co_names + code.co_varnames + code.co_freevars):
+        for number in _ends_after_suppression(instructions):
+            following[number] = {number + 1}
+    for offset in never_empty:
+        # Past FOR_ITER, which ends the loop, into its body.
+        following[number_of[offset]] = {number_of[offset] + 2}
     for begin, end, handler, *_ in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]  # only newer stubs have it
         for offset in range(begin, end, 2):
             if offset in number_of:
@@ -41,6 +59,51 @@ def read_after(code: CodeType, at: int, *, is_over: bool = False) -> frozenset[s
         nexts = {exit_} if is_over else nexts - {exit_}
     # Closures may read theirs at any time.
     return frozenset[str]().union(code.co_cellvars, code.co_freevars, *(live[n] for n in nexts))
+
+
+def _ends_after_suppression(instructions: Sequence[dis.Instruction]) -> Iterator[int]:
+    """Yield the numbers of the jumps to code that runs once a `with` has suppressed an error."""
+    is_asked = False
+    for number, each in enumerate(instructions):
+        is_asked |= each.opname == "WITH_EXCEPT_START"
+        if is_asked and each.opname.startswith("POP_JUMP"):
+            yield number
+            is_asked = False
+
+
+@functools.cache
+def functions_of_loops(code: CodeType) -> Mapping[int, tuple[str, ...]]:
+    """Return the functions whose results `for` loops go through, as names around the dots.
+
+    They are keyed by the offset of the instruction that begins the loop. Only calls with one
+    variable as their argument are found: `for x in module.function(y):`.
+    """
+    found = {}
+    before: list[dis.Instruction] = []
+    for each in dis.get_instructions(code):
+        if each.opname == "FOR_ITER" and len(before) > 1 and before[-1].opname == "GET_ITER":
+            names = _called(before[:-1])
+            if names:
+                found[before[-1].offset] = names
+        if each.opname not in ("PRECALL", "PUSH_NULL"):
+            before.append(each)
+    return found
+
+
+def _called(instructions: Sequence[dis.Instruction]) -> tuple[str, ...]:
+    """Return the names of the function that is called last, if its argument is a variable."""
+    if len(instructions) < 3:
+        return ()
+    *before, argument, call = instructions
+    if (call.opname, call.arg) != ("CALL", 1) or argument.opname not in _VARIABLES:
+        return ()
+    names: tuple[str, ...] = ()
+    for each in reversed(before):
+        if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            names = (each.argval, *names)
+        else:
+            return (each.argval, *names) if each.opname in _VARIABLES else ()
+    return ()
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from polytrain import get_context
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor, survivor
 from polytrain_torch import randomness
+from polytrain_torch.checkpoints.arithmetic import arithmetic
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
     ddp_models,
@@ -106,7 +107,14 @@ class Files(Protocol):
 
 def write_files(directory: Path, whole: State, found: Differences, of_library: Any) -> None:
     """Write the files of a `TrainingState`; see `Files`."""
-    write_state(directory, whole["parts"], progress=whole["progress"], found=found)
+    virtual = virtual_workers()
+    write_state(
+        directory,
+        whole["parts"],
+        progress=whole["progress"],
+        found=found,
+        arithmetic=None if virtual is None else arithmetic(virtual.count),
+    )
 
 
 class Keeper:
@@ -281,7 +289,8 @@ class Keeper:
             own: what it will have on this rank alone, if that is known.
         """
         self._has_gone_forward = True
-        if self._kept is not None and self._why_not is None:
+        # What virtual workers end their step with is every rank's own knowledge.
+        if self._kept is not None and self._why_not is None and virtual_workers() is None:
             self._put({"own": own} if own else {}, point=self._number + 1, is_forecast=True)
 
     def _accumulates(self) -> bool:
@@ -389,8 +398,6 @@ class Keeper:
         tensors = [*self._large_tensors(), *self._buffers]
         if not self._survivor.can_keep:
             return "this run has no agent"
-        if virtual_workers() is not None:
-            return "it has virtual workers"
         if any(tensor.device.type != "cpu" for tensor in tensors):
             return "its tensors are on a device"
         if any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in tensors):
@@ -553,7 +560,13 @@ class Keeper:
         # Since the agent has read this rank's, it may have reached another point.
         kept = {**kept, mine: self._kept.read()}
         ranks = KeptByRank(
-            kept, first=found.first, point=point, mine=mine, buffers=self._buffers, sent=self._sent
+            kept,
+            first=found.first,
+            point=point,
+            mine=mine,
+            buffers=self._buffers,
+            sent=self._sent,
+            are_alike=virtual_workers() is not None,
         )
         states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
         self._expect_finite([buffers for _, buffers in states])

@@ -37,6 +37,9 @@ class KeptByRank:
     sent: set[int]
     """Ids of the buffers that DDP sends from rank 0."""
 
+    are_alike: bool = False
+    """Whether ranks end each step with the same buffers and random numbers: virtual workers' do."""
+
     def state(self, rank: int) -> tuple[State, list[torch.Tensor]]:
         """Return a rank's state and buffers at the point.
 
@@ -48,6 +51,8 @@ class KeptByRank:
         own = self._at(rank, self.point)
         if own is not None:
             return own[0], self._tensors(own[1])
+        if self.are_alike:
+            return self._like_mine(rank)
         for point in reversed(range(self.first, self.point)):
             last, here = self._at(rank, point), self._at(self.mine, point)
             if last is not None and here is not None:
@@ -59,6 +64,26 @@ class KeptByRank:
         if before is None or here is None:
             raise NotCleanError(f"rank {rank} was lost in its first step")
         return self._continued(rank, before, here, theirs, mine)
+
+    def _like_mine(self, rank: int) -> tuple[State, list[torch.Tensor]]:
+        """Return this rank's state and buffers, if a lost rank had the same ones before.
+
+        Raises:
+            NotCleanError: it hadn't, or nobody knows.
+        """
+        now = self._at(self.mine, self.point)
+        assert now is not None
+        for point in reversed(range(self.first - 1, self.point)):
+            last, here = self._at(rank, point), self._at(self.mine, point)
+            if last is None or here is None:
+                continue
+            if now[0]["places"] or last[1] != here[1] or digest(last[0]) != digest(here[0]):
+                break
+            return now[0], self._tensors(now[1])
+        raise NotCleanError(
+            f"rank {rank} was lost before the end of its step, and isn't known to be like the "
+            "other ranks"
+        )
 
     def _continued(
         self, rank: int, before: _Kept, here_before: _Kept, last: _Kept, here_last: _Kept

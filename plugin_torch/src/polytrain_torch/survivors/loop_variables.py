@@ -12,17 +12,19 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from polytrain.extension import is_installed
 from polytrain_torch.survivors.byte_code import (
     body_after,
+    functions_of_loops,
     globals_of,
     read_after,
     targets_around,
 )
 from polytrain_torch.survivors.snapshots import PLAIN, TRANSPARENT, Snapshot
+from polytrain_torch.virtual_workers import micro_batches
 
 _WORKER_PROCESS = "polytrain.workers.session.worker_process"
 
@@ -121,7 +123,9 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
     hands_batches_on = True
     for number, (depth, frame, at) in enumerate(users):
         values = frame.f_locals
-        for name in read_after(frame.f_code, at, is_over=number == 0 and not has_batch):
+        is_over = number == 0 and not has_batch
+        full = _never_empty(frame)
+        for name in read_after(frame.f_code, at, is_over=is_over, never_empty=full):
             if name in values:
                 found[name, str(depth)] = values[name]
         loops = targets_around(frame.f_code, at)
@@ -137,6 +141,18 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
             if name in frame.f_globals:
                 found[name, "module"] = frame.f_globals[name]
     return dict(sorted(found.items()))
+
+
+def _never_empty(frame: FrameType) -> frozenset[int]:
+    """Return where a frame's loops over micro-batches begin: they always have one."""
+    found = []
+    for offset, (first, *others) in functions_of_loops(frame.f_code).items():
+        value = frame.f_locals.get(first, frame.f_globals.get(first))
+        for name in others:
+            value = getattr(value, name, None) if isinstance(value, ModuleType) else None
+        if value is micro_batches:
+            found.append(offset)
+    return frozenset(found)
 
 
 def _is_between(frame: FrameType) -> bool:

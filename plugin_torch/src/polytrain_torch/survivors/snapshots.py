@@ -9,12 +9,14 @@ is small beside its data.
 from __future__ import annotations
 
 import array
+import contextvars
 import functools
 import hashlib
 import inspect
 import io
 import logging
 import marshal
+import queue
 import random
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -43,6 +45,7 @@ _FEW = 256
 
 _MOST_ARRAY_BYTES = 64 << 20
 _MOST_CONTAINER_BYTES = 16 << 20
+_MOST_MEMORY_BYTES = 1 << 20
 _SAMPLED_VALUES = 1024
 _SAMPLED_ITEMS = 64
 _CHUNK = 256
@@ -187,8 +190,12 @@ class Snapshot:
                 return self._refer(kind, (value.func, value.args, value.keywords))
             case ModuleType() | type() | torch.utils.data.DataLoader() | logging.Logger():
                 return _Object(kind)
+            case io.StringIO() | io.BytesIO() if not value.closed:
+                return _Object((kind, value.getvalue(), value.tell()))
             case io.IOBase():
-                return _Object(kind)
+                return _look_at_file(value)
+            case contextvars.ContextVar() | queue.SimpleQueue():
+                return _moved()
         if module.startswith("torch._"):
             # A compiled module's own.
             return self._refer(kind, (original_module(value),))
@@ -198,8 +205,7 @@ class Snapshot:
         kind = type(value)
         own = getattr(value, "__dict__", {}).values()
         if _is_flat(value):
-            copied = dict(value) if isinstance(value, dict) else _copied(value)
-            return self._refer((kind, copied), own)
+            return self._refer((kind, _copied(value)), own)
         if len(value) > _FEW:
             self._long.append(value)
             return None
@@ -264,8 +270,8 @@ class Snapshot:
         package = str(value.gi_frame.f_globals.get("__name__")).partition(".")[0]
         if package in TRANSPARENT or value.gi_code in self._fetching:
             return _Object(look[:2])
-        # The iterators that it is in the middle of can't be seen: so it has moved.
-        return _Object(object())
+        # The iterators that it is in the middle of can't be seen.
+        return _moved()
 
     def _look_at_instance(self, value: Any) -> _Object:
         kind = type(value)
@@ -286,7 +292,41 @@ class Snapshot:
                     state[name] = getattr(value, name)
         if not state and package == "torch":
             return _Object((kind, repr(value)))
+        if not state and hasattr(kind, "__next__"):
+            # An iterator of compiled code: its place can't be seen.
+            return _moved()
+        if not state and (content := _memory_of(value)) is not None:
+            return _Object((kind, content))
         return self._refer((kind, *state), state.values())
+
+
+def _moved() -> _Object:
+    """Return what an object is that has changed for all that can be seen."""
+    return _Object(object())
+
+
+def _look_at_file(value: io.IOBase) -> _Object:
+    """Return what a file is: its place, if it is only read. What is written shows the training."""
+    try:
+        is_read = value.readable() and not value.writable()
+        return _Object((type(value), value.tell() if is_read else None))
+    except ValueError:
+        # It is closed.
+        return _Object(type(value))
+    except OSError:
+        # It is a pipe, or iterated over line by line.
+        return _moved()
+
+
+def _memory_of(value: Any) -> bytes | None:
+    """Return what an object's own memory holds, such as a `ctypes` value's; None if it has none."""
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return None
+    with view:
+        is_small = view.nbytes <= _MOST_MEMORY_BYTES
+        return None if view.readonly or not is_small else view.tobytes()
 
 
 def _has_content(value: torch.Tensor) -> bool:
@@ -308,6 +348,9 @@ def _is_flat(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        # Its order too: it may be that of a cache.
+        return tuple(value.items())
     return frozenset(value) if isinstance(value, set | frozenset) else tuple(value)
 
 
