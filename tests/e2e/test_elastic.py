@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from tests.e2e import test_virtual_workers
 from tests.e2e.journals import journal
 from tests.e2e.test_exactly_once import (
     ROWS,
@@ -126,6 +127,25 @@ def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
     # No failure was allowed, and none was charged: nothing was done twice either.
     launched = journal(tmp_path / "run", "Launched")
     assert launched[1]["step"] == 7
+
+
+def test_virtual_workers_of_a_run_that_grows_end_in_the_same_bits(tmp_path: Path) -> None:
+    whole = test_virtual_workers.fit(tmp_path / "whole", 1)
+    taken = ray.util.placement_group([{"CPU": 3}])
+    ray.get(taken.ready())
+    assert eventually(lambda: ray.available_resources().get("CPU") == 1)
+    grown = test_virtual_workers.fit(
+        tmp_path / "grown",
+        (1, 4),
+        cluster="ray",
+        waits={1: 4, 2: 6, 3: 8},
+        observers=(At(2, lambda: ray.util.remove_placement_group(taken)),),
+    )
+    found = sizes(tmp_path / "grown")
+    assert (found[0], found[-1]) == (1, 4)
+    assert grown.history == whole.history
+    weights = whole.load_model()
+    assert all(value.equal(weights[name]) for name, value in grown.load_model().items())
 
 
 def test_a_lost_host_is_replaced_with_all_of_its_agents(tmp_path: Path) -> None:

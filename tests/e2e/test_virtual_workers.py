@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ ROWS = 16 * BATCHES - 7
 
 
 def train(config: dict[str, Any]) -> None:
-    """Dies at the step that a file says, before it reports it."""
+    """Dies at the step that a file says, before it reports it; or waits at one to be resized."""
     import torch
 
-    from polytrain import get_context, get_dataset_shard
+    from polytrain import checkpoint_requested, get_context, get_dataset_shard
     from polytrain.torch import TrainingState, micro_batches, prepare_model
 
     torch.manual_seed(1)
@@ -49,6 +50,8 @@ def train(config: dict[str, Any]) -> None:
     state = TrainingState(**parts, scheduler=scheduler)
     done = state.restore()
     step, end = done.get("step", 0), int(Path(config["end"]).read_text())
+    context = get_context()
+    waits = config["waits"].get(context.get_world_size())
     shard = get_dataset_shard()
     for epoch in range(done.get("epoch", 0), EPOCHS):
         for batch in shard.iter_torch_batches(global_batch_size=16, dtypes=torch.float32):
@@ -61,8 +64,11 @@ def train(config: dict[str, Any]) -> None:
             optimizer.step()
             scheduler.step()
             averaged.update_parameters(model.module)
-            if step == end and get_context().get_world_rank() == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if context.get_world_rank() == 0:
+                if step == end:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                while step == waits and not checkpoint_requested():
+                    time.sleep(0.005)
             state.report(
                 {"loss": loss, "norm": norm, "draw": torch.rand(())}, step=step, epoch=epoch
             )
@@ -70,12 +76,15 @@ def train(config: dict[str, Any]) -> None:
 
 def fit(
     path: Path,
-    workers: int,
+    workers: int | tuple[int, int],
     *,
     end: int = -1,
     virtual: int | None = 4,
     function: Any = train,
     progress: Any = False,
+    cluster: str = "local",
+    waits: Mapping[int, int] | None = None,
+    observers: tuple[Any, ...] = (),
     **options: Any,
 ) -> Result:
     path.mkdir(exist_ok=True)
@@ -85,10 +94,16 @@ def fit(
     return make_trainer(
         "torch",
         function,
-        train_loop_config={"end": str(path / "end")},
+        train_loop_config={"end": str(path / "end"), "waits": waits or {}},
         datasets={"train": {"x": list(x), "y": x.sum(1)}},
-        scaling_config=ScalingConfig(num_workers=workers, virtual_workers=virtual, cluster="local"),
-        run_config=RunConfig(storage_path=path, name="run", progress=progress),
+        scaling_config=ScalingConfig(num_workers=workers, virtual_workers=virtual, cluster=cluster),
+        run_config=RunConfig(
+            storage_path=path,
+            name="run",
+            progress=progress,
+            observers=observers,
+            failure_config=FailureConfig(max_failures=0),
+        ),
         **options,
     ).fit()
 
