@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +56,56 @@ def test_the_first_iteration_after_a_restart_goes_on() -> None:
         epoch.given(100)
     with again.epoch() as epoch:
         assert (epoch.number, epoch.start) == (5, 0)
+
+
+def batches(one: Cursor[DataPosition]) -> Iterator[int]:
+    with one.epoch() as epoch:
+        for stop in (30, 60, 100):
+            epoch.given(stop)
+            yield stop
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_checkpoint_after_a_loop_whose_iterator_is_still_there_is_ambiguous(
+    count: int, is_held: bool
+) -> None:
+    """With three it has given all batches, but has never been asked for a fourth one."""
+    one = cursor()
+    loop = batches(one)
+    for _ in range(count):
+        next(loop)
+    if not is_held:
+        loop.close()
+    one.recorded()
+    assert not one.is_ambiguous
+    loop.close()
+    again = batches(one)
+    next(again)
+    assert one.is_ambiguous is is_held
+
+
+def test_a_new_loop_beside_one_that_a_checkpoint_is_in_is_ambiguous() -> None:
+    one = cursor()
+    loop, again = batches(one), batches(one)
+    next(loop)
+    one.recorded()
+    next(again)
+    assert one.is_ambiguous
+
+
+def test_a_checkpoint_within_a_loop_that_goes_on_is_not_ambiguous() -> None:
+    one = cursor()
+    for _ in range(2):
+        for _ in batches(one):
+            one.recorded()
+    loop = batches(one)
+    next(loop)
+    one.recorded()
+    next(loop)
+    loop.close()
+    next(batches(one))
+    assert not one.is_ambiguous
 
 
 def test_of_two_iterations_at_once_the_later_counts() -> None:

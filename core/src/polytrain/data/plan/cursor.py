@@ -33,9 +33,25 @@ class Cursor(Generic[AnyPosition]):
         self.skips = False
         """Whether what reads by it leaves out `Epoch.skipped`."""
 
+        self._recorded: Epoch | None = None
+        """The epoch in which a checkpoint has recorded the position, until that moves."""
+
+        self._is_left = False
+        self.is_ambiguous = False
+        """Whether a checkpoint has recorded a place in an epoch that was over for its loop.
+
+        The loop was left, and its iterator was still there. This process has begun the next epoch
+        since then; a restart from the checkpoint would read the rest of the one before.
+        """
+
     @property
     def position(self) -> AnyPosition:
         """The position that a checkpoint records now."""
+        return self._position
+
+    def recorded(self) -> AnyPosition:
+        """Return the position, for a checkpoint that is made now."""
+        self._recorded, self._is_left = self._begun, False
         return self._position
 
     @property
@@ -65,6 +81,7 @@ class Cursor(Generic[AnyPosition]):
         try:
             yield epoch
             epoch.check_alone()
+            self._recorded = None
         finally:
             epoch.end()
 
@@ -97,17 +114,25 @@ class Cursor(Generic[AnyPosition]):
         if epoch.is_over:
             epoch.check_alone()
             return
-        if self._begun is not None and self._begun is not epoch:
-            self._begun.is_over = self._begun.is_overtaken = True
-        self._begun = epoch
+        if self._begun is not epoch:
+            if self._begun is not None:
+                self._begun.is_over = self._begun.is_overtaken = True
+                self._leave(self._begun)
+            self.is_ambiguous |= self._is_left
+        self._begun, self._recorded = epoch, None
         self._position = self._position.moved(epoch.number, start)
 
     def end(self, epoch: Epoch) -> None:
         """End an epoch; see `Epoch.end`."""
         epoch.is_over = True
         if self._begun is epoch:
+            self._leave(epoch)
             self._position = self._position.moved(epoch.number + 1, 0)
             self._begun = None
+
+    def _leave(self, epoch: Epoch) -> None:
+        """Note that an epoch is over, with or without rows left."""
+        self._is_left |= epoch.is_loop and self._recorded is epoch
 
 
 class Epoch:

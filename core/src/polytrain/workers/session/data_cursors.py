@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
     from polytrain.data.shards.shard import BatchedShard
+
+
+logger = logging.getLogger(__name__)
+
+_AMBIGUOUS = (
+    "%r: a loop over it was left early, and a checkpoint was reported before its iterator was "
+    "gone. A restart from such a checkpoint reads the rest of that epoch, and not the next one. "
+    "Report after the loop, and keep the iterator in no variable: write `for batch in …` or "
+    "`for a, b in zip(…)`, or delete it before the report."
+)
 
 
 class DataCursors:
@@ -38,6 +49,8 @@ class DataCursors:
         self._saved = saved
         self._skipped = skipped
         self._unnamed = 0
+        self._named: set[str] = set()
+        """The data sets of which a warning has told."""
 
     def open(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
         """Open a position in data that the training function brings; see `worker_api.cursor`."""
@@ -73,12 +86,20 @@ class DataCursors:
         """Return the positions, which don't change any more, by name."""
         return {name: cursor.position for name, cursor in self._cursors.items()}
 
-    def positions(self) -> dict[str, Any]:
-        """Return the positions as plain values, by name, for data that was read."""
+    def recorded(self) -> dict[str, Any]:
+        """Return the positions as plain values, by name, for a checkpoint that is made now.
+
+        Data that wasn't read is left out.
+        """
+        positions = {name: cursor.recorded() for name, cursor in self._cursors.items()}
+        for name, cursor in self._cursors.items():
+            if cursor.is_ambiguous and name not in self._named:
+                self._named.add(name)
+                logger.warning(_AMBIGUOUS, name)
         return {
-            name: cursor.position.to_plain()
-            for name, cursor in self._cursors.items()
-            if not cursor.position.is_beginning
+            name: position.to_plain()
+            for name, position in positions.items()
+            if not position.is_beginning
         }
 
 

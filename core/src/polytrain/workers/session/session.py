@@ -539,7 +539,7 @@ class WorkerSession:
             files,
             step=self._step,
             metrics=self._last_metrics,
-            positions=self._cursors.positions(),
+            positions=self._cursors.recorded(),
             validation=validation,
             with_it=with_it,
             waits=waits or is_last,
