@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         scratch_directory,
         starting_checkpoint,
         survivor,
+        training_begins,
     )
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "starting_checkpoint",
     "survivor",
     "to_format",
+    "training_begins",
     "unequal_layers",
 ]
 
@@ -112,6 +114,7 @@ _NAMES = LazyNames(
             "scratch_directory",
             "starting_checkpoint",
             "survivor",
+            "training_begins",
         ),
     },
 )

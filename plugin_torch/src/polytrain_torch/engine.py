@@ -17,8 +17,10 @@ import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from polytrain import CheckpointError
+from polytrain.extension import training_begins
 from polytrain_plugins import (
     Engine,
     Member,
@@ -46,6 +48,24 @@ DEEPSPEED = "deepspeed"
 """DeepSpeed's directory in a checkpoint."""
 
 _SIOCGIFADDR = 0x8915
+
+
+@contextmanager
+def _first_step_noted() -> Iterator[None]:
+    """Note the first step of an optimizer in a block of code."""
+    has_stepped = False
+
+    def note(*_: Any) -> None:
+        nonlocal has_stepped
+        if not has_stepped:
+            has_stepped = True
+            training_begins()
+
+    hook = register_optimizer_step_pre_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class TorchEngine(Engine[Any]):
@@ -96,6 +116,7 @@ class TorchEngine(Engine[Any]):
                 with (
                     agreeing(store, connected, timeout_s=self.timeout.total_seconds()),
                     virtual_workers(world),
+                    _first_step_noted(),
                 ):
                     yield
             finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,73 @@ def test_a_checkpoint_after_a_loop_whose_iterator_is_still_there_is_ambiguous(
     again = batches(one)
     next(again)
     assert one.is_ambiguous is is_held
+
+
+def resumed(*, by_position: bool = True) -> Cursor[DataPosition]:
+    again = Cursor(DataPosition(epoch=4, start=10, plan=PLAN), resumes=True)
+    again.skips = by_position
+    return again
+
+
+def test_a_look_at_the_first_batch_leaves_the_place_of_a_restart() -> None:
+    again = resumed()
+    for _ in range(2):
+        assert next(batches(again)) == 30
+        assert stands(again) == (4, 10)
+    held = batches(again)
+    next(held)
+    assert again.next_start == 10
+    with again.epoch() as epoch:
+        assert (epoch.number, epoch.start) == (4, 10)
+        epoch.given(60)
+        epoch.given(100)
+    assert stands(again) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        pytest.param(lambda one, loop: one.reported(), id="report"),
+        pytest.param(lambda one, loop: next(loop), id="second batch"),
+    ],
+)
+def test_a_loop_that_trains_is_more_than_a_look(
+    train: Callable[[Cursor[DataPosition], Iterator[int]], None],
+) -> None:
+    again = resumed()
+    loop = batches(again)
+    next(loop)
+    train(again, loop)
+    loop.close()
+    assert stands(again) == (5, 0)
+
+
+def test_a_loop_over_the_only_batch_that_is_left_is_more_than_a_look() -> None:
+    again = resumed()
+    with again.epoch() as epoch:
+        epoch.given(100)
+    assert stands(again) == (5, 0)
+
+
+def test_a_library_that_ends_an_epoch_has_trained() -> None:
+    again = resumed()
+    with again.epoch() as epoch:
+        epoch.given(100)
+        epoch.end()
+        assert stands(again) == (5, 0)
+
+
+def test_a_run_that_starts_counts_each_loop() -> None:
+    one = cursor()
+    one.skips = True
+    next(batches(one))
+    assert stands(one) == (1, 0)
+
+
+def test_what_reads_in_one_pass_cannot_look() -> None:
+    again = resumed(by_position=False)
+    next(batches(again))
+    assert stands(again) == (5, 0)
 
 
 def test_a_new_loop_beside_one_that_a_checkpoint_is_in_is_ambiguous() -> None:

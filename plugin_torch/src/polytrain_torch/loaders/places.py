@@ -42,12 +42,11 @@ class _Place:
     number: int
     calls: _Calls
     cursor: Cursor[DataPosition]
-    first_epoch: int
 
     @property
     def has_begun(self) -> bool:
         """Whether its loader has been iterated over."""
-        return self.cursor.next_epoch().number > self.first_epoch
+        return self.cursor.was_read
 
 
 @dataclass
@@ -67,7 +66,7 @@ class _Numbered:
         cursor = open_cursor(plan, name=name)
         if place is None and not self.is_split:
             resume_at_own_place(name, cursor)
-        opened = _Place(number, calls, cursor, cursor.next_epoch().number)
+        opened = _Place(number, calls, cursor)
         if place is None:
             self._all.append(opened)
         else:

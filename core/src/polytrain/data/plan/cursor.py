@@ -20,18 +20,35 @@ class Cursor(Generic[AnyPosition]):
     """
 
     def __init__(
-        self, position: AnyPosition, *, skipped: Iterable[tuple[int, int, int]] = ()
+        self,
+        position: AnyPosition,
+        *,
+        skipped: Iterable[tuple[int, int, int]] = (),
+        resumes: bool = False,
     ) -> None:
         """
         Args:
             position: the position to begin at.
             skipped: what is left out: an epoch, the first position, and the one after the last.
+            resumes: whether the position is that of a checkpoint, from which an attempt resumes.
         """
         self._position = position
+        self._resumed = position if resumes else None
+        """The position of the checkpoint, until this attempt trains on the data.
+
+        A loop that is left after its first batch, before any report, only looks at it, for example
+        to see its shape: the training still resumes where the checkpoint was made.
+        """
+
+        self.was_read = False
+        """Whether an iteration has begun."""
+
+        self.passes = 0
+        """Number of loops over more than one batch that are over."""
         self._begun: Epoch | None = None
         self._skipped = tuple(skipped)
         self.skips = False
-        """Whether what reads by it leaves out `Epoch.skipped`."""
+        """Whether what reads by it can begin anywhere, and leaves out `Epoch.skipped`."""
 
         self._recorded: Epoch | None = None
         """The epoch in which a checkpoint has recorded the position, until that moves."""
@@ -55,9 +72,18 @@ class Cursor(Generic[AnyPosition]):
         return self._position
 
     @property
+    def may_be_looked_at(self) -> bool:
+        """Whether the training has yet to resume: a look at the first batch doesn't count."""
+        return self._resumed is not None
+
+    def reported(self) -> None:
+        """Note that the training function has reported: what it has read, it has trained on."""
+        self._resumed = None
+
+    @property
     def next_start(self) -> int:
         """The position in its epoch at which the next iteration begins."""
-        return self._position.start if self._begun is None else 0
+        return self.next_epoch().start
 
     def next_epoch(self) -> Epoch:
         """Return the epoch after the one that has begun; after a restart, the interrupted one.
@@ -66,6 +92,8 @@ class Cursor(Generic[AnyPosition]):
         """
         if self._begun is None:
             return Epoch(self, self._position.epoch, self._position.start)
+        if self._resumed is not None and self._is_look(self._begun):
+            return Epoch(self, self._resumed.epoch, self._resumed.start)
         return Epoch(self, self._position.epoch + 1, 0)
 
     @contextmanager
@@ -76,14 +104,14 @@ class Cursor(Generic[AnyPosition]):
             RuntimeError: this loop continues after another one has begun.
         """
         epoch = self.next_epoch()
-        epoch.given(epoch.start)
         epoch.is_loop = True
+        epoch.given(epoch.start)
         try:
             yield epoch
             epoch.check_alone()
-            self._recorded = None
+            self._recorded = self._resumed = None
         finally:
-            epoch.end()
+            self._end(epoch)
 
     def skipped_in(self, epoch: int) -> tuple[range, ...]:
         """Return the positions that are left out in an epoch, in order, apart from each other."""
@@ -103,6 +131,13 @@ class Cursor(Generic[AnyPosition]):
     def resume_at(self, position: AnyPosition) -> None:
         """Set another position than the manifest's, before the first epoch."""
         self._position = position
+        if self._resumed is not None:
+            self._resumed = position
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an iteration has begun that isn't over."""
+        return self._begun is not None
 
     def has_begun(self, epoch: Epoch) -> bool:
         """Return whether rows of an epoch have been given, and no other one has begun since."""
@@ -120,15 +155,32 @@ class Cursor(Generic[AnyPosition]):
                 self._leave(self._begun)
             self.is_ambiguous |= self._is_left
         self._begun, self._recorded = epoch, None
+        self.was_read = True
+        epoch.batches += start > epoch.start
+        if epoch.batches > 1 or not epoch.is_loop:
+            self._resumed = None
         self._position = self._position.moved(epoch.number, start)
 
     def end(self, epoch: Epoch) -> None:
         """End an epoch; see `Epoch.end`."""
+        self._resumed = None
+        self._end(epoch)
+
+    def _end(self, epoch: Epoch) -> None:
         epoch.is_over = True
-        if self._begun is epoch:
-            self._leave(epoch)
+        if self._begun is not epoch:
+            return
+        self._leave(epoch)
+        self.passes += epoch.is_loop and epoch.batches > 1
+        if self._resumed is not None and self._is_look(epoch):
+            self._position = self._resumed
+        else:
             self._position = self._position.moved(epoch.number + 1, 0)
-            self._begun = None
+        self._begun = None
+
+    def _is_look(self, epoch: Epoch) -> bool:
+        """Return whether an epoch before the training was a look at the first batch."""
+        return self.skips and epoch.is_loop
 
     def _leave(self, epoch: Epoch) -> None:
         """Note that an epoch is over, with or without rows left."""
@@ -142,6 +194,8 @@ class Epoch:
         self._cursor = cursor
         self.number = number
         self.start = start
+        self.batches = 0
+        """Number of batches that were given."""
         self.is_over = False
         self.is_overtaken = False
         """Another epoch began before this one was over."""

@@ -63,6 +63,6 @@ def open_shards(
             held = spec.held_rows(world_size, rank)
             rows = MappedRows(next(tables), held, workers=local_world_size)
         position = DataPosition.resume(spec.name, saved, spec.plan, spec.digests, whole=spec.whole)
-        cursor = Cursor(position, skipped=skipped.get(spec.name, ()))
+        cursor = Cursor(position, skipped=skipped.get(spec.name, ()), resumes=saved is not None)
         shards[spec.name] = RowsShard(spec, rows, cursor, world_size=world_size, rank=rank)
     return shards

@@ -75,8 +75,24 @@ class DataCursors:
             first = position["plan"]
             plan = replace(plan, seed=first["seed"], shards=first["shards"])
         resumed = DataPosition.resume(name, position, plan, {})
-        self._cursors[name] = cursor = Cursor(resumed, skipped=self._skipped.get(name, ()))
+        self._cursors[name] = cursor = Cursor(
+            resumed,
+            skipped=self._skipped.get(name, ()),
+            resumes=earlier.may_be_looked_at if earlier is not None else position is not None,
+        )
         return cursor
+
+    def reported(self) -> None:
+        """Note that the training function has reported."""
+        for cursor in self._cursors.values():
+            cursor.reported()
+
+    def training_begins(self) -> list[str]:
+        """Note that the training takes its first step; return the data that it has read before."""
+        self.reported()
+        return [
+            name for name, cursor in self._cursors.items() if cursor.is_under_way and cursor.passes
+        ]
 
     def places(self) -> dict[str, DataPlace]:
         """Return the places in the data by name, for each report: in numbers alone."""

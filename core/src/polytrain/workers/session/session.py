@@ -80,6 +80,13 @@ _OTHERS_ERROR_S = 60.0
 """Seconds for which a rank waits for the error of one that differs, before it raises its own."""
 
 
+_READ_BEFORE = (
+    "%r was read before the training, and is trained on now. After a restart within an epoch, the "
+    "first loop over it gets the rest of that epoch, whatever the loop is for. For a pass before "
+    'the training, pass the data once more under another name (datasets={"train": data, "again": '
+    "data}), or read it by a loader that isn't prepared."
+)
+
 _STATE_UNKNOWN = (
     "nothing says what that is. Use torch's TrainingState with batches of prepare_data_loader or "
     "get_dataset_shard, or train XGBoost or LightGBM from options; or leave `memory` out"
@@ -334,6 +341,12 @@ class WorkerSession:
                 self._divergence.opened(opened, place)
         return cursor
 
+    def training_begins(self) -> None:
+        """Note that the training takes its first step; see `worker_api.training_begins`."""
+        for name in self._cursors.training_begins():
+            if self.world.me.rank == 0:
+                logger.warning(_READ_BEFORE, name)
+
     def keep_all_batches(self, why: str) -> None:
         """Let a rollback leave no batch out; see `worker_api.keep_all_batches`."""
         if self._divergence is not None:
@@ -411,6 +424,7 @@ class WorkerSession:
             Exception: any error of the user's function.
         """
         self._step, self._last_metrics = step, metrics
+        self._cursors.reported()
         copies = self.survivor.copies
         if copies is not None and not copies.is_used and step > self._first_step + 1:
             copies.refuse(_STATE_UNKNOWN)

@@ -233,6 +233,15 @@ def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
     return _session("open_cursor").cursor(plan, name)
 
 
+def training_begins() -> None:
+    """Note that the training takes the first step of the attempt; for plugins.
+
+    Raises:
+        NotInWorkerError: outside a training function.
+    """
+    _session("training_begins").training_begins()
+
+
 def keep_all_batches(why: str) -> None:
     """Let a rollback leave no batch out: the loop couldn't tell where it is; for plugins.
 
