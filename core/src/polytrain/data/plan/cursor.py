@@ -45,6 +45,7 @@ class Cursor(Generic[AnyPosition]):
 
         self.passes = 0
         """Number of loops over more than one batch that are over."""
+
         self._begun: Epoch | None = None
         self._skipped = tuple(skipped)
         self.skips = False
