@@ -36,6 +36,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed.ProcessGroupGloo._Options": ("_timeout",),
         "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
         "torch.distributed.checkpoint.metadata": ("_MEM_FORMAT_ENCODING",),
+        "torch.distributed.checkpoint.state_dict": ("_init_optim_state",),
         "torch.distributed.distributed_c10d": ("_get_default_store", "_world"),
         "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
         "torch.serialization": ("_get_layout",),

@@ -11,6 +11,7 @@ from tests.e2e.torch_runs import equal
 from polytrain import Result, RunConfig
 
 ROWS, EPOCHS = 48, 2
+DEFAULTS = {"by": "loader", "reads": "", "strategy": "ddp", "dies": False}
 
 
 def train(config: dict[str, Any]) -> None:
@@ -30,19 +31,18 @@ def train(config: dict[str, Any]) -> None:
         batches: Any = prepare_data_loader(DataLoader(TensorDataset(x), 8, shuffle=True))
     else:
         batches = get_dataset_shard("train").iter_torch_batches(batch_size=8)
-    match config["reads"]:
-        case "first batch":
-            shape = next(iter(batches))
-            assert len(shape) == 1
-        case "held batch":
-            held = iter(batches)
-            next(held)
-        case "all":
-            assert sum(1 for _ in batches) > 0
-    model = prepare_model(torch.nn.Linear(1, 1))
+
+    def read(what: str) -> Any:
+        if what == "all":
+            return sum(1 for _ in batches)
+        return what and next(held := iter(batches)), what == "held batch" and held
+
+    first = read(config["reads"])
+    model = prepare_model(torch.nn.Linear(1, 1), parallel_strategy=config["strategy"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0001, momentum=0.9)
     state = TrainingState(model=model, optimizer=optimizer)
     done = state.restore()
+    assert first
     steps, context = done.get("steps", 0), get_context()
     for epoch in range(done.get("epoch", 0), EPOCHS):
         for batch in batches:
@@ -59,19 +59,25 @@ def train(config: dict[str, Any]) -> None:
 
 
 def fit(quiet: RunConfig, name: str, **config: Any) -> Result:
-    chosen = {"by": "loader", "reads": "", "dies": False} | config
+    chosen = DEFAULTS | config
     data = {"train": {"x": [float(row) for row in range(ROWS)]}}
     return torch_runs.fit(quiet, train, chosen, datasets=data, name=name, show_output="none")
 
 
-@pytest.mark.parametrize("by", ["loader", "shard"])
-@pytest.mark.parametrize("reads", ["first batch", "held batch"])
+@pytest.mark.parametrize(
+    ("by", "reads", "strategy"),
+    [
+        ("loader", "first batch", "ddp"),
+        ("shard", "held batch", "ddp"),
+        # Loading its optimizer's state takes a step.
+        ("shard", "first batch", "fsdp"),
+    ],
+)
 def test_a_look_at_the_first_batch_changes_nothing_after_a_restart(
-    quiet: RunConfig, by: str, reads: str
+    quiet: RunConfig, by: str, reads: str, strategy: str
 ) -> None:
-    undisturbed, killed = (
-        fit(quiet, str(dies), by=by, reads=reads, dies=dies) for dies in (False, True)
-    )
+    chosen = {"by": by, "reads": reads, "strategy": strategy}
+    undisturbed, killed = (fit(quiet, str(dies), **chosen, dies=dies) for dies in (False, True))
     assert (undisturbed.restarts, killed.restarts) == (0, 1)
     assert killed.history == undisturbed.history
     assert equal(killed.load_model(), undisturbed.load_model())
@@ -82,5 +88,5 @@ def test_a_whole_pass_before_the_training_is_warned_of(
 ) -> None:
     said = "'data loader 0' was read before the training, and is trained on now"
     for reads, count in (("all", 1), ("first batch", 0)):
-        torch_runs.fit(quiet, train, {"by": "loader", "reads": reads, "dies": False}, name=reads)
+        torch_runs.fit(quiet, train, DEFAULTS | {"reads": reads}, name=reads)
         assert "".join(capfd.readouterr()).count(said) == count

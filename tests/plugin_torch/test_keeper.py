@@ -313,20 +313,81 @@ def test_a_lost_ranks_loss_is_its_own_if_it_was_known(
     assert state["random"][0] == b"1"
 
 
-def of_virtual_workers(before: KeptState) -> KeptByRank:
-    """Rank 1 was lost in its second step, before which it had this state."""
-    by_rank = {0: [kept("", 0.0, point=1), kept("2", 0.5, point=2)], 1: [before]}
-    return KeptByRank(by_rank, first=2, point=2, mine=0, buffers=[], sent=set(), are_alike=True)
+def of_virtual_workers(*before: KeptState) -> KeptByRank:
+    """Rank 1 was lost in its third step, before which it had these states."""
+    mine = [kept("1", 0.1, point=2), kept("", 0.0, point=3), kept("2", 0.5, point=4)]
+    return KeptByRank(
+        {0: mine, 1: before}, first=4, point=4, mine=0, buffers=[], sent=set(), are_alike=True
+    )
 
 
 def test_a_lost_rank_with_virtual_workers_would_have_drawn_what_this_one_has() -> None:
-    state, _ = of_virtual_workers(kept("", 0.0, point=1)).state(1)
+    state, _ = of_virtual_workers(kept("0", 0.9, point=1), kept("", 0.0, point=3)).state(1)
     assert (state["random"][0], state["own"]) == (b"2", {"loss": 0.5})
 
 
-@pytest.mark.parametrize("before", [kept("1", 0.0, point=1), kept("", 0.1, point=1)])
+@pytest.mark.parametrize(
+    "before",
+    [
+        [kept("1", 0.0, point=3)],
+        [kept("", 0.1, point=3)],
+        [kept("1", 0.2, point=2), kept("", 0.0, point=3)],
+        [kept("1", 0.1, point=2)],
+        [],
+    ],
+)
 def test_a_lost_rank_with_virtual_workers_that_was_another_before_is_not_replaced(
-    before: KeptState,
+    before: list[KeptState],
 ) -> None:
-    with pytest.raises(NotCleanError, match=r"rank 1 .* isn't known to be like the other ranks"):
-        of_virtual_workers(before).state(1)
+    """Being alike once may be chance, as after a counter was set to zero."""
+    with pytest.raises(NotCleanError, match=r"rank 1 .* isn't known to be like the others"):
+        of_virtual_workers(*before).state(1)
+
+
+def with_place(state: KeptState, place: int | None) -> KeptState:
+    """The small state with the place of a loader that isn't split."""
+    *lengths, length = LENGTHS.unpack_from(state.content)
+    head = state.content[: len(state.content) - length]
+    small = pickle.loads(state.content[-length:])
+    small["places"] = {} if place is None else {"data loader 0": place}
+    content = pickle.dumps(small)
+    head = LENGTHS.pack(*lengths, len(content)) + head[LENGTHS.size :]
+    return KeptState(point=state.point, is_forecast=False, content=head + content)
+
+
+@pytest.mark.parametrize(("place", "is_known"), [(0, True), (3, False)])
+@pytest.mark.parametrize("are_alike", [True, False])
+def test_a_loader_that_nobody_reads_meanwhile_is_no_hindrance(
+    place: int, is_known: bool, are_alike: bool
+) -> None:
+    before = [with_place(kept("", 0.0, point=point), 0) for point in (2, 3)]
+    by_rank = {0: [*before, with_place(kept("", 0.0, point=4), place)], 1: before}
+    by_rank = {
+        rank: [*states, kept("", None, point=4, is_forecast=True)]
+        for rank, states in by_rank.items()
+    }
+    ranks = KeptByRank(
+        by_rank, first=4, point=4, mine=0, buffers=[], sent=set(), are_alike=are_alike
+    )
+    if is_known:
+        assert ranks.state(1)[0]["places"] == {"data loader 0": 0}
+    else:
+        with pytest.raises(NotCleanError, match="place in its data isn't known"):
+            ranks.state(1)
+
+
+def test_a_part_that_differed_before_is_not_taken_from_another_rank() -> None:
+    def counted(count: int, *, point: int) -> KeptState:
+        state = kept("", 0.0, point=point)
+        *lengths, length = LENGTHS.unpack_from(state.content)
+        small = pickle.dumps({**pickle.loads(state.content[-length:]), "parts": {"count": count}})
+        return KeptState(
+            point=point, is_forecast=False, content=LENGTHS.pack(*lengths, len(small)) + small
+        )
+
+    forecast = kept("", None, point=4, is_forecast=True)
+    mine = [counted(5, point=2), counted(0, point=3), counted(2, point=4), forecast]
+    its = [counted(6, point=2), counted(0, point=3), forecast]
+    ranks = KeptByRank({0: mine, 1: its}, first=4, point=4, mine=0, buffers=[], sent=set())
+    with pytest.raises(NotCleanError, match="a part of TrainingState differs"):
+        ranks.state(1)

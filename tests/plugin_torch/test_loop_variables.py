@@ -6,6 +6,7 @@ import csv
 import ctypes
 import io
 import multiprocessing
+import os
 import queue
 import random
 import re
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -171,6 +173,22 @@ def loss_of_a_with_block(training: Training) -> None:
             break
 
 
+def loss_of_a_long_loop(training: Training) -> None:
+    """More than 255 instructions."""
+    for batch in training.batches():
+        for part in micro_batches(batch):
+            a = max(abs(part), abs(part + 1), abs(part + 2), abs(part + 3), abs(part + 4), 0)
+            b = max(abs(part), abs(part + 1), abs(part + 2), abs(part + 3), abs(part + 4), a)
+            c = max(abs(part), abs(part + 1), abs(part + 2), abs(part + 3), abs(part + 4), b)
+            d = max(abs(part), abs(part + 1), abs(part + 2), abs(part + 3), abs(part + 4), c)
+            e = max(abs(part), abs(part + 1), abs(part + 2), abs(part + 3), abs(part + 4), d)
+            loss = e * training.step
+        training.steps()
+        print(loss)
+        if training.step == STEPS:
+            break
+
+
 def loss_that_an_error_leaves_out(training: Training) -> None:
     loss = 0.0
     for batch in training.batches():
@@ -217,7 +235,15 @@ def nothing_after_the_loop(training: Training) -> None:
 
 
 @pytest.mark.parametrize(
-    "loop", [plain, epochs, nothing_after_the_loop, loss_of_micro_batches, loss_of_a_with_block]
+    "loop",
+    [
+        plain,
+        epochs,
+        nothing_after_the_loop,
+        loss_of_micro_batches,
+        loss_of_a_with_block,
+        loss_of_a_long_loop,
+    ],
 )
 def test_a_loop_that_carries_nothing_can_go_on(loop: Callable[[Training], None]) -> None:
     assert found_by(loop) is None
@@ -328,6 +354,14 @@ def put_last(values: dict[str, int], step: int) -> None:
     values["abcdef"[step]] = values.pop("abcdef"[step])
 
 
+def socket_file(content: bytes) -> io.TextIOWrapper:
+    """A text file that can't tell its place, as that of a socket or a process."""
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "wb") as end:
+        end.write(content)
+    return os.fdopen(reads)
+
+
 def add_one(counter: Any, at: int) -> None:
     if isinstance(counter, ctypes.Array):
         counter[at] += 1
@@ -366,6 +400,7 @@ def drawn() -> Iterator[int]:
         (lambda: (ctypes.c_int * 3)(), lambda counts, _: add_one(counts, 0)),
         (lambda: multiprocessing.Value("i"), add_one),
         (queue.SimpleQueue, lambda values, step: values.put(step)),
+        (lambda: socket_file(b"a line\n" * 9), lambda file, _: file.readline()),
     ],
 )
 def test_nothing_is_too_large_or_too_deep_to_be_compared(
@@ -402,6 +437,7 @@ def test_a_function_that_collects_in_its_default_argument_is_named() -> None:
         lambda: Holder(Holder(torch.nn.Linear(3, 3))),
         lambda: re.compile("a|b"),
         threading.Lock,
+        ThreadPoolExecutor,
         lambda: memoryview(b"a"),
     ],
 )
@@ -464,7 +500,12 @@ def test_a_number_of_a_batch_comes_back_by_its_own_name(loop: Callable[[Training
 
 @pytest.mark.parametrize(
     ("mode", "read"),
-    [("r", io.TextIOWrapper.readline), ("r", next), ("rb", lambda file: file.read(1))],
+    [
+        ("r", io.TextIOWrapper.readline),
+        ("r+", io.TextIOWrapper.readline),
+        ("r", next),
+        ("rb", lambda file: file.read(1)),
+    ],
 )
 def test_the_place_in_a_file_that_is_read_is_carried(
     mode: str, read: Callable[[Any], object]

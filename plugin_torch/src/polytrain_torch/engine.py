@@ -38,7 +38,7 @@ from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.node_group import forget_group
 from polytrain_torch.devices import current_device, offered, own_device
 from polytrain_torch.models.parallel import unwrapped
-from polytrain_torch.private import clear_mesh_caches
+from polytrain_torch.private import clear_mesh_caches, makes_state
 from polytrain_torch.randomness import share_seed
 from polytrain_torch.shard import TorchShard
 from polytrain_torch.virtual_workers import virtual_workers
@@ -57,7 +57,7 @@ def _first_step_noted() -> Iterator[None]:
 
     def note(*_: Any) -> None:
         nonlocal has_stepped
-        if not has_stepped:
+        if not has_stepped and not makes_state():
             has_stepped = True
             training_begins()
 

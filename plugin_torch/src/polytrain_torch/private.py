@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ __all__ = [
     "default_store",
     "fsdp_state",
     "has_communication_hook",
+    "makes_state",
     "operations_launched",
     "original_module",
     "own_buffers",
@@ -191,6 +193,21 @@ def clear_mesh_caches() -> None:
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
         _clear_sharding_prop_cache()
+
+
+def makes_state() -> bool:
+    """Return whether an optimizer takes a step only to make its state, before one is loaded.
+
+    torch says so nowhere: `torch.distributed.checkpoint.state_dict` calls `step()` for it.
+    """
+    loading = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    if loading is None:
+        return False
+    code = loading._init_optim_state.__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def fsdp_state(module: Any) -> Any:

@@ -124,6 +124,25 @@ def test_a_loop_that_trains_is_more_than_a_look(
     assert stands(again) == (5, 0)
 
 
+def test_what_was_looked_at_may_turn_out_to_be_the_training() -> None:
+    """As with `batch = next(iter(loader))` in each step."""
+    again = resumed()
+    next(batches(again))
+    again.reported()
+    assert stands(again) == (5, 0)
+    next(batches(again))
+    assert stands(again) == (6, 0)
+
+
+def test_a_look_before_a_loop_is_none_of_its_steps() -> None:
+    again = resumed()
+    next(batches(again))
+    loop = batches(again)
+    next(loop)
+    again.reported()
+    assert stands(again) == (4, 30)
+
+
 def test_a_loop_over_the_only_batch_that_is_left_is_more_than_a_look() -> None:
     again = resumed()
     with again.epoch() as epoch:

@@ -90,6 +90,8 @@ from polytrain_plugins import Attempt, Stopped
 
 logger = logging.getLogger(__name__)
 
+_OF_WORKER_0 = "rank 0 hasn't reported the step, and no other rank has virtual worker 0's metrics"
+
 _COPY_WITHIN_S = 5.0
 """Seconds that a second signal waits at most for the end of the process, and for its copy."""
 
@@ -597,7 +599,10 @@ class Controller:
         """
         part, rule = written.part, self.divergence_rule
         if self.virtual_workers is not None and written.rank != 0:
-            return None, "rank 0's metrics are those of virtual worker 0, and it was lost before"
+            return (
+                None,
+                _OF_WORKER_0,
+            )
         if self.stop_rule.function is not None or (rule is not None and rule.function is not None):
             return None, "rank 0 asks a function of yours about each report, and was lost before"
         wrong = rule and rule.wrong(part.metrics, self._last_reports)

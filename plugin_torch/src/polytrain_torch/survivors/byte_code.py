@@ -7,8 +7,8 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType
 
-_SUPPRESSES = frozenset({"suppress"})
-"""A context manager that code has under another name isn't expected to suppress errors."""
+_SUPPRESSES = ("suppress", "swallow", "ignore", "catch", "raises")
+"""Parts of names of context managers that suppress errors. Others aren't expected to."""
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_GLOBAL", "LOAD_DEREF")
 
@@ -32,12 +32,16 @@ def read_after(
     instructions = list(dis.get_instructions(code))
     number_of = {each.offset: number for number, each in enumerate(instructions)}
     following = [_following(each, number, number_of) for number, each in enumerate(instructions)]
-    if not _SUPPRESSES.intersection(code.co_names + code.co_varnames + code.co_freevars):
+    names = " ".join(code.co_names + code.co_varnames + code.co_freevars).lower()
+    if not any(part in names for part in _SUPPRESSES):
         for number in _ends_after_suppression(instructions):
             following[number] = {number + 1}
     for offset in never_empty:
-        # Past FOR_ITER, which ends the loop, into its body.
-        following[number_of[offset]] = {number_of[offset] + 2}
+        # Past FOR_ITER, which ends the loop, into its body. Large ones have a prefix.
+        number = number_of[offset] + 1
+        while instructions[number].opname != "FOR_ITER":
+            number += 1
+        following[number_of[offset]] = {number + 1}
     for begin, end, handler, *_ in dis.Bytecode(code).exception_entries:  # type: ignore[attr-defined]  # only newer stubs have it
         for offset in range(begin, end, 2):
             if offset in number_of:
@@ -85,7 +89,7 @@ def functions_of_loops(code: CodeType) -> Mapping[int, tuple[str, ...]]:
             names = _called(before[:-1])
             if names:
                 found[before[-1].offset] = names
-        if each.opname not in ("PRECALL", "PUSH_NULL"):
+        if each.opname not in ("PRECALL", "PUSH_NULL", "EXTENDED_ARG"):
             before.append(each)
     return found
 

@@ -19,6 +19,11 @@ State = dict[str, Any]
 LENGTHS = struct.Struct("<4Q")
 """The lengths of three generators' states, and of what else a small state has."""
 
+_LOST = "rank {rank} was lost before the end of its step, and"
+
+_ALIKE = ("progress", "groups", "parts")
+"""What of a lost rank's state is taken from another one."""
+
 _Kept = tuple[State, bytes]
 """A small state, and the bytes of all buffers."""
 
@@ -73,17 +78,28 @@ class KeptByRank:
         """
         now = self._at(self.mine, self.point)
         assert now is not None
-        for point in reversed(range(self.first - 1, self.point)):
-            last, here = self._at(rank, point), self._at(self.mine, point)
-            if last is None or here is None:
-                continue
-            if now[0]["places"] or last[1] != here[1] or digest(last[0]) != digest(here[0]):
-                break
-            return now[0], self._tensors(now[1])
-        raise NotCleanError(
-            f"rank {rank} was lost before the end of its step, and isn't known to be like the "
-            "other ranks"
+        earlier = self._pairs_before(rank)
+        is_known = any(self._at(rank, point) for point in range(self.first - 1, self.point))
+        if not (is_known and earlier) or any(
+            its[1] != mine[1] or digest(its[0]) != digest(mine[0]) for its, mine in earlier
+        ):
+            raise NotCleanError(f"{_LOST.format(rank=rank)} isn't known to be like the others")
+        if digest(now[0]["places"]) != digest(earlier[-1][1][0]["places"]):
+            raise NotCleanError(f"{_LOST.format(rank=rank)} its place in its data isn't known")
+        return now[0], self._tensors(now[1])
+
+    def _pairs_before(self, rank: int) -> list[tuple[_Kept, _Kept]]:
+        """Return a lost rank's states and this one's at the points that both have, oldest first.
+
+        That before the first step is left out: ranks may begin alike and differ later.
+        """
+        points = sorted({each.point for each in self.kept.get(rank, ()) if not each.is_forecast})
+        pairs = (
+            (self._at(rank, point), self._at(self.mine, point))
+            for point in points
+            if 1 < point < self.point
         )
+        return [(its, mine) for its, mine in pairs if its is not None and mine is not None]
 
     def _continued(
         self, rank: int, before: _Kept, here_before: _Kept, last: _Kept, here_last: _Kept
@@ -97,16 +113,16 @@ class KeptByRank:
             last: the last that is known of its random numbers and buffers.
             here_last: the same of this rank.
         """
-        lost = f"rank {rank} was lost before the end of its step, and"
+        lost = _LOST.format(rank=rank)
         now = self._at(self.mine, self.point)
         assert now is not None
         small = now[0]
         if here_last[0]["random"] != small["random"]:
             raise NotCleanError(f"{lost} the loop draws random numbers after the step")
-        if small["places"]:
+        if digest(small["places"]) != digest(here_before[0]["places"]):
             raise NotCleanError(f"{lost} its place in its data isn't known")
-        for kind in ("progress", "groups", "parts"):
-            if digest(before[0][kind]) != digest(here_before[0][kind]):
+        for theirs, ours in ((before, here_before), *self._pairs_before(rank)):
+            if any(digest(theirs[0][kind]) != digest(ours[0][kind]) for kind in _ALIKE):
                 raise NotCleanError(f"{lost} a part of TrainingState differs between the ranks")
         buffers = self._tensors(last[1])
         its, was_here, is_here = (self._tensors(each[1]) for each in (before, here_before, now))
@@ -124,7 +140,8 @@ class KeptByRank:
         # This rank's forecast of its own values says whether the lost one's is true as well.
         is_known = here_last[0].get("own") == small["own"]
         own = last[0].get("own", small["own"]) if is_known else small["own"]
-        return {**small, "random": last[0]["random"], "own": own}, buffers
+        own_state = {"random": last[0]["random"], "own": own, "places": before[0]["places"]}
+        return {**small, **own_state}, buffers
 
     def _source_of(self, number: int, values: Sequence[torch.Tensor]) -> int | None:
         """Return the model's buffer that another one, such as an average's, is a copy of."""

@@ -194,6 +194,8 @@ class Snapshot:
                 return _Object((kind, value.getvalue(), value.tell()))
             case io.IOBase():
                 return _look_at_file(value)
+            case queue.SimpleQueue() if value.empty():
+                return _Object(kind)
             case contextvars.ContextVar() | queue.SimpleQueue():
                 return _moved()
         if module.startswith("torch._"):
@@ -306,14 +308,12 @@ def _moved() -> _Object:
 
 
 def _look_at_file(value: io.IOBase) -> _Object:
-    """Return what a file is: its place, if it is only read. What is written shows the training."""
-    try:
-        is_read = value.readable() and not value.writable()
-        return _Object((type(value), value.tell() if is_read else None))
-    except ValueError:
-        # It is closed.
+    """Return what a file is: its place, if it is read. What is only written shows the training."""
+    if value.closed:
         return _Object(type(value))
-    except OSError:
+    try:
+        return _Object((type(value), value.tell() if value.readable() else None))
+    except (OSError, ValueError):
         # It is a pipe, or iterated over line by line.
         return _moved()
 

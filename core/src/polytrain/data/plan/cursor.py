@@ -40,11 +40,14 @@ class Cursor(Generic[AnyPosition]):
         to see its shape: the training still resumes where the checkpoint was made.
         """
 
+        self._looked_to: AnyPosition | None = None
+        """The position after such a loop, in case it turns out to be the training."""
+
         self.was_read = False
         """Whether an iteration has begun."""
 
         self.passes = 0
-        """Number of loops over more than one batch that are over."""
+        """Number of loops that are over, without looks at a first batch."""
 
         self._begun: Epoch | None = None
         self._skipped = tuple(skipped)
@@ -78,8 +81,13 @@ class Cursor(Generic[AnyPosition]):
         return self._resumed is not None
 
     def reported(self) -> None:
-        """Note that the training function has reported: what it has read, it has trained on."""
-        self._resumed = None
+        """Note that the training function has taken a step, or reported.
+
+        What it has read last, it has trained on.
+        """
+        if self._looked_to is not None:
+            self._position = self._looked_to
+        self._resumed = self._looked_to = None
 
     @property
     def next_start(self) -> int:
@@ -132,8 +140,6 @@ class Cursor(Generic[AnyPosition]):
     def resume_at(self, position: AnyPosition) -> None:
         """Set another position than the manifest's, before the first epoch."""
         self._position = position
-        if self._resumed is not None:
-            self._resumed = position
 
     @property
     def is_under_way(self) -> bool:
@@ -156,6 +162,7 @@ class Cursor(Generic[AnyPosition]):
                 self._leave(self._begun)
             self.is_ambiguous |= self._is_left
         self._begun, self._recorded = epoch, None
+        self._looked_to = None
         self.was_read = True
         epoch.batches += start > epoch.start
         if epoch.batches > 1 or not epoch.is_loop:
@@ -172,11 +179,12 @@ class Cursor(Generic[AnyPosition]):
         if self._begun is not epoch:
             return
         self._leave(epoch)
-        self.passes += epoch.is_loop and epoch.batches > 1
+        self.passes += epoch.is_loop and (epoch.batches > 1 or not self.skips)
+        after = self._position.moved(epoch.number + 1, 0)
         if self._resumed is not None and self._is_look(epoch):
-            self._position = self._resumed
+            self._position, self._looked_to = self._resumed, after
         else:
-            self._position = self._position.moved(epoch.number + 1, 0)
+            self._position = after
         self._begun = None
 
     def _is_look(self, epoch: Epoch) -> bool:

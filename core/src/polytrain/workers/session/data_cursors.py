@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AMBIGUOUS = (
-    "%r: a loop over it was left early, and a checkpoint was reported before its iterator was "
-    "gone. A restart from such a checkpoint reads the rest of that epoch, and not the next one. "
-    "Report after the loop, and keep the iterator in no variable: write `for batch in …` or "
-    "`for a, b in zip(…)`, or delete it before the report."
+    "%r: a checkpoint was reported while an iterator over it was still there, which was then "
+    "given up before its end. A restart from such a checkpoint reads the rest of that epoch, and "
+    "not the next one. Report after the loop, and keep the iterator in no variable: write "
+    "`for batch in …` or `for a, b in zip(…)`, or delete it before the report."
 )
 
 
