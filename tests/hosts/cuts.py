@@ -337,9 +337,15 @@ class Running:
 
     def _await_standby(self) -> None:
         """Wait until the standby's process is there: it begins to start when it has its room."""
-        self._cluster.renew()
         hosts = self._cluster.others
-        eventually(lambda: all(any("RayHost" in p for p in _processes_on(h)) for h in hosts), 120)
+
+        def is_there() -> bool:
+            # Ray may learn of a node's death only now.
+            self._cluster.renew()
+            return all(any("RayHost" in p for p in _processes_on(host)) for host in hosts)
+
+        if not eventually(is_there, 120):
+            raise Stuck("the standby hasn't started within 120 s")
 
     def strike(self, cut: Cut) -> None:
         if cut.with_standby:

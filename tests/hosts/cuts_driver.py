@@ -235,7 +235,8 @@ def main() -> None:
         run_config=RunConfig(
             name="run",
             storage_path=directory,
-            failure_config=FailureConfig(max_failures=-1),
+            # The hosts are sound, however often they are lost.
+            failure_config=FailureConfig(max_failures=-1, node_cooldown_s=0),
             observers=(plan.clock,),
             progress=False,
         ),
