@@ -3,8 +3,8 @@
     PYTHONPATH=. python tests/benchmarks/bench_faults.py --backend torch
 
 Two workers and a standby are on a host each. The faults come one after another, to the host of
-rank 1, and to that of rank 0 where only this one writes. In the end the run must have trained as
-one without faults. bench_faults prints a table, in Markdown. It takes Linux and root.
+rank 1. In the end the run must have trained as one without faults. bench_faults prints a table, in
+Markdown. It takes Linux and root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.hosts.cuts import Hit, Plan, Running, Stuck, cluster, parts_of
+from tests.hosts.cuts import Plan, Running, Stuck, cluster, parts_of
 
 from polytrain.testing.hosts import Host, why_no_hosts
 from polytrain.testing.network import cut
@@ -34,7 +34,6 @@ class Fault:
 
     act: Callable[[Host], object]
     undo: Callable[[Host], object] = lambda host: None
-    hit: Hit = "rank 1"
 
 
 def _frozen(seconds: float) -> Callable[[Host], None]:
@@ -59,7 +58,6 @@ FAULTS: Mapping[str, Fault] = {
     "frozen for 10 s": Fault(act=_frozen(10)),
     "frozen for 60 s": Fault(act=_frozen(60)),
     "connections are reset": Fault(act=Host.reset_connections),
-    "the storage is read-only": Fault(act=Host.read_only, undo=Host.heal, hit="rank 0"),
 }
 
 
@@ -104,7 +102,7 @@ def _records(
                     for name in faults:
                         fault = FAULTS[name]
                         print(f"{backend}: {name}", file=sys.stderr, flush=True)
-                        times.append(running.suffer(fault.hit, fault.act, fault.undo))
+                        times.append(running.suffer("rank 1", fault.act, fault.undo))
             except Stuck as error:
                 wrong.append(str(error))
             figures = [
