@@ -10,11 +10,7 @@ from functools import partial
 from typing import Any, assert_never
 
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.checkpoint.parts import (
-    CheckpointEvent,
-    CheckpointsAsked,
-    StateWritten,
-)
+from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
@@ -599,10 +595,7 @@ class Controller:
         """
         part, rule = written.part, self.divergence_rule
         if self.virtual_workers is not None and written.rank != 0:
-            return (
-                None,
-                _OF_WORKER_0,
-            )
+            return None, _OF_WORKER_0
         if self.stop_rule.function is not None or (rule is not None and rule.function is not None):
             return None, "rank 0 asks a function of yours about each report, and was lost before"
         wrong = rule and rule.wrong(part.metrics, self._last_reports)

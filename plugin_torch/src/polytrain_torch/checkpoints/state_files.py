@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from polytrain_torch.checkpoints.arithmetic import arithmetic
 from polytrain_torch.checkpoints.rank_parts import Differences
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.engine import MODEL_FILE
+from polytrain_torch.virtual_workers import current
 
 _STATE_FILE = "state.pt"
 _APART = ("model",)
@@ -23,7 +25,6 @@ def write_state(
     found: Differences,
     sharded: Collection[str] = (),
     beside: Mapping[str, Any] | None = None,
-    arithmetic: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the state of rank 0.
 
@@ -34,11 +35,11 @@ def write_state(
         found: which states differ between ranks.
         sharded: names of the parts that are in shards.
         beside: states of these parts that differ by rank.
-        arithmetic: what the bits of virtual workers depend on; None without them.
 
     Raises:
         TypeError: a value isn't plain data, and couldn't be loaded safely.
     """
+    virtual = current()
     apart = [name for name in _APART if name in parts]
     for name in apart:
         save_safely(parts[name], directory / MODEL_FILE)
@@ -50,7 +51,8 @@ def write_state(
             "progress": progress,
             "beside": beside or {},
             "found": found,
-            "arithmetic": arithmetic,
+            # What the bits of virtual workers depend on.
+            "arithmetic": None if virtual is None else arithmetic(virtual.count),
         },
         directory / _STATE_FILE,
     )

@@ -294,7 +294,6 @@ class TrainingState:
             found=found,
             sharded=sharded,
             beside={name: compared["beside"][name] for name in beside},
-            arithmetic=None if virtual is None else arithmetic(virtual.count),
         )
         if is_first_save(self):
             self._read_back(directory, states)

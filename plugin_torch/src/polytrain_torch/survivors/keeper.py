@@ -27,7 +27,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from polytrain import get_context
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor, survivor
 from polytrain_torch import randomness
-from polytrain_torch.checkpoints.arithmetic import arithmetic
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
     ddp_models,
@@ -107,14 +106,7 @@ class Files(Protocol):
 
 def write_files(directory: Path, whole: State, found: Differences, of_library: Any) -> None:
     """Write the files of a `TrainingState`; see `Files`."""
-    virtual = virtual_workers()
-    write_state(
-        directory,
-        whole["parts"],
-        progress=whole["progress"],
-        found=found,
-        arithmetic=None if virtual is None else arithmetic(virtual.count),
-    )
+    write_state(directory, whole["parts"], progress=whole["progress"], found=found)
 
 
 class Keeper:

@@ -79,27 +79,27 @@ class KeptByRank:
         now = self._at(self.mine, self.point)
         assert now is not None
         earlier = self._pairs_before(rank)
-        is_known = any(self._at(rank, point) for point in range(self.first - 1, self.point))
-        if not (is_known and earlier) or any(
-            its[1] != mine[1] or digest(its[0]) != digest(mine[0]) for its, mine in earlier
+        is_known = bool(earlier) and max(earlier) >= self.first - 1
+        if not is_known or any(
+            its[1] != mine[1] or digest(its[0]) != digest(mine[0]) for its, mine in earlier.values()
         ):
             raise NotCleanError(f"{_LOST.format(rank=rank)} isn't known to be like the others")
-        if digest(now[0]["places"]) != digest(earlier[-1][1][0]["places"]):
+        _, here = earlier[max(earlier)]
+        if digest(now[0]["places"]) != digest(here[0]["places"]):
             raise NotCleanError(f"{_LOST.format(rank=rank)} its place in its data isn't known")
         return now[0], self._tensors(now[1])
 
-    def _pairs_before(self, rank: int) -> list[tuple[_Kept, _Kept]]:
-        """Return a lost rank's states and this one's at the points that both have, oldest first.
+    def _pairs_before(self, rank: int) -> dict[int, tuple[_Kept, _Kept]]:
+        """Return a lost rank's states and this one's, by the points at which both are known.
 
         That before the first step is left out: ranks may begin alike and differ later.
         """
-        points = sorted({each.point for each in self.kept.get(rank, ()) if not each.is_forecast})
-        pairs = (
-            (self._at(rank, point), self._at(self.mine, point))
-            for point in points
-            if 1 < point < self.point
-        )
-        return [(its, mine) for its, mine in pairs if its is not None and mine is not None]
+        pairs = {}
+        for point in {each.point for each in self.kept.get(rank, ())}:
+            its, mine = self._at(rank, point), self._at(self.mine, point)
+            if 1 < point < self.point and its is not None and mine is not None:
+                pairs[point] = its, mine
+        return pairs
 
     def _continued(
         self, rank: int, before: _Kept, here_before: _Kept, last: _Kept, here_last: _Kept
@@ -121,7 +121,7 @@ class KeptByRank:
             raise NotCleanError(f"{lost} the loop draws random numbers after the step")
         if digest(small["places"]) != digest(here_before[0]["places"]):
             raise NotCleanError(f"{lost} its place in its data isn't known")
-        for theirs, ours in ((before, here_before), *self._pairs_before(rank)):
+        for theirs, ours in ((before, here_before), *self._pairs_before(rank).values()):
             if any(digest(theirs[0][kind]) != digest(ours[0][kind]) for kind in _ALIKE):
                 raise NotCleanError(f"{lost} a part of TrainingState differs between the ranks")
         buffers = self._tensors(last[1])

@@ -50,7 +50,7 @@ class DataCursors:
         self._skipped = skipped
         self._unnamed = 0
         self._named: set[str] = set()
-        """The data sets of which a warning has told."""
+        """The data sets that a warning has named."""
 
     def open(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
         """Open a position in data that the training function brings; see `worker_api.cursor`."""
