@@ -17,6 +17,7 @@ from tests.e2e.driver import PREAMBLE, WITH_RAY, run_driver
 import polytrain
 from polytrain import (
     Checkpoint,
+    CheckpointConfig,
     FailureConfig,
     RunConfig,
     ScalingConfig,
@@ -332,7 +333,11 @@ def test_temporary_directories_of_killed_processes_are_removed(
         train_loop_config={"used": str(used)},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=dataclasses.replace(
-            quiet, stop={"step": 5}, failure_config=FailureConfig(max_failures=1)
+            quiet,
+            stop={"step": 5},
+            failure_config=FailureConfig(max_failures=1),
+            # Otherwise rank 0 may meet the condition before rank 1 begins.
+            checkpoint_config=CheckpointConfig(written_by="every_rank"),
         ),
     ).fit()
     assert result.stopped is not None
