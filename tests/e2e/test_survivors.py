@@ -180,6 +180,7 @@ def test_a_worker_without_peers_continues_from_its_copy(
     assert result.restarts == 1
     assert equal(result.load_model(), alone.load_model())
     assert result.history == alone.history
+    assert 0 == alone.ledger.seconds["snapshot"] < result.ledger.seconds["snapshot"]
     assert len(steps.read_text().split()) == 30 + again
 
 

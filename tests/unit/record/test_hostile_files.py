@@ -189,7 +189,9 @@ def many(**more: Any) -> dict[str, Any]:
         reports.add(step, {"loss": 0.5, "n": step, "text": "x"})
     written = json.loads(strict_json.dumps(reports.to_json()))
     times = encoded_numbers(array("d", [5.0] * 16))
-    return line(5, "Reports", n=3, times=times, stalled_s=[[3, 0.5]], **more, **written)
+    return line(
+        5, "Reports", n=3, times=times, stalled_s=[[3, 0.5]], copied_s=[[4, 0.5]], **more, **written
+    )
 
 
 ENTRIES: tuple[dict[str, Any], ...] = (
@@ -221,7 +223,15 @@ ENTRIES: tuple[dict[str, Any], ...] = (
         device="CPU",
         node="n",
     ),
-    line(2, "Reported", n=0, step=1, metrics={"loss": 0.5, "deep": {"a": 1}}, stalled_s=0.25),
+    line(
+        2,
+        "Reported",
+        n=0,
+        step=1,
+        metrics={"loss": 0.5, "deep": {"a": 1}},
+        stalled_s=0.25,
+        copied_s=0.5,
+    ),
     line(2, "Reported", rank=1, n=0, step=1, metrics={"loss": 0.5}),
     line(3, "Reported", n=1, step=2, metrics={"loss": 0.25}),
     line(3, "Reported", n=2, step=3, metrics={"loss": 0.25}),

@@ -80,7 +80,7 @@ def test_every_second_of_a_run_with_a_restart_has_its_account() -> None:
         line(18, "Joined", "Training"),
         line(19, "Joined", "Training"),
         *reports((22, 1), (24, 2)),
-        line(26, "Reported", step=3, stalled_s=0.5),
+        line(26, "Reported", step=3, stalled_s=0.5, copied_s=0.25),
         line(30, "Exited", "Ending", since_s=0.25),
         line(31, "Exited", "Gathering", 1),
         launched(33, step=1, world_size=2),
@@ -89,7 +89,7 @@ def test_every_second_of_a_run_with_a_restart_has_its_account() -> None:
         line(36, "Joined", "Training", 1),
         line(36.5, "Joined", "Training", 1),
         *reports((38, 2), (40, 3), (41, 4)),
-        line(43, "Done", "Leaving", 1, stalled_s=1),
+        line(43, "Done", "Leaving", 1, stalled_s=1, copied_s=0.5),
         line(44, "Exited", "Concluded", 1, since_s=0.5),
         line(44, "Concluded"),
         line(45, "Closed"),
@@ -99,8 +99,9 @@ def test_every_second_of_a_run_with_a_restart_has_its_account() -> None:
         "data_load": 1.5,
         "import": 2 + 1,
         "rendezvous": 2 + 1.5,
-        "train": (11 - 0.5 - 0.25) + (3 - 1),
+        "train": (11 - 0.5 - 0.25 - 0.25) + (3 - 1 - 0.5),
         "checkpoint_stall": 0.5 + 1,
+        "snapshot": 0.25 + 0.5,
         "detect": 0.25,
         "teardown": 1,
         "reschedule": 2,
@@ -109,7 +110,7 @@ def test_every_second_of_a_run_with_a_restart_has_its_account() -> None:
         "ending": 2,
     }
     assert ledger.wall_s == 45 - 8
-    assert ledger.goodput == 12.25 / 37
+    assert ledger.goodput == 11.5 / 37
     assert (ledger.lost_steps, ledger.restarts) == (2, 1)
 
 
@@ -168,6 +169,19 @@ def test_a_stall_is_taken_from_the_work_that_it_has_interrupted() -> None:
     assert spent(ledger) == {"train": 4 + 2, "replayed_work": 0.5, "checkpoint_stall": 1.5}
 
 
+def test_a_copy_is_taken_from_the_work_once_however_many_reports_say_it() -> None:
+    ledger = ledger_of(
+        opened(0),
+        *trained_from(0),
+        line(2, "Reported", step=1, copied_s=0.5),
+        line(4, "Reported", step=2, copied_s=0.5),
+        line(6, "Reported", step=3, copied_s=0.75, stalled_s=0.25),
+        line(8, "Drained", "Ending", copied_s=1, stalled_s=0.25),
+    )
+    assert spent(ledger) == {"train": 8 - 1 - 0.25, "snapshot": 1, "checkpoint_stall": 0.25}
+    assert ledger.trained_s() == 8
+
+
 def test_steps_are_lost_once_and_repeated_until_all_of_them_are_done_again() -> None:
     """Twice from step 1: of 4 steps three are lost, of the two after that one."""
     ledger = ledger_of(
@@ -221,7 +235,9 @@ def test_no_time_passes_while_a_clock_is_set_back() -> None:
 
 
 EIGHTHS = st.integers(0, 400).map(lambda number: number / 8)
-MORE = st.fixed_dictionaries({}, optional={"stalled_s": EIGHTHS, "since_s": EIGHTHS})
+MORE = st.fixed_dictionaries(
+    {}, optional={"stalled_s": EIGHTHS, "copied_s": EIGHTHS, "since_s": EIGHTHS}
+)
 LINES = st.one_of(
     st.builds(
         lambda phase, attempt, event: {"event": event, "phase": phase, "attempt": attempt},

@@ -110,6 +110,7 @@ ENTRIES = st.lists(
         st.floats(-1, 5),  # seconds since the last one: clocks may be set back
         st.integers(0, 2),  # steps
         st.sampled_from([0.0, 0.0, 0.5, 3.0]),  # of stall
+        st.sampled_from([0.0, 0.0, 0.25]),  # of copies
     ),
     max_size=20,
 )
@@ -117,12 +118,13 @@ ENTRIES = st.lists(
 
 @given(drawn=ENTRIES, reached=st.integers(0, 12), start=st.integers(0, 3), replays=st.booleans())
 def test_the_time_of_many_reports_is_that_of_each(
-    drawn: list[tuple[float, int, float]], reached: int, start: int, replays: bool
+    drawn: list[tuple[float, int, float, float]], reached: int, start: int, replays: bool
 ) -> None:
-    now, step, stalled_s, entries = 1000.0, 0, 0.0, []
-    for passed, ahead, stall in drawn:
+    now, step, stalled_s, copied_s, entries = 1000.0, 0, 0.0, 0.0, []
+    for passed, ahead, stall, copy in drawn:
         now, step, stalled_s = now + passed, step + ahead, stalled_s + stall
-        measured = {"stalled_s": stalled_s} if stalled_s else {}
+        copied_s += copy
+        measured = {"stalled_s": stalled_s, "copied_s": copied_s}
         entries.append({"event": "Reported", "time": now, "step": step, **measured})
     ledgers = []
     for _ in range(2):
@@ -140,14 +142,19 @@ def test_the_time_of_many_reports_is_that_of_each(
         one_by_one.take(entry_of(entry))
     for entry in entries[:start]:
         at_once.take(entry_of(entry))
-    stalls = [entry.get("stalled_s", 0.0) for entry in entries]
-    changes = {
-        row: stall
-        for row, (before, stall) in enumerate(zip([0.0, *stalls], stalls, strict=False))
-        if stall != before
-    }
+    stalls, copies = (
+        {
+            row: entry[name]
+            for row, (before, entry) in enumerate(
+                zip([{name: 0.0}, *entries], entries, strict=False)
+            )
+            if entry[name] != before[name]
+        }
+        for name in ("stalled_s", "copied_s")
+    )
     steps = np.array([entry["step"] for entry in entries], dtype=np.int64)
-    at_once.take_reports([entry["time"] for entry in entries], steps, changes, start=start)
+    times = [entry["time"] for entry in entries]
+    at_once.take_reports(times, steps, stalls, copies, start=start)
     assert at_once.seconds == one_by_one.seconds
     assert at_once.lost_steps == one_by_one.lost_steps
 
@@ -167,7 +174,7 @@ def test_the_time_of_many_reports_is_rounded_as_that_of_each(seed: int) -> None:
         ledger.take(entry_of({"event": "Reported", "time": 1.8e9, "step": 0, "stalled_s": stall_s}))
     for step, time in enumerate(times.tolist()):
         one_by_one.take(entry_of({"event": "Reported", "time": time, "step": step}))
-    at_once.take_reports(times.tolist(), np.arange(1000), {})
+    at_once.take_reports(times.tolist(), np.arange(1000), {}, {})
     assert one_by_one.seconds["checkpoint_stall"] == stall_s
     assert at_once.seconds == one_by_one.seconds
 

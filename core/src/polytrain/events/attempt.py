@@ -99,6 +99,9 @@ class Drained:
     stalled_s: float = 0.0
     """Seconds that its training has stood still for checkpoints, so far."""
 
+    copied_s: float = 0.0
+    """Seconds that it has stood still for copies of its state in memory, so far."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
@@ -135,6 +138,9 @@ class Reported:
     metrics: Mapping[str, Any]
     stalled_s: float = 0.0
     """Seconds that its training has stood still for checkpoints, so far."""
+
+    copied_s: float = 0.0
+    """Seconds that it has stood still for copies of its state in memory, so far."""
 
     has_checkpoint: bool = False
     """Whether the rank has staged its part of a checkpoint with it."""
@@ -183,6 +189,9 @@ class Done:
     rank: int
     stalled_s: float = 0.0
     """Seconds that its training has stood still for checkpoints."""
+
+    copied_s: float = 0.0
+    """Seconds that it has stood still for copies of its state in memory, so far."""
 
     returned: Returned | None = field(default=None, repr=False)
     """The training function's return value; None if that was None."""

@@ -228,6 +228,9 @@ class Transitioned(Entry):
     stalled_s: Duration = 0.0
     """Seconds that rank 0's training has stood still for checkpoints in this attempt."""
 
+    copied_s: Duration = 0.0
+    """Seconds that it has stood still for copies of its state in memory."""
+
     since_s: Duration = 0.0
     """Seconds from a failure until it was noticed; 0 if unknown."""
 
@@ -292,6 +295,9 @@ class MetricsReported(Entry):
     stalled_s: Duration = 0.0
     """Seconds that rank 0's training has stood still for checkpoints in this attempt."""
 
+    copied_s: Duration = 0.0
+    """Seconds that it has stood still for copies of its state in memory."""
+
     survivor: Ranks | None = None
     """The rank that has made it for rank 0, which was lost before; None if it was rank 0 itself.
     Such a report is never part of a block."""
@@ -339,6 +345,7 @@ class ReportBlock(Entry):
     count: Count
     times: Any = None
     stalled_s: Any = None
+    copied_s: Any = None
     steps: Any = None
     columns: Any = None
 

@@ -299,7 +299,7 @@ class RunHistory:
         self._reports_of(block.rank).extend(new.reports, start=new.start)
         if block.rank == 0:
             steps = new.reports.steps()
-            self.ledger.take_reports(new.times, steps, new.stalled_s, start=new.start)
+            self.ledger.take_reports(new.times, steps, new.stalled_s, new.copied_s, start=new.start)
 
     def _note_missing(self, rank: int, count: int) -> None:
         if count > 0:

@@ -243,6 +243,7 @@ class Journal:
             step=report.step,
             metrics=report.metrics,
             stalled_s=0.0 if report.rank else round(report.stalled_s, 6),
+            copied_s=0.0 if report.rank else round(report.copied_s, 6),
             attempt=report.attempt,
             at=report.at,
             survivor=report.survivor,

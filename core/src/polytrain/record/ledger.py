@@ -29,6 +29,7 @@ ACCOUNTS = (
     "rendezvous",
     "train",
     "checkpoint_stall",
+    "snapshot",
     "detect",
     "teardown",
     "reschedule",
@@ -39,7 +40,8 @@ ACCOUNTS = (
 """The accounts of time, in the order of the report. Every moment belongs to one of them."""
 
 _WORK = ("train", "replayed_work")
-_TRAINING = (*_WORK, "checkpoint_stall")
+_WAITS = ("checkpoint_stall", "snapshot")
+_TRAINING = (*_WORK, *_WAITS)
 
 
 @dataclass(slots=True)
@@ -58,8 +60,9 @@ class Ledger:
     - `import`: from the request for a process until the slowest rank can meet the others.
     - `rendezvous`: from there until the last rank has joined the collective.
     - `train`: from there until every rank is done, or one has failed.
-    - `checkpoint_stall`: rank 0's training waits for a checkpoint: for its files or a copy of the
-      state to be written, for room in the upload queue, or for its commit.
+    - `checkpoint_stall`: rank 0's training waits for a checkpoint: for its files to be written, for
+      room in the upload queue, or for its commit.
+    - `snapshot`: rank 0's training waits for a copy of its state in memory.
     - `detect`: a rank has failed, and the run hasn't noticed yet; for a hang, the time without
       progress. For a lost agent or node this time is unknown, and counts as `train`.
     - `teardown`: from the notice of a failure, or the last checkpoint before a planned restart,
@@ -101,8 +104,8 @@ class Ledger:
     _spent: dict[str, float] = field(default_factory=dict, repr=False)
     """This attempt's booked time, which may still move to another account."""
 
-    _stalled_s: float = field(default=0.0, repr=False)
-    """Rank 0's reported stall in this attempt."""
+    _waited_s: dict[str, float] = field(default_factory=dict, repr=False)
+    """Account → rank 0's reported wait in this attempt."""
 
     _detected_s: float = field(default=0.0, repr=False)
     _failed: tuple[float, str] | None = field(default=None, repr=False)
@@ -161,8 +164,7 @@ class Ledger:
         if isinstance(entry, MetricsReported):
             self._book(entry.time)
             self._reported(entry.step)
-            if entry.stalled_s:
-                self._stalled(entry.stalled_s)
+            self._waited(entry.stalled_s, entry.copied_s)
             return
         if isinstance(entry, Opened):
             # The end of a killed driver is unknown.
@@ -184,8 +186,7 @@ class Ledger:
             case Closed():
                 self._account = None
         if isinstance(entry, Transitioned):
-            if entry.stalled_s:
-                self._stalled(entry.stalled_s)
+            self._waited(entry.stalled_s, entry.copied_s)
             if entry.since_s and self._failed is not None:
                 self._detected(entry.since_s)
 
@@ -194,6 +195,7 @@ class Ledger:
         times: Sequence[float],
         steps: npt.NDArray[np.int64],
         stalled_s: Mapping[int, float],
+        copied_s: Mapping[int, float],
         *,
         start: int = 0,
     ) -> None:
@@ -203,15 +205,16 @@ class Ledger:
             times: when each was made, in seconds since the epoch.
             steps: the step of each.
             stalled_s: position → rank 0's stall so far, where it isn't that of the report before.
+            copied_s: the same of the time for copies.
             start: the first report to take.
         """
         begin = start
-        for row, stall in stalled_s.items():
+        for row in sorted({*stalled_s, *copied_s}):
             if row >= start:
                 self._take_alike(times[begin:row], steps[begin:row])
                 self._book(times[row])
                 self._reported(int(steps[row]))
-                self._stalled(stall)
+                self._waited(stalled_s.get(row, 0.0), copied_s.get(row, 0.0))
                 begin = row + 1
         self._take_alike(times[begin:], steps[begin:])
 
@@ -281,7 +284,8 @@ class Ledger:
         self.lost_steps += max(0, self._step - step)
         self._step, self._world_size, self._joined = step, world_size, 0
         self._spent.clear()
-        self._stalled_s = self._detected_s = 0.0
+        self._waited_s.clear()
+        self._detected_s = 0.0
         self._failed = None
 
     def _reported(self, step: int) -> None:
@@ -308,10 +312,14 @@ class Ledger:
                 self._reported(int(steps[row]))
         self._highest_step = max(self._highest_step, int(steps.max()))
 
-    def _stalled(self, stalled_s: float) -> None:
-        more, self._stalled_s = stalled_s - self._stalled_s, max(stalled_s, self._stalled_s)
+    def _waited(self, *so_far_s: float) -> None:
+        """Book rank 0's waits in this attempt, one for each account in `_WAITS`."""
         work = _WORK[::-1] if self._account == "replayed_work" else _WORK
-        self._move(more, work, "checkpoint_stall")
+        for account, total_s in zip(_WAITS, so_far_s, strict=True):
+            known_s = self._waited_s.get(account, 0.0)
+            if total_s > known_s:
+                self._waited_s[account] = total_s
+                self._move(total_s - known_s, work, account)
 
     def _detected(self, since_s: float) -> None:
         """Book the time between a failure and its detection."""
@@ -319,7 +327,7 @@ class Ledger:
         known_at, account = self._failed
         more = known_at - (self._now - since_s) - self._detected_s
         self._detected_s += max(0.0, more)
-        sources = dict.fromkeys((account, *_WORK, "checkpoint_stall", "rendezvous", "import"))
+        sources = dict.fromkeys((account, *_WORK, *_WAITS, "rendezvous", "import"))
         self._move(more, tuple(sources), "detect")
 
     def _move(self, seconds: float, sources: tuple[str, ...], to: str) -> None:

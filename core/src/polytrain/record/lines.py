@@ -36,6 +36,9 @@ class DraftReports:
         self._stalled: list[tuple[int, float]] = []
         """Position and value, where it has changed."""
 
+        self._copied: list[tuple[int, float]] = []
+        """The same of the time for copies."""
+
     @property
     def written(self) -> int:
         """Number of this driver's reports, these included."""
@@ -45,6 +48,8 @@ class DraftReports:
         """Add a report, with its line."""
         if entry.stalled_s != (self._stalled[-1][1] if self._stalled else 0.0):
             self._stalled.append((len(self), entry.stalled_s))
+        if entry.copied_s != (self._copied[-1][1] if self._copied else 0.0):
+            self._copied.append((len(self), entry.copied_s))
         self._lines.append(line)
         self._times.append(entry.time)
         self._reports.add(entry.step, entry.metrics)
@@ -60,6 +65,7 @@ class DraftReports:
             n=self._first,
             times=encoded_numbers(self._times),
             stalled_s=self._stalled or None,
+            copied_s=self._copied or None,
             **self._reports.to_json(),
         )
         return strict_json.dumps(encoded(block)) + "\n"
@@ -78,6 +84,9 @@ class NewReports:
 
     stalled_s: Mapping[int, float] = field(default_factory=dict)
     """Position → rank 0's stall so far, where it isn't that of the report before."""
+
+    copied_s: Mapping[int, float] = field(default_factory=dict)
+    """The same of the time for copies."""
 
     start: int
     """The first that isn't known yet."""
@@ -100,19 +109,21 @@ def new_reports(entry: MetricsReported | ReportBlock, known: int) -> NewReports 
             return None
         reports = Reports()
         reports.add(entry.step, entry.metrics)
-        stalled_s = {0: entry.stalled_s} if entry.stalled_s else {}
         return NewReports(
-            reports=reports, times=(entry.time,), stalled_s=stalled_s, start=0, behind=entry.n + 1
+            reports=reports,
+            times=(entry.time,),
+            stalled_s={0: entry.stalled_s} if entry.stalled_s else {},
+            copied_s={0: entry.copied_s} if entry.copied_s else {},
+            start=0,
+            behind=entry.n + 1,
         )
     behind = entry.n + entry.count
     if behind <= known:
         return None
     try:
         times = _times(entry)
-        stalled = fitting(list[tuple[Count, Duration]], entry.stalled_s or [], file="stalled_s")
-        stalled_s = dict(stalled)
-        if list(stalled_s) != sorted(stalled_s) or max(stalled_s, default=0) >= len(times):
-            raise ValueError("a stall of no report")
+        stalled_s = _changes(entry.stalled_s, len(times), file="stalled_s")
+        copied_s = _changes(entry.copied_s, len(times), file="copied_s")
         reports = Reports.from_json(
             {"count": entry.count, "steps": entry.steps, "columns": entry.columns}
         )
@@ -122,7 +133,22 @@ def new_reports(entry: MetricsReported | ReportBlock, known: int) -> NewReports 
         )
         return None
     start = max(0, known - entry.n)
-    return NewReports(reports=reports, times=times, stalled_s=stalled_s, start=start, behind=behind)
+    return NewReports(
+        reports=reports,
+        times=times,
+        stalled_s=stalled_s,
+        copied_s=copied_s,
+        start=start,
+        behind=behind,
+    )
+
+
+def _changes(stored: object, count: int, *, file: str) -> dict[int, float]:
+    """Return position → value of what changes now and then among this many reports."""
+    found = dict(fitting(list[tuple[Count, Duration]], stored or [], file=file))
+    if list(found) != sorted(found) or max(found, default=0) >= count:
+        raise ValueError("a stall of no report")
+    return found
 
 
 def _times(block: ReportBlock) -> Sequence[float]:

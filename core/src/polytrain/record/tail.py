@@ -68,7 +68,7 @@ class JournalTail:
             yield entry
             return
         steps = new.reports.steps()
-        self.ledger.take_reports(new.times, steps, new.stalled_s, start=new.start)
+        self.ledger.take_reports(new.times, steps, new.stalled_s, new.copied_s, start=new.start)
         yield MetricsReported(
             time=new.times[-1],
             token=token,

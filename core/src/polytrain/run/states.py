@@ -302,8 +302,10 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
             yield Transitioned(**{**its, "cause": "Failed"})
         case DrainWanted() | ConditionMet():
             yield DrainRequested(**{**its, "cause": "DrainWanted"})
-        case Done(rank=0, stalled_s=s) | Drained(rank=0, stalled_s=s):
-            yield Transitioned(**its, stalled_s=round(s, 6))
+        case Done(rank=0) | Drained(rank=0):
+            yield Transitioned(
+                **its, stalled_s=round(event.stalled_s, 6), copied_s=round(event.copied_s, 6)
+            )
         case Exited(since_s=s) | Failed(failure=Failure(since_s=s)):
             yield Transitioned(**its, since_s=round(s, 6))
         case _:

@@ -49,7 +49,7 @@ def copies_in(scratch: Path, channel: Any, attempt: int = 0) -> Copies:
         rank=0,
         scratch=scratch,
         pace=CopyPace(every=1),
-        stalling=uncounted,
+        copying=uncounted,
     )
 
 

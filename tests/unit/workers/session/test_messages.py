@@ -91,13 +91,16 @@ OFFER = Offer(host="10.0.0.1", port=4242, details={"token": b"\0\xff", "nested":
             Joined(attempt=2, rank=5, rows={"train": 3}, device="CPU", node="a"),
         ),
         (
-            report_message(7, {"loss": 0.5, "by class": {"a": [1, 2]}, "none": None}, 0.25, at=9.5),
+            report_message(
+                7, {"loss": 0.5, "by class": {"a": [1, 2]}, "none": None}, 0.25, 0.5, at=9.5
+            ),
             Reported(
                 attempt=2,
                 rank=5,
                 step=7,
                 metrics={"loss": 0.5, "by class": {"a": [1, 2]}, "none": None},
                 stalled_s=0.25,
+                copied_s=0.5,
                 at=9.5,
             ),
         ),
@@ -105,8 +108,8 @@ OFFER = Offer(host="10.0.0.1", port=4242, details={"token": b"\0\xff", "nested":
             staged_message(3, "/staging", {}, 40, {}, {}, waits=True),
             PartStaged(attempt=2, rank=5, checkpoint=3, waits=True),
         ),
-        (done_message(1.5), Done(attempt=2, rank=5, stalled_s=1.5)),
-        (drained_message(1.5), Drained(attempt=2, rank=5, stalled_s=1.5)),
+        (done_message(1.5, 2.5), Done(attempt=2, rank=5, stalled_s=1.5, copied_s=2.5)),
+        (drained_message(1.5, 2.5), Drained(attempt=2, rank=5, stalled_s=1.5, copied_s=2.5)),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -260,7 +263,15 @@ def test_a_channel_carries_messages_in_order() -> None:
         sender.send(leave_message())
         sender.send(report_message(1, {"text": "x" * 5000}))
         assert receiver.receive() == ["leave"]
-        assert receiver.receive() == ["report", 1, {"text": "x" * 5000}, 0.0, False, 0.0]
+        assert receiver.receive() == [
+            "report",
+            1,
+            {"text": "x" * 5000},
+            0.0,
+            0.0,
+            False,
+            0.0,
+        ]
 
 
 def test_no_report_overtakes_one_with_a_checkpoint() -> None:

@@ -59,6 +59,8 @@ class CheckpointUploader:
         self._questions = 0
         self._stalled_s = 0.0
         self._stalled_since: float | None = None
+        self.copied_s = 0.0
+        """Seconds that training has waited for copies of its state in memory so far."""
 
     @property
     def stalled_s(self) -> float:
@@ -217,7 +219,7 @@ class CheckpointUploader:
         Raises:
             ConnectionClosedError: the agent has closed the connection.
         """
-        self._channel.send(drained_message(self.stalled_s))
+        self._channel.send(drained_message(self.stalled_s, self.copied_s))
         with during(WorkerStage.WAITING_FOR_COMMIT):
             while True:
                 self._channel.receive()
@@ -230,6 +232,15 @@ class CheckpointUploader:
             yield
         finally:
             self._stalled_s, self._stalled_since = self.stalled_s, None
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Count the time inside as time in which the training waits for a copy of its state."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.copied_s += time.monotonic() - began
 
     def _wait(self, *, at_most: int) -> None:
         """Wait until at most this many uploads are in flight."""

@@ -38,8 +38,8 @@ class Copies:
     """The run's directory on the node."""
 
     pace: CopyPace
-    stalling: Callable[[], AbstractContextManager[None]]
-    """Counts the time as time in which the training waits for a checkpoint."""
+    copying: Callable[[], AbstractContextManager[None]]
+    """Counts the time as time in which the training waits for a copy."""
 
     is_used: bool = False
     """Whether anything has said what the training's state is."""
@@ -69,7 +69,7 @@ class Copies:
         began = time.monotonic()
         if self._is_over or not self.pace.is_due(began):
             return
-        with self.stalling():
+        with self.copying():
             try:
                 self._copy(write, size=size)
             except NotCleanError as error:

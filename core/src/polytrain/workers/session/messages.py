@@ -68,6 +68,7 @@ def report_message(
     step: int,
     metrics: Mapping[str, Any],
     stalled_s: float = 0.0,
+    copied_s: float = 0.0,
     *,
     has_checkpoint: bool = False,
     at: float = 0.0,
@@ -78,10 +79,11 @@ def report_message(
         step: the step.
         metrics: its metrics.
         stalled_s: seconds that training has waited for checkpoints.
+        copied_s: seconds that it has waited for copies of its state in memory.
         has_checkpoint: whether the rank's part of a checkpoint follows.
         at: time of the report, in seconds since the epoch.
     """
-    return ["report", step, dict(metrics), stalled_s, has_checkpoint, at]
+    return ["report", step, dict(metrics), stalled_s, copied_s, has_checkpoint, at]
 
 
 def digested_message(step: int, digests: Mapping[str, str]) -> Message:
@@ -110,10 +112,12 @@ def staged_message(
     return ["staged", checkpoint, staged, *plain, validation, waits]
 
 
-def done_message(stalled_s: float = 0.0, returned: Returned | None = None) -> Message:
+def done_message(
+    stalled_s: float = 0.0, copied_s: float = 0.0, returned: Returned | None = None
+) -> Message:
     """Return the message that training has returned, with its return value."""
     value = None if returned is None else [returned.kind, returned.data, returned.why]
-    return ["done", stalled_s, value]
+    return ["done", stalled_s, copied_s, value]
 
 
 def keeps_message(kept: int, capacity: int, asking: int, size: int) -> Message:
@@ -190,9 +194,9 @@ def checkpoints_asked_message(number: int, *, validated: bool) -> Message:
     return ["checkpoints asked", number, validated]
 
 
-def drained_message(stalled_s: float = 0.0) -> Message:
+def drained_message(stalled_s: float = 0.0, copied_s: float = 0.0) -> Message:
     """Return the message that the process has stopped after a checkpoint, as requested."""
-    return ["drained", stalled_s]
+    return ["drained", stalled_s, copied_s]
 
 
 def raised_message(
@@ -326,13 +330,14 @@ def to_event(
             return Offered(attempt=attempt, rank=rank, offer=offer)
         case ["joined", rows, device, node]:
             return Joined(attempt=attempt, rank=rank, rows=rows, device=device, node=node)
-        case ["report", step, metrics, stalled_s, has_checkpoint, at]:
+        case ["report", step, metrics, stalled_s, copied_s, has_checkpoint, at]:
             return Reported(
                 attempt=attempt,
                 rank=rank,
                 step=step,
                 metrics=metrics,
                 stalled_s=stalled_s,
+                copied_s=copied_s,
                 has_checkpoint=has_checkpoint,
                 at=at,
             )
@@ -351,11 +356,17 @@ def to_event(
             return PartStaged(attempt=attempt, rank=rank, checkpoint=checkpoint, waits=waits)
         case ["checkpoints asked", number, validated]:
             return CheckpointsAsked(attempt=attempt, rank=rank, number=number, validated=validated)
-        case ["done", stalled_s, value]:
+        case ["done", stalled_s, copied_s, value]:
             returned = value and Returned(kind=value[0], data=value[1], why=value[2])
-            return Done(attempt=attempt, rank=rank, stalled_s=stalled_s, returned=returned)
-        case ["drained", stalled_s]:
-            return Drained(attempt=attempt, rank=rank, stalled_s=stalled_s)
+            return Done(
+                attempt=attempt,
+                rank=rank,
+                stalled_s=stalled_s,
+                copied_s=copied_s,
+                returned=returned,
+            )
+        case ["drained", stalled_s, copied_s]:
+            return Drained(attempt=attempt, rank=rank, stalled_s=stalled_s, copied_s=copied_s)
         case ["raised", summary, text, pickled, kind]:
             failure = Failure(
                 kind=FailureKind(kind),

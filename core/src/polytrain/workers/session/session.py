@@ -455,7 +455,7 @@ class WorkerSession:
             rank=self.world.me.rank,
             scratch=self._scratch,
             pace=CopyPace(every=every),
-            stalling=self._uploader.stalling,
+            copying=self._uploader.copying,
         )
 
     def _place(self) -> Place:
@@ -498,6 +498,11 @@ class WorkerSession:
         """Seconds that training has waited for checkpoints so far."""
         return self._uploader.stalled_s
 
+    @property
+    def copied_s(self) -> float:
+        """Seconds that training has waited for copies of its state so far."""
+        return self._uploader.copied_s
+
     def _reported(
         self, met: tuple[Message, ...] = (), *, has_checkpoint: bool = False
     ) -> list[Message]:
@@ -506,6 +511,7 @@ class WorkerSession:
                 self._step,
                 self._last_metrics,
                 self.stalled_s,
+                self.copied_s,
                 has_checkpoint=has_checkpoint,
                 at=self._clock.now(),
             ),

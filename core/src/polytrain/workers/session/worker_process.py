@@ -125,7 +125,7 @@ def run_worker(
                     while True:
                         channel.receive()
             enter(WorkerStage.DONE)
-            channel.send(done_message(session.stalled_s, returned))
+            channel.send(done_message(session.stalled_s, session.copied_s, returned))
             # Don't close the collective while a slower rank may need it.
             while channel.receive() != leave_message():
                 pass
