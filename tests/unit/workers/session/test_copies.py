@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import shutil
 import signal
 import socket
 import time
@@ -15,13 +17,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.sweeps import only_in_sweep
 
-from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.manifest import AttemptId, directory_name
+from polytrain.checkpoint.parts import PartStored, misplaced_part, stored_part
 from polytrain.checkpoint.staging import COPIES
+from polytrain.checkpoint.store import CheckpointStore
 from polytrain.policy.copy_pace import CopyPace
-from polytrain.workers.processes.channel import Message
+from polytrain.storage.location import Location
+from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel
 from polytrain.workers.session import copies as module
 from polytrain.workers.session.copies import Copies
+from polytrain.workers.session.messages import to_written_part
 from polytrain.workers.session.survivor import NotCleanError, Place
 
 PLACE = Place(step=3, metrics={"loss": 0.5}, positions={})
@@ -131,45 +138,67 @@ def test_two_copies_must_have_room(
     assert there(tmp_path) == []
 
 
-def test_a_torn_copy_is_never_announced(tmp_path: Path) -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize("kills", [40, only_in_sweep(1000)])
+def test_a_torn_copy_is_never_taken(tmp_path: Path, kills: int) -> None:
     """A process that copies without end is killed at any moment."""
     random = Random(0)
-    announced = 0
-    for number in range(40):
-        scratch = tmp_path / str(number)
-        scratch.mkdir()
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        child = os.fork()
-        if child == 0:
-            _copy_for_ever(scratch, its)
-        its.close()
-        # Whole copies are fast: most kills hit one in the making.
-        first = ours.recv(4096)
-        time.sleep(random.uniform(0, 0.005))
+    torn = 0
+    for number in range(kills):
+        run = tmp_path / str(number)
+        (run / "scratch").mkdir(parents=True)
+        newest = _killed(run / "scratch", after_s=random.uniform(0, 0.004))
+        torn += any(not _is_whole(each) for each in (run / "scratch" / COPIES).iterdir())
+        part = to_written_part(newest, attempt_id=ATTEMPT, rank=0)
+        assert misplaced_part(part, scratch=run / "scratch" / COPIES, near=None) is None
+        store = CheckpointStore(location=Location.of(run / "checkpoints"))
+        stored = stored_part(store, part)
+        assert isinstance(stored, PartStored)
+        assert _is_whole(run / "checkpoints" / directory_name(part.checkpoint, ATTEMPT))
+        shutil.rmtree(run)
+    print(f"{torn} of {kills} kills left a torn copy")
+    assert torn > 0
+
+
+ATTEMPT = AttemptId(token=1, attempt=0)
+FILES = ("model", "optimizer", "progress")
+SIZE = 1 << 19
+
+
+def _is_whole(copy: Path) -> bool:
+    """Return whether a copy has all its files, each of the same step."""
+    contents = [(copy / name).read_bytes() if (copy / name).exists() else b"" for name in FILES]
+    return all(each == contents[0][:1] * SIZE for each in contents)
+
+
+def _killed(scratch: Path, *, after_s: float) -> Message:
+    """Kill a process some time after its first copy; return the last copy that it announces."""
+    ours, its = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        _copy_for_ever(scratch, its)
+    its.close()
+    frames = FrameBuffer()
+    with ours:
+        messages = frames.feed(ours.recv(4096))
+        time.sleep(after_s)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        newest = first
-        while more := ours.recv(4096):
-            newest, announced = more, announced + 1
-        ours.close()
-        content = (Path(newest.decode()) / "model").read_bytes()
-        assert len(content) == SIZE
-        assert len(set(content)) == 1
-    assert announced > 0
+        while sent := ours.recv(4096):
+            messages += frames.feed(sent)
+    return messages[-1]
 
 
-SIZE = 1 << 20
+def _copy_for_ever(scratch: Path, connection: socket.socket) -> None:
+    def write(directory: Path) -> Place:
+        for name in FILES:
+            (directory / name).write_bytes(bytes([next(numbers) // len(FILES) % 256]) * SIZE)
+        return PLACE
 
-
-def _copy_for_ever(scratch: Path, channel: socket.socket) -> None:
-    class Channel:
-        def send(self, *messages: Message) -> None:
-            for message in messages:
-                channel.send(str(message[2]).encode())
-
+    numbers = itertools.count()
     try:
-        copies = copies_in(scratch, Channel())
-        for number in range(1_000_000):
-            copies.step(writes(bytes([number % 256]) * SIZE), size=SIZE)
+        copies = copies_in(scratch, SocketChannel(connection))
+        while True:
+            copies.step(write, size=SIZE * len(FILES))
     finally:
         os._exit(1)
