@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from polytrain.linux.kept_states import KeptState, KeptStates
     from polytrain.workers.session.call_counter import Calls
     from polytrain.workers.session.context import Context
+    from polytrain.workers.session.rank_connections import (
+        LeaderListener,
+        RankConnection,
+        connected_ranks,
+        leader_listener,
+    )
+    from polytrain.workers.session.socket_collective import SocketCollective
     from polytrain.workers.session.survivor import NotCleanError, Place, StateWriter, Survivor
     from polytrain.workers.session.worker_api import (
         compare_replicas,
@@ -43,9 +50,12 @@ __all__ = [
     "Epoch",
     "KeptState",
     "KeptStates",
+    "LeaderListener",
     "NotCleanError",
     "Place",
     "Plan",
+    "RankConnection",
+    "SocketCollective",
     "StateWriter",
     "Survivor",
     "TensorShapes",
@@ -53,10 +63,12 @@ __all__ = [
     "check_named",
     "check_range",
     "compare_replicas",
+    "connected_ranks",
     "empty_table",
     "group_sizes",
     "is_installed",
     "keep_all_batches",
+    "leader_listener",
     "nested_layers",
     "open_cursor",
     "record_exactness",
@@ -96,6 +108,13 @@ _NAMES = LazyNames(
         "polytrain.functions.users_code": ("is_installed",),
         "polytrain.workers.session.call_counter": ("Calls",),
         "polytrain.workers.session.context": ("Context",),
+        "polytrain.workers.session.rank_connections": (
+            "LeaderListener",
+            "RankConnection",
+            "connected_ranks",
+            "leader_listener",
+        ),
+        "polytrain.workers.session.socket_collective": ("SocketCollective",),
         "polytrain.linux.kept_states": (
             "KeptState",
             "KeptStates",

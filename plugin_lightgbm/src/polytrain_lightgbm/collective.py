@@ -2,24 +2,18 @@
 
 All ranks are connected to rank 0, which gathers and broadcasts objects. This suffices to agree on
 bins before training, and on metrics and early stopping in a round. Objects are pickled, so only
-authenticated ranks may send them (`connections`).
+authenticated ranks may send them (`RankConnection`).
 """
 
 from __future__ import annotations
 
 import pickle
-import secrets
-import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from polytrain_lightgbm.connections import RankConnection, accept_ranks, connect_to_leader
-from polytrain_plugins import World, listening_socket
-
-_TOGETHER_S = 300.0
-"""Seconds for all ranks to connect. They all start when they have each other's offers."""
+from polytrain.extension import LeaderListener, RankConnection, connected_ranks
+from polytrain_plugins import World
 
 
 class Collective:
@@ -56,54 +50,13 @@ class Collective:
         return piece
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderListener:
-    """Rank 0's listening socket, and the ranks' shared key."""
-
-    listening_socket: socket.socket
-    key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
-    """The shared key; other ranks get it from rank 0's offer."""
-
-    @property
-    def details(self) -> Mapping[str, Any]:
-        """The port and the key, for rank 0's offer."""
-        return {
-            "collective_port": self.listening_socket.getsockname()[1],
-            "collective_key": self.key,
-        }
-
-
 @contextmanager
-def listening(host: str, ports: range | None = None) -> Iterator[LeaderListener]:
-    """Listen on a free port of this address only, which is the one the other ranks connect to.
-
-    Args:
-        host: the address.
-        ports: those to choose from; None for any.
-    """
-    with listening_socket(host, ports) as listener:
-        yield LeaderListener(listening_socket=listener)
-
-
-@contextmanager
-def connected(
-    world: World, listener: LeaderListener | None, *, within_s: float = _TOGETHER_S
-) -> Iterator[Collective]:
+def connected(world: World, listener: LeaderListener | None) -> Iterator[Collective]:
     """Connect every rank to rank 0, whose offer has its address, and yield the collective.
 
     Args:
         world: all ranks.
         listener: rank 0's listener; None on the others.
-        within_s: seconds for all ranks to connect.
     """
-    with ExitStack() as stack:
-        if listener is not None:
-            key, count = bytes.fromhex(listener.key), world.size - 1
-            peers = accept_ranks(listener.listening_socket, key, count, stack, within_s=within_s)
-        else:
-            leader, me = world.leader, world.me
-            assert leader.host is not None
-            address = (leader.host, leader.details["collective_port"])
-            key = bytes.fromhex(leader.details["collective_key"])
-            peers = [connect_to_leader(address, key, me.rank, stack, within_s=within_s)]
+    with connected_ranks(world, listener) as peers:
         yield Collective(peers, rank=world.me.rank)

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from polytrain.boosting.numbers import Numbers
 from polytrain.boosting.report_callbacks import RoundReports
+from polytrain.extension import LeaderListener, leader_listener
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.boosting import Boosting
-from polytrain_lightgbm.collective import Collective, LeaderListener, connected, listening
+from polytrain_lightgbm.collective import Collective, connected
 from polytrain_lightgbm.datasets import halves, predicted
 from polytrain_lightgbm.history import History
 from polytrain_lightgbm.kept_rounds import KeptRounds, can_keep
@@ -58,7 +59,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         with ExitStack() as stack:
             self._port = stack.enter_context(held_port(me.ports))
             if me.rank == 0:
-                self._listener = stack.enter_context(listening(me.listen_host, me.ports))
+                self._listener = stack.enter_context(leader_listener(me.listen_host, me.ports))
             details = {} if self._listener is None else self._listener.details
             yield Offer(host=me.listen_host, port=self._port.number, details=details)
 

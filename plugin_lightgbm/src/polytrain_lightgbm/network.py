@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import lightgbm
 import numpy as np
 
+from polytrain.extension import RankConnection
 from polytrain_lightgbm.collective import Collective
-from polytrain_lightgbm.connections import RankConnection
 from polytrain_plugins import HeldPort, held_port
 
 QUIET = {"verbosity": -1}

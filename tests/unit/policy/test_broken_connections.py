@@ -53,7 +53,7 @@ XGBOOST_ERROR = typed("xgboost.core.XGBoostError", ValueError)
 IN_XGBOOST = (USER, "xgboost.training", "xgboost.core")
 DIST_NETWORK_ERROR = typed("torch.distributed.DistNetworkError", RuntimeError)
 IN_TORCH = (USER, "torch.distributed.c10d_logger", "torch.distributed.distributed_c10d")
-IN_LIGHTGBM = (USER, "polytrain.collective", "polytrain_lightgbm.connections")
+IN_LIGHTGBM = (USER, "polytrain.collective", "polytrain.workers.session.rank_connections")
 
 GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 MORE = " This is typically caused by a remote worker hanging or bugs in the application."
@@ -171,7 +171,7 @@ LOST = {
     # LightGBM 4.7.0: the collective of polytrain_lightgbm
     "lightgbm, killed": (
         LIGHTGBM,
-        ConnectionError("a worker has left the training"),
+        ConnectionError("a rank has left the collective"),
         IN_LIGHTGBM,
     ),
     "lightgbm, reset": (
@@ -187,7 +187,7 @@ LOST = {
     "lightgbm, refused": (
         LIGHTGBM,
         ConnectionRefusedError(111, "Connection refused"),
-        ("polytrain_lightgbm.connections", "socket"),
+        ("polytrain.workers.session.rank_connections", "socket"),
     ),
     "lightgbm, its own sockets": (
         LIGHTGBM,

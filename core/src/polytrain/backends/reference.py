@@ -1,15 +1,13 @@
 """The reference backend: complete, in plain Python and NumPy, to read and to test the kit with.
 
-It fits a linear model by gradient descent. Its collective is a star of TCP connections with rank 0
-in the middle: every rank sends a vector, rank 0 adds them up and sends the sum back.
+It fits a linear model by gradient descent. Its collective is the core's `SocketCollective`.
 """
 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from polytrain.extension import SocketCollective
 from polytrain_plugins import (
     Backend,
     Capabilities,
@@ -30,7 +29,6 @@ from polytrain_plugins import (
     Shard,
     World,
     hookimpl,
-    listening_socket,
     missing_columns,
     needed_without_function,
     options_beside_function,
@@ -79,32 +77,24 @@ class ReferenceEngine(Engine[Vector]):
 
     def __init__(self, options: Reference) -> None:
         self._options = options
-        self._listener: socket.socket | None = None
-        self._star = Star([])
+        self._collective = SocketCollective()
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
-        if me.rank != 0:
-            yield Offer()
-            return
-        # It listens from now on, so the port is never free in between.
-        with listening_socket(me.listen_host, me.ports) as self._listener:
-            yield Offer(host=me.listen_host, port=self._listener.getsockname()[1])
+        with self._collective.offering(me) as offer:
+            yield offer
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self._listener is not None:
-                accepted = [self._listener.accept()[0] for _ in range(world.size - 1)]
-                peers = [stack.enter_context(peer) for peer in accepted]
-            else:
-                address = (world.leader.host, world.leader.port)
-                peers = [stack.enter_context(socket.create_connection(address))]
-            self._star = Star(peers, is_center=world.me.rank == 0)
+        with self._collective.joined(world):
             yield
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
-        return [int(number) for number in self._star.sum(np.array(values, dtype=float))]
+        summed: list[int] = self._collective.sum(np.array(values)).tolist()
+        return summed
+
+    def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
+        return self._collective.all_gather(piece)
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> Vector:
         features, labels = self._matrix(shards["train"])
@@ -115,7 +105,7 @@ class ReferenceEngine(Engine[Vector]):
         for round_ in range(first, self._options.rounds):
             errors = features @ coefficients - labels
             local = np.append(features.T @ errors, [np.sum(errors**2), len(labels)])
-            *gradient, squared, rows = self._star.sum(local)
+            *gradient, squared, rows = self._collective.sum(local)
             coefficients = coefficients - self._options.learning_rate * np.array(gradient) / rows
             self._rounds_done = round_ + 1
             session.report(
@@ -165,38 +155,6 @@ def _features(table: pa.Table, names: Sequence[str]) -> Vector:
     """The columns as a matrix, with a column of ones for the intercept."""
     columns = [table.column(name).to_numpy().astype(float) for name in names]
     return np.column_stack([*columns, np.ones(table.num_rows)])
-
-
-class Star:
-    """A collective of one operation."""
-
-    def __init__(self, peers: list[socket.socket], *, is_center: bool = True) -> None:
-        self._files = [peer.makefile("rwb") for peer in peers]
-        self._is_center = is_center
-
-    def sum(self, vector: Vector) -> Vector:
-        """The sum of all ranks' vectors, the same on every rank to the last bit."""
-        if self._is_center:
-            for file in self._files:
-                vector = vector + _receive(file, len(vector))
-            for file in self._files:
-                _send(file, vector)
-            return vector
-        [center] = self._files
-        _send(center, vector)
-        return _receive(center, len(vector))
-
-
-def _send(file: Any, vector: Vector) -> None:
-    file.write(vector.tobytes())
-    file.flush()
-
-
-def _receive(file: Any, length: int) -> Vector:
-    data = file.read(8 * length)
-    if len(data) < 8 * length:
-        raise ConnectionError("a peer has left the collective")
-    return np.frombuffer(data)
 
 
 @hookimpl

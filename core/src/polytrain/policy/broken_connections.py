@@ -26,6 +26,12 @@ _BROKEN = re.compile(
 )
 """Messages of gloo, NCCL, the boosters' networks and gRPC when a peer or its connection is gone."""
 
+_COLLECTIVE = (
+    "polytrain.workers.session.rank_connections",
+    "polytrain.workers.session.socket_collective",
+)
+"""The core's modules for backends whose collective isn't a framework's."""
+
 _ALWAYS = frozenset({"DistNetworkError"})
 """Frameworks' exceptions that mean nothing else. torch's store raises it."""
 
@@ -79,7 +85,9 @@ def _is_of_connection(error: BaseException, origins: Origins) -> bool:
     # Sockets of Python are the engine's if it has called the standard library. A framework has them
     # for downloads: its collectives are native code.
     own = [module for module in modules if _top(module) not in sys.stdlib_module_names]
-    is_of_engine = bool(own) and any(_is_in(own[-1], package) for package in origins.engine)
+    is_of_engine = bool(own) and any(
+        _is_in(own[-1], package) for package in (*_COLLECTIVE, *origins.engine)
+    )
     if is_of_engine and isinstance(error, ConnectionError):
         return True
     text = str(error)

@@ -15,7 +15,19 @@ import selectors
 import socket
 import struct
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from polytrain_plugins import World, listening_socket
+
+_TOGETHER_S = 300.0
+"""Seconds for all ranks to connect. They all start when they have each other's offers."""
+
+_SILENT_S, _ASKS_EVERY_S, _ASKS = 10, 5, 4
+"""A rank that waits asks a host that has been silent so long whether it is still there (TCP
+keepalive), and loses the connection after so many questions without an answer."""
 
 _LENGTH = struct.Struct("<Q")
 _NONCE = 16
@@ -44,11 +56,21 @@ class RankConnection:
         self._sent, self._received = 0, 0
         self._mine, self._theirs = (b"leader", b"rank") if is_leader else (b"rank", b"leader")
 
+    def fileno(self) -> int:
+        """Return the socket's file descriptor, for a selector: readable when a message arrives, or
+        when the other rank has left."""
+        return self._connection.fileno()
+
     def send(self, message: bytes) -> None:
         """Send a message of any size."""
         tag = self._tag(self._mine, self._sent, message)
         self._sent += 1
         self._connection.sendall(_LENGTH.pack(len(message)) + tag + message)
+
+    def close_for_sending(self) -> None:
+        """Tell the other rank that no more messages follow; what was sent still arrives."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
 
     def receive(self) -> bytes:
         """Wait for the next message.
@@ -72,7 +94,66 @@ class RankConnection:
         return found.digest()
 
 
-def connect_to_leader(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderListener:
+    """Rank 0's listening socket, and the ranks' shared key."""
+
+    listening_socket: socket.socket
+    key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    """The shared key; other ranks get it from rank 0's offer."""
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """The port and the key, for rank 0's offer."""
+        return {
+            "collective_port": self.listening_socket.getsockname()[1],
+            "collective_key": self.key,
+        }
+
+
+@contextmanager
+def leader_listener(host: str, ports: range | None = None) -> Iterator[LeaderListener]:
+    """Listen on a free port of this address only, which is the one the other ranks connect to.
+
+    Args:
+        host: the address.
+        ports: those to choose from; None for any.
+    """
+    with listening_socket(host, ports) as listener:
+        yield LeaderListener(listening_socket=listener)
+
+
+@contextmanager
+def connected_ranks(
+    world: World, listener: LeaderListener | None, *, within_s: float = _TOGETHER_S
+) -> Iterator[Sequence[RankConnection]]:
+    """Connect every rank to rank 0, whose offer has its address and `LeaderListener.details`.
+
+    Yields on rank 0 the connections to the others, by rank; elsewhere, that to rank 0.
+
+    Args:
+        world: all ranks.
+        listener: rank 0's listener; None on the others.
+        within_s: seconds for all ranks to connect.
+
+    Raises:
+        TimeoutError: some ranks haven't connected in time; the message names them.
+        ConnectionError: the listener doesn't have the key.
+        OSError: nothing listens there, or it doesn't answer in time.
+    """
+    with ExitStack() as stack:
+        if listener is not None:
+            key, count = bytes.fromhex(listener.key), world.size - 1
+            yield _accept_ranks(listener.listening_socket, key, count, stack, within_s=within_s)
+            return
+        leader = world.leader
+        assert leader.host is not None
+        address = (leader.host, leader.details["collective_port"])
+        key = bytes.fromhex(leader.details["collective_key"])
+        yield [_connect_to_leader(address, key, world.me.rank, stack, within_s=within_s)]
+
+
+def _connect_to_leader(
     address: tuple[str, int], key: bytes, rank: int, stack: ExitStack, *, within_s: float
 ) -> RankConnection:
     """Connect to rank 0.
@@ -100,7 +181,7 @@ def connect_to_leader(
     )
 
 
-def accept_ranks(
+def _accept_ranks(
     listener: socket.socket, key: bytes, count: int, stack: ExitStack, *, within_s: float
 ) -> list[RankConnection]:
     """Wait for the other ranks to connect. Other clients don't block them.
@@ -124,7 +205,7 @@ def accept_ranks(
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(
-                    f"{', '.join(f'rank {rank}' for rank in missing)} of LightGBM's workers "
+                    f"{', '.join(f'rank {rank}' for rank in missing)} "
                     f"haven't connected to rank 0 within {within_s:g} s"
                 )
             admission.wait(left_s)
@@ -223,6 +304,12 @@ def _authenticated(connection: socket.socket, key: bytes, *, is_leader: bool) ->
     connection.settimeout(None)
     # Send small messages at once: Nagle's algorithm would delay them.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A host that has lost its power closes no connection. TCP_USER_TIMEOUT would also end those of
+    # a rank that computes for long before it reads.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _ASKS_EVERY_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _ASKS)
     return RankConnection(connection, key, is_leader=is_leader)
 
 
@@ -237,6 +324,6 @@ def _exactly(peer: socket.socket, size: int) -> bytes:
     while got < size:
         count = peer.recv_into(view[got:])
         if count == 0:
-            raise ConnectionError("a worker has left the training")
+            raise ConnectionError("a rank has left the collective")
         got += count
     return bytes(data)
