@@ -44,7 +44,7 @@ from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, 
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
     Acknowledge,
-    Call,
+    AgentCall,
     DrainAttempt,
     Kill,
     LaunchProcess,
@@ -214,7 +214,7 @@ class SimulatedHosts:
     def starting(self) -> Starting:
         return Starting()
 
-    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
         with self._simulated():
             hosts = set()
             for handle, call in calls.items():
@@ -327,7 +327,7 @@ class SimulatedHosts:
         self._is_over = True
         self._tell_each(lambda rank: Done(attempt=self.attempt, rank=rank))
 
-    def _carry_out(self, agent: _Agent, call: Call | LaunchProcess) -> None:
+    def _carry_out(self, agent: _Agent, call: AgentCall) -> None:
         rank = agent.rank
         match call:
             case LaunchProcess(order=order, assignment=assignment):

@@ -8,6 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from polytrain.events.attempt import Joined
+from polytrain.policy.placement import NodeAddress
+from polytrain.workers.agents.agent_host import AgentHandle, Arrived
+from polytrain.workers.agents.calls import FetchShared
 from polytrain.workers.driver import agent_group
 from polytrain.workers.driver.agent_group import AgentGroup
 
@@ -45,3 +48,35 @@ def test_events_that_arrive_as_fast_as_they_are_handled_leave_time_for_others(
         assert len(taken) == count
     pool = agent_group.WorkerPool(Mock())
     assert pool.look_at_the_clock.call_count == 2
+
+
+def fetching(launcher: Mock) -> list[int]:
+    """Return the numbers of the agents that were asked to fetch what all share, in order."""
+    return [
+        agent_handle.number
+        for sent in launcher.call.call_args_list
+        for agent_handle, call in sent.args[0].items()
+        if isinstance(call, FetchShared)
+    ]
+
+
+def test_standbys_fetch_what_all_ranks_share_before_one_gets_a_rank(
+    cluster: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss, Ray may ask lost hosts for it, for 10 s each."""
+    data = Mock(shared=(Mock(), Mock()))
+    monkeypatch.setattr(agent_group, "_planner", Mock(return_value=data))
+    spec = Mock()
+    spec.run.scaling_config.resources = {}
+    group = AgentGroup(spec, cluster)
+    pool, launcher = agent_group.WorkerPool(Mock()), cluster.launcher.return_value
+    ranked, standby, later = (AgentHandle(number=number, bundle=None) for number in range(3))
+    pool.ranked, pool.here = [ranked], [ranked, standby]
+    for _ in range(2):
+        group.launch(Mock(members=[Mock()]))
+    assert fetching(launcher) == [standby.number]
+    pool.here = [ranked, standby, later]
+    mailbox = cluster.launcher.call_args.args[3]
+    mailbox.put([Arrived(agent_handle=later, place=NodeAddress(node_id="b", host="10.0.0.2"))])
+    group.wait(Mock(), None)
+    assert fetching(launcher) == [standby.number, later.number]

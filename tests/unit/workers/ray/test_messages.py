@@ -15,7 +15,7 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.agents.agent_host import AgentHandle
 from polytrain.workers.agents.calls import (
-    Call,
+    AgentCall,
     LaunchProcess,
     RankAssignment,
     SendRoster,
@@ -43,7 +43,7 @@ class Cluster:
         self.sent = 0
         """Bytes that the driver has pickled."""
 
-        self.got: dict[int, Call | LaunchProcess] = {}
+        self.got: dict[int, AgentCall] = {}
         """Number of an agent → its last call."""
 
         monkeypatch.setattr(module, "ray", SimpleNamespace(put=self.put))

@@ -38,9 +38,10 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_spec import AgentSpec, node_zygote
 from polytrain.workers.agents.calls import (
     Acknowledge,
+    AgentCall,
     AgentEvent,
-    Call,
     DrainAttempt,
+    FetchShared,
     Kill,
     LaunchProcess,
     Leave,
@@ -158,7 +159,7 @@ class Agent:
                 batch.append(self._events.get_nowait())
             yield batch
 
-    async def carry_out(self, call: Call | LaunchProcess) -> None:
+    async def carry_out(self, call: AgentCall) -> None:
         """Carry out a call. Calls may overlap and arrive in any order, because Ray reorders them.
 
         A call for another attempt than the current one has no effect.
@@ -169,6 +170,8 @@ class Agent:
                     self._assignment = assignment
                     self._data.request(assignment.data)
                 await self._launch(order, streams)
+            case FetchShared(shared=shared):
+                await self._data.fetch(shared)
             case SendRoster(attempt=attempt, offers=offers):
                 self._send(attempt, roster_message(offers))
                 self._has_roster = attempt

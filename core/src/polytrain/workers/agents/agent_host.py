@@ -18,7 +18,7 @@ from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import AgentEvent, Call, LaunchProcess
+from polytrain.workers.agents.calls import AgentCall, AgentEvent
 from polytrain.workers.agents.storage_check import StorageCheck
 from polytrain.workers.processes.client import has_ended
 from polytrain.workers.session.job import JobMemory
@@ -97,7 +97,7 @@ class AgentHost:
         serving = self._watched(number, self._serve(number, agent))
         self._serving[number] = asyncio.get_running_loop().create_task(serving)
 
-    async def call(self, calls: Mapping[int, Call | LaunchProcess]) -> None:
+    async def call(self, calls: Mapping[int, AgentCall]) -> None:
         """Have agents, by their numbers, carry out calls; skip agents that have ended."""
         await asyncio.gather(
             *(
@@ -151,6 +151,9 @@ class AgentHandle:
 
     assigned: tuple[int, int] | None = None
     """The rank that it was assigned, and the world size."""
+
+    is_fetching: bool = False
+    """Whether it was asked, without a rank, to fetch what all agents share."""
 
     is_gone: bool = False
     """Whether it is lost or was dismissed."""

@@ -29,6 +29,7 @@ from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
     from polytrain.workers.agents.shard_cache import CacheRequest
+    from polytrain.workers.agents.shared_store import SharedBytes
     from polytrain.workers.session.job import LaunchOrder
 
 
@@ -57,6 +58,13 @@ class LaunchProcess:
     streams: tuple[StreamOrder, ...]
     assignment: RankAssignment | None
     """The agent's new rank; None if it keeps its rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchShared:
+    """Bring what all agents share to the node of an agent that has no rank yet."""
+
+    shared: tuple[SharedBytes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +180,14 @@ Call = (
 )
 """A call that concerns the worker process of an attempt."""
 
+AgentCall = Call | LaunchProcess | FetchShared
+
 Agent = TypeVar("Agent")
 
 
 def without_assignments(
-    calls: Mapping[Agent, Call | LaunchProcess],
-) -> tuple[Call | LaunchProcess, Mapping[Agent, RankAssignment]]:
+    calls: Mapping[Agent, AgentCall],
+) -> tuple[AgentCall, Mapping[Agent, RankAssignment]]:
     """Divide calls into what all agents get alike, and the assignments of those that have one.
 
     Args:
@@ -194,7 +204,7 @@ def without_assignments(
     return replace(first, assignment=None), assignments
 
 
-def assigned(call: Call | LaunchProcess, assignment: RankAssignment | None) -> Call | LaunchProcess:
+def assigned(call: AgentCall, assignment: RankAssignment | None) -> AgentCall:
     """Return one agent's call."""
     return replace(call, assignment=assignment) if isinstance(call, LaunchProcess) else call
 

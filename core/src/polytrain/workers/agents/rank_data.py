@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polytrain.workers.agents.shard_cache import CacheRequest, ShardCache
+    from polytrain.workers.agents.shared_store import SharedBytes
 
 
 class RankData:
@@ -16,6 +18,17 @@ class RankData:
     def __init__(self) -> None:
         self._request: CacheRequest | None = None
         self._reading: asyncio.Task[ShardCache] | None = None
+        self._fetched: list[object] = []
+        """Keeps what was fetched on this node."""
+
+    async def fetch(self, shared: Sequence[SharedBytes]) -> None:
+        """Bring what every rank needs to this node, so that a later rank doesn't wait for it.
+
+        That may take long after the loss of a node: Ray asks lost nodes for their copies as well.
+        """
+        with contextlib.suppress(Exception):  # a rank that needs it raises it
+            for each in shared:
+                self._fetched.append(await asyncio.to_thread(each.fetch))
 
     def request(self, request: CacheRequest | None) -> None:
         """Start reading a rank's rows, unless they are held already."""
@@ -39,6 +52,7 @@ class RankData:
 
     async def release(self) -> None:
         """Free the memory."""
+        self._fetched.clear()
         if self._reading is not None:
             with contextlib.suppress(Exception):  # `get` has raised it
                 (await self._reading).release()

@@ -78,9 +78,14 @@ class ShardCachePlanner:
             tables=self._tables,
         )
 
+    @property
+    def shared(self) -> tuple[SharedBytes, ...]:
+        """What the agents of all ranks need."""
+        return (self._specs, *self._tables)
+
     def close(self) -> None:
         """Free the shared memory."""
-        for shared in (self._specs, *self._tables):
+        for shared in self.shared:
             shared.close()
 
 

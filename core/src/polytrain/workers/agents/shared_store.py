@@ -29,6 +29,9 @@ class SharedBytes(Protocol):
     def open(self) -> OpenedBytes:
         """Open the bytes in an agent."""
 
+    def fetch(self) -> object:
+        """Bring the bytes to this node, in an agent. They stay while what is returned exists."""
+
     def close(self) -> None:
         """Free the bytes, in the driver."""
 

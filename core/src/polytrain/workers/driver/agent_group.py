@@ -34,8 +34,10 @@ from polytrain.workers.agents.agent_host import (
 )
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
+    AgentCall,
     AgentEvent,
     Call,
+    FetchShared,
     LaunchProcess,
     RankAssignment,
     StreamOrder,
@@ -87,7 +89,7 @@ class StreamSource(BackgroundActivity, Protocol):
 class CallingLauncher(AgentLauncher, Protocol):
     """A launcher that calls agents, and can end all of them."""
 
-    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
         """Send a call to each of these agents, without waiting."""
 
     def close(self, timeout_s: float) -> None:
@@ -221,6 +223,7 @@ class AgentGroup:
                 for agent_handle in self._pool.ranked
             }
         )
+        self._have_shared_fetched()
 
     def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
         ranked = self._pool.ranked
@@ -309,6 +312,7 @@ class AgentGroup:
         match event:
             case Arrived(agent_handle=agent_handle, place=place):
                 self._pool.arrived(agent_handle, place)
+                self._have_shared_fetched()
             case LinksTried(failed=failed):
                 self._pool.links_tried(failed)
             case NodeReturned(node_id=node_id):
@@ -365,6 +369,17 @@ class AgentGroup:
                     rank=rank, world_size=world_size, data=request
                 )
         return assignments
+
+    def _have_shared_fetched(self) -> None:
+        """Have agents without a rank fetch what all ranks need, before one gets a rank."""
+        if self._data is None:
+            return
+        ranked = self._pool.ranked
+        new = [each for each in self._pool.here if not each.is_fetching and each not in ranked]
+        for agent_handle in new:
+            agent_handle.is_fetching = True
+        if new:
+            self._launcher.call(dict.fromkeys(new, FetchShared(shared=self._data.shared)))
 
     def _wait_limit(self, timeout: float | None) -> float:
         limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)

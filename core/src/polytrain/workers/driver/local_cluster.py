@@ -21,7 +21,7 @@ from polytrain.policy.scaling import worker_capacity
 from polytrain.policy.starting import Starting
 from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Delivery, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import Call, LaunchProcess, StreamOrder
+from polytrain.workers.agents.calls import AgentCall, StreamOrder
 from polytrain.workers.agents.shared_store import OpenedBytes
 from polytrain.workers.processes.loop_thread import LoopThread
 
@@ -107,6 +107,9 @@ class LocalMemory:
         """Open the memory for one agent's worker processes."""
         return OpenedBytes(descriptor=os.dup(self.descriptor), extent=None, kept=None)
 
+    def fetch(self) -> None:
+        """Do nothing: the memory is on this node."""
+
     def close(self) -> None:
         """Free the memory once no agent uses it."""
         os.close(self.descriptor)
@@ -188,7 +191,7 @@ class LocalAgentLauncher:
             self._start_those_with_room()
         return agent_handle
 
-    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
         """Send a call to each of these agents, without waiting."""
         by_number = {agent_handle.number: call for agent_handle, call in calls.items()}
         self._loop.submit(self._host.call(by_number))

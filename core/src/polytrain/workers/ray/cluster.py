@@ -116,14 +116,18 @@ class RayMemory:
 
     def open(self) -> OpenedBytes:
         """Open the bytes in an agent."""
-        # No time limit: it may be transferred from another node. The agent waits in another thread,
-        # and ends its attempt on request.
-        array = ray.get(self.references[0])
+        array = self.fetch()
         descriptor, extent = _store_memory(array) or (
             bytes_to_shared_memory(memoryview(array)),
             None,
         )
         return OpenedBytes(descriptor=descriptor, extent=extent, kept=array)
+
+    def fetch(self) -> Any:
+        """Bring the bytes to the object store of this node."""
+        # No time limit: they may be transferred from another node. The agent waits in another
+        # thread, and ends its attempt on request.
+        return ray.get(self.references[0])
 
     def close(self) -> None:
         """Do nothing: Ray counts the references."""

@@ -16,7 +16,7 @@ from polytrain.linux.network_interfaces import ipv4_interfaces
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import Call, LaunchProcess, RankAssignment, assigned
+from polytrain.workers.agents.calls import AgentCall, RankAssignment, assigned
 from polytrain.workers.agents.link_end import LinkEnd, Listening
 from polytrain.workers.agents.node_network import on_network
 
@@ -65,9 +65,7 @@ class RayHost:
         for number in numbers:
             self._host.start(number)
 
-    async def call(
-        self, call: Call | LaunchProcess, assignments: Mapping[int, RankAssignment | None]
-    ) -> None:
+    async def call(self, call: AgentCall, assignments: Mapping[int, RankAssignment | None]) -> None:
         """Have agents carry out a call; see `AgentHost.call`.
 
         Args:

@@ -42,7 +42,7 @@ from polytrain.workers.agents.agent_host import (
 )
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
-    Call,
+    AgentCall,
     Kill,
     LaunchProcess,
     Leave,
@@ -238,7 +238,7 @@ class RayAgentLauncher:
             setup=named(self.spec.runtime_env) if is_setting_up else None,
         )
 
-    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
         """Send a call to each of these agents, with one message per host, without waiting."""
         by_host: dict[_Host, dict[int, AgentHandle]] = defaultdict(dict)
         for agent_handle in calls:
@@ -346,7 +346,7 @@ class RayAgentLauncher:
         if listening:
             logger.warning("Ray has not confirmed the end of all agents; they were killed.")
 
-    def _limit_s(self, call: Call | LaunchProcess) -> float | None:
+    def _limit_s(self, call: AgentCall) -> float | None:
         """Return the seconds within which a host answers a call that ends a worker process.
 
         The worker process's end may be reported later: its staged parts are stored first.
@@ -360,7 +360,7 @@ class RayAgentLauncher:
                 return None
 
     async def _await_answer(
-        self, answer: Any, host: _Host, call: Call | LaunchProcess, agents: list[AgentHandle]
+        self, answer: Any, host: _Host, call: AgentCall, agents: list[AgentHandle]
     ) -> None:
         """Note the loss of a host that doesn't answer, and of agents that can't be called."""
         limit_s = self._limit_s(call)
