@@ -16,6 +16,7 @@ ROOT = Path(polytrain.__file__).parent
 OTHER_ROOMS = {
     "boosting": "model files that the user names",
     "data": "the user's data",
+    "view/backend_template": "models, in directories that an engine is given",
     "view/doctor": "a directory of its own, which it makes and deletes",
     "testing": "runs of tests, and what they leave",
     "linux": "/proc, /sys and /dev",
@@ -30,6 +31,7 @@ OTHER_FILES = {
     "checkpoint/staging.py": "the user's files, and a directory that is given by its descriptor",
     "view/cli/conformance.py": "a temporary directory",
     "view/cli/job_file.py": "modules in the user's working directory",
+    "view/cli/new_backend.py": "files of the package, and the directory that the user names",
     "view/cli/report.py": "the page that the user names",
     "view/cli/run.py": "the job file that the user names",
     "view/page/ending.py": "the page that the user names",

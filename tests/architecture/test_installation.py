@@ -39,6 +39,9 @@ OTHERS = {"jax", "pytest", "datasets", "keras", "moto", "scikit-learn", "lightni
 OTHERS |= {"transformers", "deepspeed", "torch", "pandas", "peft", "tensorflow"}
 """Distributions on PyPI that commands name besides the extras."""
 
+OTHERS |= {"mylib"}
+"""A directory that `polytrain new-backend` writes."""
+
 
 def modules_of(extras: list[str]) -> set[str]:
     names = {re.split(r"[<>=]", each)[0] for extra in extras for each in EXTRAS[extra]}

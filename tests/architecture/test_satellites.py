@@ -59,6 +59,8 @@ OWN_ROOMS = {
         "policy.links",
         "policy.placement",
         "policy.versions",
+        # The kit, for a backend that `polytrain new-backend` writes.
+        "testing",
         "workers",
     ),
 }

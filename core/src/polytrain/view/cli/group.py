@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "sync": Lazy(module="sync", help="Send trackers the steps that they lack."),
     "backends": Lazy(module="backends", help="List the installed backends."),
     "doctor": Lazy(module="doctor", help="Check what runs need of this machine."),
+    "new-backend": Lazy(module="new_backend", help="Write a backend to start from."),
     "conformance": Lazy(module="conformance", help="Test a backend."),
 }
 
