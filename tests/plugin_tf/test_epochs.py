@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from polytrain.workers.session.metrics import plain_metrics
 from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.saved import Progress
 from polytrain_tf.watched_fit import fit_watched
 
 
@@ -19,6 +20,9 @@ class Tells(EpochCallback):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[int, Mapping[str, Any], bool]] = []
+
+    def progress(self, epochs: int) -> Progress:
+        return Progress(epochs=epochs)
 
     def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         self.calls.append((epochs, metrics, is_last))

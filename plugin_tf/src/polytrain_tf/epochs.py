@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+
+from polytrain_tf.saved import Progress
 
 
 class EpochCallback(keras.callbacks.Callback, ABC):
@@ -23,6 +26,12 @@ class EpochCallback(keras.callbacks.Callback, ABC):
     others: Sequence[Any] = ()
     """The other callbacks; set by `arrange`."""
 
+    resumed: Path | None = None
+    """The checkpoint that the fit resumes from; known when its first epoch begins."""
+
+    before_report: Callable[[Mapping[str, Any], int], None] | None = None
+    """Called before each report, with its metrics and the number of finished epochs."""
+
     def __init__(self) -> None:
         super().__init__()
         self._unreported: tuple[int, Mapping[str, Any]] | None = None
@@ -33,9 +42,26 @@ class EpochCallback(keras.callbacks.Callback, ABC):
 
         Args:
             epochs: number of finished epochs, including those before a restart.
-            metrics: metrics of the last finished epoch, by name.
+            metrics: what `reported_metrics` has returned.
             is_last: whether training has ended.
         """
+
+    @abstractmethod
+    def progress(self, epochs: int) -> Progress:
+        """Return the progress after this many finished epochs."""
+
+    def reported_metrics(self, epochs: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the metrics to report.
+
+        Args:
+            epochs: number of finished epochs.
+            metrics: metrics of the last finished epoch, by name.
+        """
+        return metrics
+
+    def why_not_within_epochs(self) -> str | None:
+        """Return why this fit can't be resumed within an epoch; None if nothing is known."""
+        return None
 
     def is_over(self, epochs: int) -> bool:
         """Return whether a callback ended the fit after this many epochs, before a restart."""
@@ -68,7 +94,10 @@ class EpochCallback(keras.callbacks.Callback, ABC):
     def _report_previous(self, *, is_last: bool) -> None:
         if self._unreported is not None:
             (epochs, metrics), self._unreported = self._unreported, None
-            self.report_epoch(epochs, metrics, is_last=is_last)
+            reported = self.reported_metrics(epochs, metrics)
+            if self.before_report is not None:
+                self.before_report(reported, epochs)
+            self.report_epoch(epochs, reported, is_last=is_last)
 
 
 class _Begins(keras.callbacks.Callback):

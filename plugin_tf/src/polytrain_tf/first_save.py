@@ -19,9 +19,19 @@ class FirstSave:
         self._load: Load | None = None
         self._context: Any = None
 
-    def will(self, load: Load) -> None:
-        """Remember how a restart of this run will load its checkpoint."""
-        self._load, self._context = load, polytrain.get_context()
+    def will(self, load: Load, *, is_new: bool) -> None:
+        """Remember how a restart of this run will load its checkpoint.
+
+        Args:
+            load: loads it.
+            is_new: whether there is none so far.
+        """
+        self._load, self._context = load if is_new else None, polytrain.get_context()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known, in this attempt, how a restart loads its checkpoint."""
+        return self._context is not None and self._context is polytrain.get_context()
 
     def check(self, model: Any, directory: Path) -> None:
         """Load the first checkpoint once. All ranks call this, after each save.

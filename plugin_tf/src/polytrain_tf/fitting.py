@@ -82,7 +82,7 @@ class _Companion(EpochCallback):
 
     def __init__(self, checkpoint: Path | None, start: Progress, report: ReportProgress) -> None:
         super().__init__()
-        self._checkpoint = checkpoint
+        self.resumed = checkpoint
         self._start = start
         self._report = report
 
@@ -91,11 +91,14 @@ class _Companion(EpochCallback):
         return self._start.is_over and bool(self.others)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self._checkpoint is not None:
-            load_callbacks(self.others, self._checkpoint)
+        if self.resumed is not None:
+            load_callbacks(self.others, self.resumed)
+
+    def progress(self, epochs: int) -> Progress:
+        return replace(self._start, epochs=epochs, is_over=self.model.stop_training)
 
     def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
-        self._report(replace(self._start, epochs=epochs, is_over=self.model.stop_training), metrics)
+        self._report(self.progress(epochs), metrics)
 
 
 def _features(

@@ -61,19 +61,31 @@ class ReportCallback(EpochCallback):
         # Not in `on_train_begin`: only the first epoch shows whether this fit resumes.
         if not self._has_begun:
             self._has_begun = True
-            checkpoint = _resumed(self._fit, epoch)
-            if checkpoint is not None:
-                load_callbacks(self.others, checkpoint)
+            self.resumed = _resumed(self._fit, epoch)
+            if self.resumed is not None:
+                load_callbacks(self.others, self.resumed)
         super().on_epoch_begin(epoch, logs)
+
+    def progress(self, epochs: int) -> Progress:
+        return Progress(epochs=epochs, is_over=self.model.stop_training, fit=self._fit)
+
+    def reported_metrics(self, epochs: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"epoch": epochs, **metrics}
+
+    def why_not_within_epochs(self) -> str | None:
+        if _fits.upcoming() > 1:
+            return "a restart begins with the function's first fit(), and this is a later one"
+        if not _restart.is_known:
+            return "the training function doesn't load what it starts with by checkpointed_model()"
+        return None
 
     def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         is_due = self._frequency > 0 and epochs % self._frequency == 0
         if not (is_due or is_last):
-            polytrain.report({"epoch": epochs, **metrics})
+            polytrain.report(metrics)
             return
-        progress = Progress(epochs=epochs, is_over=self.model.stop_training, fit=self._fit)
-        with reported({"epoch": epochs, **metrics}) as directory:
-            save(self.model, directory, progress)
+        with reported(metrics) as directory:
+            save(self.model, directory, self.progress(epochs))
             save_callbacks(self.others, directory)
             _restart.check(self.model, directory)
 
@@ -92,8 +104,8 @@ def checkpointed_model(*, custom_objects: Mapping[str, Any] | None = None) -> An
     """
     checkpoint = polytrain.get_checkpoint()
     loads = partial(load, custom_objects=custom_objects)
+    _restart.will(loads, is_new=checkpoint is None)
     if checkpoint is None:
-        _restart.will(loads)
         return None
     return loads(Path(checkpoint.path))
 

@@ -16,6 +16,7 @@ from polytrain.extension import adapted_digests, unequal_layers
 from polytrain_tf.agreeing import AverageStatistics, StopsTogether
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.kept_batches import KeptBatches
 from polytrain_tf.keras_fit import rows_weighted
 from polytrain_tf.own_losses import OwnLossWarning
 from polytrain_tf.private import FIT
@@ -90,7 +91,9 @@ def fit_watched(
                 listed = [AverageStatistics(strategy), warns, *listed, stops]
             if shard is not None:
                 stack.enter_context(shard.counted_by_fit())
-                listed = [_Used(shard), *listed]
+                reports = [each for each in callbacks if isinstance(each, EpochCallback)]
+                kept = [KeptBatches(each, given) for each in reports[:1]]
+                listed = [_Used(shard), *listed, *kept]
             given["callbacks"] = listed
             return own_fit(*bound.args, **bound.kwargs)
 

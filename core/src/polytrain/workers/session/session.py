@@ -89,7 +89,8 @@ _READ_BEFORE = (
 
 _STATE_UNKNOWN = (
     "nothing says what that is. Use torch's TrainingState with batches of prepare_data_loader or "
-    "get_dataset_shard, or train XGBoost or LightGBM from options; or leave `memory` out"
+    "get_dataset_shard, Keras from options or with ReportCallback and a shard's batches, or "
+    "XGBoost or LightGBM from options; or leave `memory` out"
 )
 
 
