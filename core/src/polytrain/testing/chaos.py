@@ -20,6 +20,13 @@ from polytrain_plugins import Backend
 MIN_STEPS = 6
 """Minimum number of reports of a run, so that faults can be injected between them."""
 
+FAULTS, RECOVERIES = "faults", "recoveries_s"
+"""Properties of the chaos tier's tests: the number of faults, and for each that led to another
+attempt the seconds from it to that attempt's first report."""
+
+Record = Callable[[str, object], None]
+"""pytest's `record_property`."""
+
 _IN_TRAINING = (
     "kill rank 1",
     "kill while saving",
@@ -78,7 +85,9 @@ class FaultyRuns:
 class ChaosTier(FaultyRuns):
     """Tests of runs with faults, on this machine."""
 
-    def test_chaos_in_training(self, untouched: CaseResult, tmp_path: Path) -> None:
+    def test_chaos_in_training(
+        self, untouched: CaseResult, tmp_path: Path, record_property: Record
+    ) -> None:
         """After kills, exceptions, half-saved files, a lost zygote: the model is still the same.
 
         If this fails: the checkpoint lacks some of the state; something of a dead attempt blocks
@@ -87,9 +96,12 @@ class ChaosTier(FaultyRuns):
         """
         cases = [BY_NAME[name] for name in _IN_TRAINING]
         case = in_sequence(cases, name="in training")
-        assert self._judged(case, tmp_path, untouched=untouched).wrong == []
+        assert (
+            _recorded(self._judged(case, tmp_path, untouched=untouched), record_property).wrong
+            == []
+        )
 
-    def test_chaos_around_training(self, tmp_path: Path) -> None:
+    def test_chaos_around_training(self, tmp_path: Path, record_property: Record) -> None:
         """Faults at the start, at joining, in memory, on disk: every row is used once per epoch.
 
         If this fails: a rendezvous doesn't end when a rank is missing, or accepts ranks of an
@@ -97,14 +109,25 @@ class ChaosTier(FaultyRuns):
         """
         cases = [BY_NAME[name] for name in _AROUND_TRAINING]
         case = in_sequence(cases, name="around training")
-        assert self._judged(case, tmp_path, work="rows").wrong == []
+        assert _recorded(self._judged(case, tmp_path, work="rows"), record_property).wrong == []
 
-    def test_chaos_by_chance(self, untouched: CaseResult, tmp_path: Path) -> None:
+    def test_chaos_by_chance(
+        self, untouched: CaseResult, tmp_path: Path, record_property: Record
+    ) -> None:
         """Random faults, with a fixed seed."""
         case = at_random(seed=1, steps=untouched.steps)
-        assert self._judged(case, tmp_path, untouched=untouched).wrong == []
+        assert (
+            _recorded(self._judged(case, tmp_path, untouched=untouched), record_property).wrong
+            == []
+        )
 
-    def test_chaos_that_does_not_end(self, tmp_path: Path) -> None:
+    def test_chaos_that_does_not_end(self, tmp_path: Path, record_property: Record) -> None:
         """A rank that dies at every start ends the run after `max_failures` restarts."""
         case = BY_NAME["the same rank again and again"]
-        assert self._judged(case, tmp_path).wrong == []
+        assert _recorded(self._judged(case, tmp_path), record_property).wrong == []
+
+
+def _recorded(result: CaseResult, record: Record) -> CaseResult:
+    record(FAULTS, result.struck)
+    record(RECOVERIES, result.recoveries_s)
+    return result

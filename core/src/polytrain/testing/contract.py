@@ -183,6 +183,7 @@ class ContractTier:
     @pytest.mark.parametrize(
         ("flag", "methods"),
         [("declarative", ("train",)), ("predictive", ("predict", "predictor"))],
+        ids=["declarative", "predictive"],
     )
     def test_declares_what_it_has(self, flag: str, methods: tuple[str, ...]) -> None:
         """Flags and methods of `Engine` agree.
