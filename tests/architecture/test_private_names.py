@@ -47,20 +47,36 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "deepspeed": {"deepspeed.DeepSpeedEngine": ("_config",)},
     "lightning": {
-        "lightning.Trainer": ("_accelerator_connector",),
+        "lightning.Trainer": (
+            *("_accelerator_connector", "_checkpoint_connector", "_logger_connector"),
+        ),
         "lightning.pytorch.callbacks.BatchSizeFinder": ("_batch_arg_name", "_early_exit"),
         "lightning.pytorch.callbacks.LearningRateFinder": (
             *("_attr_name", "_early_exit", "_max_lr", "_min_lr", "_mode", "_num_training_steps"),
             "_update_attr",
+        ),
+        "lightning.pytorch.callbacks.ModelCheckpoint": (
+            *("_defer_save_until_validation", "_last_checkpoint_saved", "_last_global_step_saved"),
         ),
         "lightning.pytorch.loggers.CSVLogger": ("_experiment", "_version"),
         "lightning.pytorch.loggers.TensorBoardLogger": (
             *("_default_hp_metric", "_experiment", "_version"),
         ),
         "lightning.pytorch.loops._EvaluationLoop": ("_results",),
-        "lightning.pytorch.loops._TrainingEpochLoop": ("_batches_that_stepped", "_results"),
-        "lightning.pytorch.loops.fit_loop._FitLoop": ("_combined_loader",),
+        "lightning.pytorch.loops._TrainingEpochLoop": (
+            *("_batches_that_stepped", "_results", "_should_check_val_fx"),
+        ),
+        "lightning.pytorch.loops.fit_loop._FitLoop": (
+            *("_combined_loader", "_data_fetcher", "_restarting", "_should_accumulate"),
+        ),
         "lightning.pytorch.plugins.io.AsyncCheckpointIO": ("_error",),
+        "lightning.pytorch.trainer.connectors.logger_connector.logger_connector._LoggerConnector": (
+            *("_callback_metrics", "_current_fx", "_first_loop_iter", "_logged_metrics"),
+            "_progress_bar_metrics",
+        ),
+        "lightning.pytorch.trainer.connectors.logger_connector.result._ResultMetric": (
+            *("_forward_cache", "_update_count"),
+        ),
         "lightning.pytorch.tuner.lr_finder": ("_LRFinder", "_determine_lr_attr_name"),
     },
     "transformers": {

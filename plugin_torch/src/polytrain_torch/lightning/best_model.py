@@ -46,11 +46,19 @@ class SavedFiles:
         """Note a file that is saved at a step."""
         self._steps[str(path)] = step
 
-    def save(self, trainer: Any, directory: Path) -> None:
-        """Write the steps of the files that are still used."""
+    @property
+    def steps(self) -> Mapping[str, int]:
+        """The step of each file's save, by its path."""
+        return self._steps
+
+    def forget_unused(self, trainer: Any) -> None:
+        """Forget the files that no callback names any more."""
         used = {path for each in _callbacks(trainer) for path in _paths(each.state_dict())}
         self._steps = {path: step for path, step in self._steps.items() if path in used}
-        (directory / _FILE).write_text(json.dumps(self._steps))
+
+    def write(self, directory: Path, steps: Mapping[str, int]) -> None:
+        """Write the steps of files, as `steps` has returned them."""
+        (directory / _FILE).write_text(json.dumps(steps))
 
     def restore(self, trainer: Any, states: Mapping[str, Any], resumed: Path) -> None:
         """Have each callback's state name files that exist, copied from the run's checkpoints.

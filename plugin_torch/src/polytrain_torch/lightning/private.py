@@ -5,10 +5,17 @@ Only this module breaks if a newer version renames one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
 from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name, _LRFinder
 
 LoggedValues: Any = _ResultCollection
@@ -91,3 +98,143 @@ def is_open(logger: Any) -> bool:
 def log_no_start(logger: Any) -> None:
     """Have a `TensorBoardLogger` skip the metric that it logs at each start, at step 0."""
     logger._default_hp_metric = False
+
+
+def accumulates(trainer: Any) -> bool:
+    """Whether no optimizer has used the gradients so far; only the loop knows the last batch."""
+    return bool(trainer.fit_loop._should_accumulate())
+
+
+def validates_next(trainer: Any) -> bool:
+    """Whether a validation follows the current batch; only the loop knows."""
+    loop = trainer.fit_loop
+    return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
+
+
+def whole_checkpoint(trainer: Any) -> dict[str, Any]:
+    """Return all that a checkpoint holds; the public method writes a file, with all ranks."""
+    content: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    return content
+
+
+def saved_last(callback: Any) -> dict[str, Any]:
+    """Return what a `ModelCheckpoint` knows of its last save, which its state lacks."""
+    return {name: getattr(callback, name) for name in _SAVED_LAST}
+
+
+def set_saved_last(callback: Any, saved: Mapping[str, Any]) -> None:
+    """Restore what `saved_last` has returned."""
+    for name in _SAVED_LAST:
+        setattr(callback, name, saved[name])
+
+
+_SAVED_LAST = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+
+
+def forget_restart(trainer: Any) -> None:
+    """Have a loop that has loaded its state continue as if it hadn't been restarted.
+
+    A restarted one takes a batch's validation as done, and with `max_steps` each epoch as begun.
+    """
+    loop = trainer.fit_loop
+    loop._restarting = loop.epoch_loop.restarting = False
+    loop.reset_restart_stage()
+    loop.epoch_loop.reset_restart_stage()
+
+
+def end_of_batch(trainer: Any) -> None:
+    """Log a batch's values, as Lightning does after the hooks at its end."""
+    trainer._logger_connector.on_batch_end()
+    trainer._logger_connector.update_train_step_metrics()
+
+
+class Logged:
+    """The values that a trainer has logged. Lightning's checkpoints lack them."""
+
+    _SHOWN = (("callback", "_callback_metrics"), ("log", "_logged_metrics"))
+    _OPTIONS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
+    _STATE = ("value", "cumulated_batch_size", "_forward_cache")
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._connector = trainer._logger_connector
+        self._results = trainer.fit_loop.epoch_loop._results
+
+    def kept(self) -> dict[str, Any]:
+        """Return all of them, as plain values.
+
+        Raises:
+            ValueError: one is no number, or averaged over other ranks than all.
+        """
+        connector = self._connector
+        is_in_epoch = connector._first_loop_iter is not None
+        newest = connector.metrics if is_in_epoch else {"callback": {}, "log": {}, "pbar": {}}
+        return {
+            **{
+                kind: {
+                    name: _number(value)
+                    for name, value in {**getattr(connector, attribute), **newest[kind]}.items()
+                }
+                for kind, attribute in self._SHOWN
+            },
+            "bar": {**connector._progress_bar_metrics, **newest["pbar"]},
+            "is_first": connector._first_loop_iter,
+            "function": connector._current_fx,
+            "results": {key: self._kept_result(key, each) for key, each in self._results.items()}
+            if is_in_epoch
+            else {},
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Continue what `kept` has returned."""
+        connector = self._connector
+        for kind, attribute in self._SHOWN:
+            setattr(connector, attribute, {n: _tensor(each) for n, each in kept[kind].items()})
+        connector._progress_bar_metrics = dict(kept["bar"])
+        connector._first_loop_iter, connector._current_fx = kept["is_first"], kept["function"]
+        for key, saved in kept["results"].items():
+            self._results[key] = self._result(saved)
+
+    def _kept_result(self, key: str, result: Any) -> dict[str, Any]:
+        meta = result.meta
+        if not result.is_tensor:
+            raise ValueError(f"it logs {key!r}, which is a metric")
+        if meta.sync.group is not None:
+            raise ValueError(f"it averages {key!r} over a group of its own")
+        return {
+            "options": {name: getattr(meta, name) for name in self._OPTIONS},
+            "reduction": meta.reduce_fx.__name__,
+            "is_averaged": meta.sync.should,
+            "is_of_rank_zero": meta.sync.rank_zero_only,
+            "state": {
+                name: _number(getattr(result, name))
+                for name in self._STATE
+                if getattr(result, name, None) is not None
+            },
+            "is_reset": result.has_reset,
+        }
+
+    def _result(self, saved: Mapping[str, Any]) -> Any:
+        meta = _Metadata(**saved["options"], reduce_fx=saved["reduction"])
+        meta.sync = _Sync(
+            _should=saved["is_averaged"],
+            fn=self._trainer.strategy.reduce,
+            rank_zero_only=saved["is_of_rank_zero"],
+        )
+        result = _ResultMetric(meta, is_tensor=True)
+        for name, value in saved["state"].items():
+            setattr(result, name, _tensor(value))
+        result.has_reset = saved["is_reset"]
+        result._update_count = 1
+        return result
+
+
+def _number(value: Any) -> tuple[float, str]:
+    if not isinstance(value, torch.Tensor):
+        return value, ""
+    return value.item(), str(value.dtype).removeprefix("torch.")
+
+
+def _tensor(kept: tuple[float, str]) -> Any:
+    value, dtype = kept
+    return torch.tensor(value, dtype=getattr(torch, dtype)) if dtype else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Reports(Callback):
         self._search_again: Callable[[], None] = lambda: None
         self.logs: KeptLogs | None = None
         """Logs of earlier attempts, until the repeated steps are dropped from them."""
+        self.restore_parts: Callable[[Any, Path], None] = restore_rank_parts
+        """Restores what differs by rank in the checkpoint that a `fit` resumes from."""
         self._files = SavedFiles(file=CHECKPOINT_FILE, fit_file=_FIT_FILE)
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
@@ -66,15 +68,12 @@ class Reports(Callback):
         # Not earlier: the validation sanity check draws random numbers too.
         checkpoint = checkpoint_of_fit(self.fit)
         if checkpoint is not None:
-            restore_rank_parts(trainer, checkpoint)
+            self.restore_parts(trainer, checkpoint)
             restore_random_states(checkpoint)
             self._saved_step = self._reported_step = trainer.global_step
 
-    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        self._report_epoch(trainer)
-
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-        self._drop_repeated_logs(trainer)
+        self.drop_repeated_logs(steps_logged(trainer))
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         self.has_validated = True
@@ -83,8 +82,8 @@ class Reports(Callback):
         trainer.end_epoch()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        self._drop_repeated_logs(trainer)
-        self._report_epoch(trainer)
+        self.drop_repeated_logs(steps_logged(trainer))
+        self.report_epoch(trainer)
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         # Checkpoints from here on would lack a taken batch, and other ranks may not save.
@@ -108,18 +107,38 @@ class Reports(Callback):
             save_rank_states(part)
             save_rank_parts(trainer, part)
             if part is not None and dist.get_rank() == 0:
-                (part / _FIT_FILE).write_text(str(self.fit))
-                self._files.save(trainer, part)
-                save_found(trainer.callbacks, part)
-                save_trained(trainer, part)
+                self._files.forget_unused(trainer)
+                self.write_beside(trainer, part, self.files_saved)
             report(logged_metrics(trainer), checkpoint_of(part))
 
-    def _drop_repeated_logs(self, trainer: Any) -> None:
+    @property
+    def files_saved(self) -> dict[str, int]:
+        """The steps at which files were saved, by their paths."""
+        return dict(self._files.steps)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The step of the last checkpoint, and that of the last report; -1 if there is none."""
+        return self._saved_step, self._reported_step
+
+    @steps.setter
+    def steps(self, steps: tuple[int, int]) -> None:
+        self._saved_step, self._reported_step = steps
+
+    def write_beside(self, trainer: Any, part: Path, files_saved: Mapping[str, int]) -> None:
+        """Write what a checkpoint of the run has beside Lightning's."""
+        (part / _FIT_FILE).write_text(str(self.fit))
+        self._files.write(part, files_saved)
+        save_found(trainer.callbacks, part)
+        save_trained(trainer, part)
+
+    def drop_repeated_logs(self, step: int) -> None:
+        """Drop what earlier attempts have logged from a step on, once."""
         logs, self.logs = self.logs, None
         if logs is not None:
-            logs.drop_from(steps_logged(trainer))
+            logs.drop_from(step)
 
-    def _report_epoch(self, trainer: Any) -> None:
+    def report_epoch(self, trainer: Any) -> None:
         """Report the last epoch, unless a checkpoint at its end has reported it."""
         if self._reported_step != trainer.global_step > 0:
             self._reported_step = trainer.global_step

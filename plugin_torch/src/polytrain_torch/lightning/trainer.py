@@ -34,6 +34,7 @@ with needed("lightning"):
 
     from polytrain_torch.lightning.epochs import resume_epoch
     from polytrain_torch.lightning.finders import is_search
+    from polytrain_torch.lightning.kept_batches import KeptBatches, is_of_survivor
     from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
     from polytrain_torch.lightning.loggers import KeptLogs, keep_version
     from polytrain_torch.lightning.private import (
@@ -98,6 +99,9 @@ class Trainer(lightning.Trainer):
         self._is_replaced = False
         self._splits = bool(options.pop("use_distributed_sampler", True))
         self._reports = Reports()
+        self._kept = KeptBatches(
+            self._reports, loaders=lambda: self._loaders, end_epoch=self._end_epoch_of_loaders
+        )
         if workers > 1 and options.get("strategy", "auto") in ("auto", "ddp"):
             options["strategy"] = DDPStrategy(process_group=gradient_group(device))
         own: dict[str, Any] = {
@@ -105,7 +109,7 @@ class Trainer(lightning.Trainer):
             "num_nodes": workers,
             "use_distributed_sampler": False,
             "plugins": [*_as_list(options.pop("plugins", None)), WorkerEnvironment()],
-            "callbacks": [self._reports, StepWeights(), *callbacks],
+            "callbacks": [self._reports, StepWeights(), *callbacks, self._kept],
         }
         super().__init__(**{**defaults, **options, **own})
         if workers > 1:
@@ -116,9 +120,11 @@ class Trainer(lightning.Trainer):
         weigh_backward(self.strategy)
         self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
         batches = self.fit_loop.epoch_loop
+        batches.on_run_start = partial(self._start_batches, batches.on_run_start)
         batches.on_advance_end = partial(self._end_batch, batches.on_advance_end)
         self.fit_loop.on_advance_end = partial(self._end_pass, self.fit_loop.on_advance_end)
         self.fit_loop.on_run_start = partial(self._start, self.fit_loop.on_run_start)
+        self._kept.attach(self)
         if isinstance(self.strategy, DDPStrategy):
             self.strategy.setup = partial(self._set_up, self.strategy.setup)
 
@@ -146,6 +152,8 @@ class Trainer(lightning.Trainer):
         checkpoint = checkpoint_of_fit(number)
         if checkpoint is not None:
             options["ckpt_path"] = str(checkpoint / CHECKPOINT_FILE)
+            if is_of_survivor(checkpoint):
+                self._kept.resume(checkpoint)
         self._reports.loads_anything = options.get("weights_only") is False
         if checkpoint is not None or get_context().get_attempt():
             self._keep_logs(is_fresh=options.get("ckpt_path") is None)
@@ -172,11 +180,7 @@ class Trainer(lightning.Trainer):
         if weights_only:
             _warn_of_weights()
             return
-        is_end = self.fit_loop.epoch_loop.batch_progress.is_last_batch
-        if is_end:
-            for loader in self._loaders:
-                loader.end_epoch()
-        elif len(self._loaders) > 1:
+        if not self._end_epoch_of_loaders() and len(self._loaders) > 1:
             _warn_of_several_loaders()
             return
         self._reports.saved(self, Path(filepath))
@@ -196,6 +200,14 @@ class Trainer(lightning.Trainer):
             return super().predict(*args, **options)
         finally:
             set_splitting(self, splits=False)
+
+    def _end_epoch_of_loaders(self) -> bool:
+        """After an epoch's last batch, have loaders continue with the next epoch; return if so."""
+        is_end = bool(self.fit_loop.epoch_loop.batch_progress.is_last_batch)
+        if is_end:
+            for loader in self._loaders:
+                loader.end_epoch()
+        return is_end
 
     def _keep_logs(self, *, is_fresh: bool) -> None:
         logs = KeptLogs(self.loggers)
@@ -237,18 +249,31 @@ class Trainer(lightning.Trainer):
         if checkpoint is not None:
             # After the user's hooks, which may freeze parameters that training had unfrozen.
             resume_epoch(self, checkpoint)
+        # Not in the search of a finder, before the training.
+        if self._reports.is_training:
+            self._kept.continue_epochs(self)
+            self._kept.begin(self)
+
+    def _start_batches(self, own_start: Any, fetcher: Any) -> None:
+        own_start(fetcher)
+        self._kept.continue_batches(self, fetcher)
 
     def _end_batch(self, own_end: Any, *args: Any) -> None:
+        self._kept.before_end(self)
         # Lightning validates before an early stop.
         self._agree_on_stop()
         self._reports.has_validated = False
         own_end(*args)
         if self._reports.has_validated:
             self._agree_on_stop()
+            self._kept.after_end(self)
 
     def _end_pass(self, own_end: Any) -> None:
         own_end()
         self._agree_on_stop()
+        if self._reports.is_training:
+            self._reports.report_epoch(self)
+            self._kept.after_epoch(self)
 
     def _agree_on_stop(self) -> None:
         self.should_stop = any_rank_stops(self.should_stop)
@@ -257,6 +282,7 @@ class Trainer(lightning.Trainer):
         """Have the loaders that Lightning creates in this call replace the current ones."""
         self._is_replaced = True
         own_setup()
+        self._kept.lift_limits(self)
 
     def _set_up(self, own_setup: Any, trainer: Any) -> None:
         keep_frozen(

@@ -14,6 +14,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -121,6 +122,8 @@ class Keeper:
         whose: str = "TrainingState",
         around: Sequence[Any] = (),
         by_batch: bool = True,
+        carried: Callable[[], str | None] = lambda: None,
+        needs_own: bool = False,
     ) -> None:
         """
         Args:
@@ -130,6 +133,9 @@ class Keeper:
             whose: what has the parts, for messages.
             around: a library's objects around the parts, which rebuild themselves.
             by_batch: whether the points are where loaders fetch batches.
+            carried: returns what has changed beside the parts, and a restart wouldn't find; None
+                if nothing.
+            needs_own: whether what a lost rank had alone must be known, and not another one's.
         """
         self.progress = progress
         self._parts = parts
@@ -137,6 +143,11 @@ class Keeper:
         self._whose = whose
         self._around = around
         self._by_batch = by_batch
+        self._carried = carried
+        self._needs_own = needs_own
+        self._notes_steps = True
+        """Whether torch's hook tells when an optimizer is about to change the parameters."""
+
         self._own: State = {}
         """What a library's trainer has on this rank alone, as plain values."""
 
@@ -199,6 +210,23 @@ class Keeper:
 
     # Called by the training
 
+    @contextmanager
+    def noting_steps_itself(self) -> Iterator[None]:
+        """In a block, leave it to a library to call `before_step`.
+
+        An optimizer's step may begin with the forward pass, by a function that it gets.
+        """
+        self._notes_steps = False
+        try:
+            yield
+        finally:
+            self._notes_steps = True
+
+    def begins_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer's step begins."""
+        if self._notes_steps:
+            self.before_step(optimizer)
+
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer is about to change the parameters; hold it if the state is."""
         self._has_gone_forward = False
@@ -256,6 +284,7 @@ class Keeper:
         *,
         reported: Mapping[str, Any] | None = None,
         is_sampled: bool,
+        is_ahead: bool = False,
     ) -> None:
         """Note that a library's trainer is where it may save: a restart can continue from there.
 
@@ -264,15 +293,26 @@ class Keeper:
             own: what it has on this rank alone, as plain values.
             reported: the metrics of the report that it makes here, with a checkpoint.
             is_sampled: whether an evaluation that comes may swap the weights.
+            is_ahead: whether the state has more than a checkpoint of the last report.
         """
         self._own = own
         if self._why_not is None:
-            self._pass(frames=None, reported=reported, of_library=of_library, is_sampled=is_sampled)
+            self._pass(
+                frames=None,
+                reported=reported,
+                of_library=of_library,
+                is_sampled=is_sampled,
+                is_ahead=is_ahead,
+            )
 
     def expect_step(self) -> None:
         """Note the end of a step, in which an optimizer must have stepped."""
         if not self._has_stepped:
-            self._foreign = self._foreign or "its optimizer's steps can't be seen"
+            self.refuse("its optimizer's steps can't be seen")
+
+    def refuse(self, why: str) -> None:
+        """Note that a checkpoint can't hold the state from here on."""
+        self._foreign = self._foreign or why
 
     def after_forward(self, own: State | None = None) -> None:
         """Keep a forecast of the next point: what a rank can't be asked any more if it is lost.
@@ -305,13 +345,20 @@ class Keeper:
         reported: Mapping[str, Any] | None = None,
         of_library: Any = None,
         is_sampled: bool = True,
+        is_ahead: bool = False,
     ) -> None:
         """Keep this rank's small state at a clean point. The training continues if it can't."""
         try:
             if self._kept is None:
                 self._why_not = self._begin()
             if self._why_not is None:
-                self._keep(frames, reported, of_library, is_sampled=is_sampled and frames is None)
+                self._keep(
+                    frames,
+                    reported,
+                    of_library,
+                    is_sampled=is_sampled and frames is None,
+                    is_ahead=is_ahead,
+                )
         except Exception as error:  # a part's state may be anything
             self._why_not = f"{type(error).__name__}: {error}"
         if self._why_not is not None and self._kept is None:
@@ -326,12 +373,15 @@ class Keeper:
         of_library: Any,
         *,
         is_sampled: bool,
+        is_ahead: bool,
     ) -> None:
         place, last = self._survivor.place(), self._point
         if reported is not None:
             place = place.after_report(reported)
         elif last is not None and last.place.step == place.step:
             place = replace(place, is_ahead=self._has_stepped or last.place.is_ahead)
+        if is_ahead:
+            place = replace(place, is_ahead=True)
         self._large_tensors()
         number = self._number + 1
         if not self._put(self._small(), point=number, is_forecast=False):
@@ -499,7 +549,8 @@ class Keeper:
                     self._written = found = self._point
                     break
             if not has_time():
-                raise NotCleanError("it was inside of an optimizer's step")
+                why = self._foreign or self._why_not
+                raise NotCleanError(why or "it was inside of an optimizer's step")
             time.sleep(_NAP_S)
         assert found is not None
         self._prove(found)
@@ -517,8 +568,10 @@ class Keeper:
         if self._survivor.reads_checkpoint != self._reads_before:
             raise NotCleanError("the training function reads its checkpoint itself")
         self._expect_unchanged(point)
+        carried = self._carried()
+        if carried is not None:
+            raise NotCleanError(carried)
         if point.frames is not None:
-            carried = None
             if self._loop is None or not self._loop.frames:
                 carried = "its loop isn't known"
             else:
@@ -559,6 +612,7 @@ class Keeper:
             buffers=self._buffers,
             sent=self._sent,
             are_alike=virtual_workers() is not None,
+            needs_own=self._needs_own,
         )
         states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
         self._expect_finite([buffers for _, buffers in states])
@@ -644,6 +698,8 @@ def start(
     whose: str = "TrainingState",
     around: Sequence[Any] = (),
     by_batch: bool = True,
+    carried: Callable[[], str | None] = lambda: None,
+    needs_own: bool = False,
 ) -> Keeper:
     """Start to keep the state of an attempt, whose parts are restored. A second one keeps none.
 
@@ -654,6 +710,8 @@ def start(
         whose: see `Keeper`.
         around: see `Keeper`.
         by_batch: see `Keeper`.
+        carried: see `Keeper`.
+        needs_own: see `Keeper`.
     """
     global _current, _has_hooks
     if not _has_hooks:
@@ -663,7 +721,16 @@ def start(
     context = get_context()
     has_another = _current is not None and _current[0] is context
     kept = {} if has_another else parts
-    keeps = Keeper(kept, progress, files=files, whose=whose, around=around, by_batch=by_batch)
+    keeps = Keeper(
+        kept,
+        progress,
+        files=files,
+        whose=whose,
+        around=around,
+        by_batch=by_batch,
+        carried=carried,
+        needs_own=needs_own,
+    )
     _current = context, keeps
     points.listener = keeps if by_batch else None
     return keeps
@@ -676,7 +743,7 @@ def keeper() -> Keeper | None:
 
 def _before_step(optimizer: Any, *_: Any) -> None:
     if _current is not None:
-        _current[1].before_step(optimizer)
+        _current[1].begins_step(optimizer)
 
 
 def _after_forward() -> None:

@@ -45,6 +45,9 @@ class KeptByRank:
     are_alike: bool = False
     """Whether ranks end each step with the same buffers and random numbers: virtual workers' do."""
 
+    needs_own: bool = False
+    """Whether what a lost rank had alone must be known, and not another one's."""
+
     def state(self, rank: int) -> tuple[State, list[torch.Tensor]]:
         """Return a rank's state and buffers at the point.
 
@@ -139,6 +142,8 @@ class KeptByRank:
             buffers[number] = buffers[source]
         # This rank's forecast of its own values says whether the lost one's is true as well.
         is_known = here_last[0].get("own") == small["own"]
+        if self.needs_own and not is_known:
+            raise NotCleanError(f"{lost} what it had alone isn't known")
         own = last[0].get("own", small["own"]) if is_known else small["own"]
         own_state = {"random": last[0]["random"], "own": own, "places": before[0]["places"]}
         return {**small, **own_state}, buffers
