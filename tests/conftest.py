@@ -11,7 +11,14 @@ from hypothesis import settings
 
 from polytrain_plugins import backend_names
 
-pytest_plugins = ["pytester", "tests.machine", "tests.minutes", "tests.problems", "tests.sweeps"]
+pytest_plugins = [
+    "pytester",
+    "tests.machine",
+    "tests.minutes",
+    "tests.problems",
+    "tests.sweeps",
+    "tests.zygotes",
+]
 
 # A busy machine makes an example slow without making it wrong; the suite's own timeout remains.
 settings.register_profile("polytrain", deadline=None)

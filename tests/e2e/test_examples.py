@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.e2e.torch_runs import DEEPSPEED, preloaded_on_path
+
+from polytrain_plugins import Demand, Job
+from polytrain_torch import Torch
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -22,9 +28,39 @@ SHOWN = dict(
 """Example to its output on the page."""
 
 
+PRELOADED = (
+    *(DEEPSPEED, "polytrain_torch.deepspeed", "datasets", "peft", "sklearn.datasets"),
+    *("transformers", "polytrain_torch.transformers"),
+)
+"""For examples whose workers can't be preloaded after the first attempt, because of DeepSpeed: each
+would import these modules for seconds. That of Accelerate, which is among them, runs without."""
+
+
 def framework(name: str) -> str:
     """Whose zygote an example's workers are forked from: those of one framework share one."""
+    if name.startswith(("deepspeed", "transformers")):
+        return "DeepSpeed"
     return "tensorflow" if name.startswith(("keras", "tensorflow")) else "torch"
+
+
+@pytest.fixture(autouse=True)
+def preloaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Import an example's libraries before the zygote forks, if its workers all would."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is None or framework(callspec.params["name"]) != "DeepSpeed":
+        yield
+        return
+    demand = Torch.demand
+
+    def with_libraries(backend: Torch, job: Job) -> Demand:
+        without = demand(backend, job)
+        return dataclasses.replace(without, preload=(*without.preload, *PRELOADED))
+
+    monkeypatch.setattr(Torch, "demand", with_libraries)
+    # DeepSpeed, which peft imports where it is installed, prints that it looks for GPUs.
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with preloaded_on_path():
+        yield
 
 
 @pytest.mark.parametrize(
@@ -52,15 +88,13 @@ def masked(output: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "N", output)
 
 
-@pytest.mark.parametrize("name", sorted(SHOWN))
+@pytest.mark.parametrize("name", sorted(SHOWN, key=lambda name: (framework(name), name)))
 def test_an_example_prints_what_its_page_shows(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert f"\npython examples/{name}\n" in (EXAMPLES / name).read_text()
-    # DeepSpeed, which peft imports where it is installed, prints that it looks for GPUs.
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.syspath_prepend(EXAMPLES)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     printed = [line for line in capsys.readouterr().out.splitlines() if "(rank " not in line]

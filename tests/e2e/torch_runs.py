@@ -37,8 +37,8 @@ KERAS_ON_TORCH = "keras_on_torch"
 class TorchWith(Torch):
     """torch, with libraries on top of it imported before the zygote forks.
 
-    Otherwise each worker imports them for seconds in each attempt. Examples and docs, which are
-    run too, import them as users do.
+    Otherwise each worker imports them for seconds in each attempt. Docs and most examples, which
+    are run too, import them as users do.
     """
 
     libraries: tuple[str, ...]
