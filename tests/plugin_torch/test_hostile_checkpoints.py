@@ -54,6 +54,10 @@ def make_list_of_tensors(directory: Path, mark: Path) -> None:
     (directory / ".metadata").write_bytes(pickle.dumps(Bomb(mark)))
 
 
+def make_list_of_one_rank(directory: Path, mark: Path) -> None:
+    (directory / "shards-0.metadata").write_bytes(pickle.dumps(Bomb(mark)))
+
+
 def make_entry_of_list(directory: Path, mark: Path) -> None:
     save_sharded(directory, model={"weight": torch.ones(2)})
     metadata = pickle.loads((directory / ".metadata").read_bytes())
@@ -79,7 +83,15 @@ def make_deepspeed(directory: Path, mark: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [make_weights, make_list_of_tensors, make_entry_of_list, make_tensor, make_deepspeed]
+    "make",
+    [
+        make_weights,
+        make_list_of_tensors,
+        make_list_of_one_rank,
+        make_entry_of_list,
+        make_tensor,
+        make_deepspeed,
+    ],
 )
 def test_loading_a_model_runs_nothing(
     make: Callable[[Path, Path], None], directory: Path, mark: Path

@@ -172,7 +172,7 @@ class TorchEngine(Engine[Any]):
         """
         if (directory / MODEL_FILE).exists():
             return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
-        if (directory / ".metadata").exists():
+        if any((directory / name).exists() for name in (".metadata", "shards-0.metadata")):
             from polytrain_torch.checkpoints.sharded import whole_model
 
             return whole_model(directory)

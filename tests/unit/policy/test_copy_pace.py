@@ -48,3 +48,33 @@ def test_copies_take_a_bounded_share_of_the_time_between_them(
 
 def test_the_first_step_is_copied() -> None:
     assert CopyPace(every="auto").is_due(5.0)
+
+
+def shared(*, copy_s: float, steps: int, pace: CopyPace) -> list[int]:
+    """Return after which of the next steps of a second each the state is copied."""
+    now, at = 0.0, []
+    for step in range(1, steps + 1):
+        now += 1
+        if pace.is_due(now):
+            at.append(step)
+            pace.copied(now, now + copy_s)
+            now += copy_s
+    return at
+
+
+def test_ranks_that_copy_together_go_by_steps_alone() -> None:
+    fast, slow = (CopyPace(every="auto", is_shared=True) for _ in range(2))
+    assert shared(copy_s=0.001, steps=20, pace=fast) == [1, 3, 7, 15]
+    assert shared(copy_s=9.0, steps=20, pace=slow) == [1, 3, 7, 15]
+
+
+def test_ranks_that_agree_spend_the_share_of_the_slowest() -> None:
+    fast, slow = (CopyPace(every="auto", is_shared=True) for _ in range(2))
+    shared(copy_s=0.1, steps=7, pace=fast)
+    shared(copy_s=0.3, steps=7, pace=slow)
+    # 0.3 s in 10 s are three percent.
+    assert (fast.wanted, slow.wanted) == (4, 10)
+    for pace in (fast, slow):
+        pace.agree(10)
+    assert shared(copy_s=0.1, steps=30, pace=fast) == [10, 20, 30]
+    assert shared(copy_s=0.3, steps=30, pace=slow) == [10, 20, 30]

@@ -59,6 +59,7 @@ from polytrain.workers.agents.calls import (
     ReadStacks,
     SendCheckpoints,
     SendRoster,
+    StoreCopy,
     StoreRest,
     WriteState,
 )
@@ -90,6 +91,9 @@ class FakeGroup:
     order: LaunchOrder | None = None
     rescue: Callable[[WriteState], StateWritten] = field(init=False)
     """What the survivor that is asked first writes."""
+
+    store_copies: Callable[[StoreCopy], Sequence[AgentEvent]] = field(init=False)
+    """What the agents say that are asked for copies."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -133,6 +137,9 @@ class FakeGroup:
                 ]
             case WriteState():
                 self.pending.append(self.rescue(call))
+            case StoreCopy():
+                self.calls.append(("store_copy", call.checkpoint, call.number))
+                self.pending += self.store_copies(call)
             case StoreRest(checkpoint=checkpoint, stored_already=stored_already):
                 names = None if stored_already is None else sorted(stored_already)
                 self.calls.append(("store_rest", *(ranks or ()), checkpoint, names))

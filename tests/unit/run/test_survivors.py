@@ -19,6 +19,8 @@ from polytrain.checkpoint.parts import PartStored, StateWritten
 from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
+    AgentLost,
+    CopiesHeld,
     Exited,
     Failed,
     KeepsNothing,
@@ -34,10 +36,11 @@ from polytrain.record.history import JOURNAL, read_as
 from polytrain.record.repetition import ReportedHistory
 from polytrain.run import survivors
 from polytrain.run.states import Ending, State
-from polytrain.run.survivors import Survivors, in_order, newest_point
+from polytrain.run.survivors import Survivors, in_order, newest_common, newest_point
 from polytrain.storage.location import Location
-from polytrain.workers.agents.calls import AgentEvent, Kill, ReadKept, WriteState
+from polytrain.workers.agents.calls import AgentEvent, Kill, ReadKept, StoreCopy, WriteState
 from polytrain.workers.session.job import LaunchOrder
+from polytrain_plugins import CheckpointKind
 
 
 def read(rank: int, *points: int, alive: bool = True, forecast: int | None = None) -> KeptRead:
@@ -474,6 +477,7 @@ def test_a_copy_of_what_has_diverged_is_not_committed(
 
 def test_a_stop_that_waits_for_no_checkpoint_keeps_the_copy() -> None:
     run = Run()
+    run.survivors.launched(0, 1)
     part = PartStored(attempt=0, rank=0, checkpoint=1, step=9, metrics={}, positions={}, files=())
     run.survivors.take(
         StateWritten(attempt=0, rank=0, part=part, is_report=False, is_copy=True),
@@ -499,3 +503,123 @@ def test_a_copy_that_is_no_newer_than_the_checkpoint_is_not_committed(
     assert run.group.of("launch") == [(0, 0), (1, 3)]
     [asked] = lines(tmp_path, "SurvivorsAsked")
     assert "the checkpoint of step 3 is as new" in str(asked["reason"])
+
+
+def sharing(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    held: dict[int, tuple[int, ...]],
+    *last: AgentEvent,
+    step_of_rank_1: int = 2,
+    unstored: str = "",
+) -> Driver:
+    """A run with two workers, of which rank 1 is killed after step 3. Step 1 has a checkpoint.
+
+    Args:
+        path: where it lies.
+        monkeypatch: the test's.
+        held: rank → the copies that its agent has.
+        last: what happens before the last process is gone.
+        step_of_rank_1: the step of rank 1's copy; that of rank 0 is 2.
+        unstored: why rank 1's copy can't be stored; empty if it can.
+    """
+    config = CheckpointConfig(memory=1, written_by="every_rank")
+    kind = CheckpointKind.EVERY_RANK
+    run = Driver(
+        path,
+        monkeypatch,
+        lambda order: [],
+        checkpoint_config=config,
+        kind=kind,
+        merges_files=False,
+        max_failures=1,
+    )
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt:
+            return run.all_done()
+        run.group.alive.discard(1)
+        run.group.store_copies = store
+        return [
+            *(event for rank in (0, 1) for event in (run.reported(rank, 1), run.staged(rank, 0))),
+            *(run.stored(rank, 0, **{f"part-{rank}": "1"}) for rank in (0, 1)),
+            run.reported(0, 2),
+            run.reported(0, 3),
+            *(CopiesHeld(attempt=0, rank=rank, numbers=held[rank]) for rank in held),
+            Exited(attempt=0, rank=1, how="killed by SIGKILL", killed=False),
+            *last,
+        ]
+
+    def store(call: StoreCopy) -> Sequence[AgentEvent]:
+        written = []
+        for rank, step in ((0, 2), (1, step_of_rank_1)):
+            files = {f"part-{rank}": f"copy of {call.number}"}
+            part = run.stored(rank, call.checkpoint, step=step, **files)
+            written.append(
+                StateWritten(attempt=0, rank=rank, part=part, is_report=False, is_copy=True)
+            )
+        if unstored:
+            return [written[0], StateUnwritten(attempt=0, rank=1, reason=unstored)]
+        return written
+
+    run.life = life
+    return run
+
+
+def test_the_newest_copy_that_all_ranks_have_is_committed_with_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sharing(tmp_path, monkeypatch, {0: (4, 5), 1: (3, 4)})
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 2)]
+    [(number, copy)] = run.group.of("store_copy")
+    assert copy == 4
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert (asked["step"], asked["reason"]) == (2, "")
+    [_, committed] = run.manager.checkpoints[:2]
+    assert (committed.number, committed.step, committed.is_rescue) == (number, 2, True)
+    assert {(file.name, file.rank) for file in committed.files} == {("part-0", 0), ("part-1", 1)}
+
+
+LOST = AgentLost(rank=1, reason="its node is gone")
+
+
+@pytest.mark.parametrize(
+    ("held", "last", "options", "reason"),
+    [
+        ({0: (4, 5), 1: (2, 3)}, (), {}, "no step of which every rank has left a copy"),
+        ({0: (4, 5)}, (), {}, "no step of which every rank has left a copy"),
+        ({0: (4,), 1: (4,)}, (LOST,), {}, "no step of which every rank has left a copy"),
+        ({0: (4,), 1: (4,)}, (), {"step_of_rank_1": 3}, "ranks 0 and 1 made their copies at diff"),
+        ({0: (4,), 1: (4,)}, (), {"unstored": "the disk is full"}, "rank 1: the disk is full"),
+    ],
+    ids=["none in common", "none of a rank", "host lost", "other places", "unstored"],
+)
+def test_without_a_copy_of_every_rank_the_run_resumes_from_its_checkpoint(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    held: dict[int, tuple[int, ...]],
+    last: tuple[AgentEvent, ...],
+    options: dict[str, Any],
+    reason: str,
+) -> None:
+    run = sharing(tmp_path, monkeypatch, held, *last, **options)
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 1)]
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert reason in str(asked["reason"])
+
+
+def test_copies_of_what_has_diverged_are_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sharing(tmp_path, monkeypatch, {0: (4,), 1: (4,)}, raised(FailureKind.DIVERGED))
+    run.conclude()
+    assert run.group.of("store_copy") == []
+
+
+def test_a_copy_counts_only_if_every_rank_has_it() -> None:
+    assert newest_common({0: (1, 2), 1: (2, 3), 2: (1, 2)}, 3) == 2
+    assert newest_common({0: (1, 2), 1: (2, 3)}, 3) is None
+    assert newest_common({0: (1,), 1: (2,)}, 2) is None
+    assert newest_common({}, 2) is None

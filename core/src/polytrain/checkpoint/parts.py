@@ -201,6 +201,9 @@ class StateWritten:
     is_copy: bool = False
     """Whether it was copied while the training continued: it may be older than the last report."""
 
+    is_joined: bool = False
+    """Whether its files are those of all ranks, of which each has copied its own part."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartVoid:

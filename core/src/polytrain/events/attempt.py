@@ -291,6 +291,15 @@ class StateUnwritten:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesHeld:
+    """The copies of its part of the state that a rank has left; see `Copies`."""
+
+    attempt: int
+    rank: int
+    numbers: tuple[int, ...]
+
+
 Event = (
     AgentsPlaced
     | PlacementFailed

@@ -135,6 +135,9 @@ class Controller:
     _returned: dict[int, Returned] = field(default_factory=dict)
     """Return values of this attempt's training functions, by rank."""
 
+    _last_gone: Exited | AgentLost | None = None
+    """The end of the attempt's last process, which waits until copies of the state are stored."""
+
     _stacks_requests: StacksRequests = field(default_factory=StacksRequests)
     _held_back: list[Event] = field(default_factory=list)
     """Events deferred while stacks are dumped: the reason for the dump is handled first."""
@@ -154,6 +157,7 @@ class Controller:
             self._take_results()
             self._fail_if(self.checkpoints.overdue())
             self.survivors.overdue()
+            self._take_last_gone()
             self._look_who_hangs()
             self._answer_who_wants_stacks()
         self.checkpoints.all_are_good()
@@ -325,7 +329,14 @@ class Controller:
             self.health_monitor.take(event)
         if isinstance(event, Exited | AgentLost):
             self._fail_if(self.checkpoints.gone(event.rank))
+            if isinstance(event, AgentLost):
+                self.survivors.copies_lost(event.rank)
             if self.state.is_last(event.rank):
+                number = self.checkpoints.unused_number
+                if self.survivors.store_copies(self.state, number=number):
+                    self._last_gone = event
+                    return
+                self._last_gone = None
                 # What follows is decided with it.
                 self._commit_state()
         if isinstance(event, Done):
@@ -335,6 +346,15 @@ class Controller:
         if isinstance(event, AgentLost):
             self.survivors.lost(event.rank)
         self._take_results_of_inline_run()
+
+    def _take_last_gone(self) -> None:
+        """Handle the end of the last process, once the copies that it waits for are stored."""
+        event = self._last_gone
+        if event is not None and not self.survivors.is_storing:
+            self._last_gone = None
+            with self.interrupts.deferred():
+                self._commit_state()
+                self._happen(event)
 
     @property
     def returned(self) -> tuple[Returned | None, ...]:

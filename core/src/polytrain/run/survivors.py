@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polytrain.checkpoint.parts import StateWritten
 from polytrain.errors import FailureKind
-from polytrain.events.attempt import KeepsNothing, KeepsState, KeptRead, StateUnwritten
+from polytrain.events.attempt import CopiesHeld, KeepsNothing, KeepsState, KeptRead, StateUnwritten
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
 from polytrain.run.states import Ending, State
-from polytrain.workers.agents.calls import Kill, ReadKept, SurvivorEvent, WriteState
+from polytrain.workers.agents.calls import Kill, ReadKept, StoreCopy, SurvivorEvent, WriteState
 from polytrain.workers.driver.group import WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,26 @@ def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
     return sorted(living, key=lambda rank: (-_point(kept[rank]), rank))
 
 
+def newest_common(held: Mapping[int, Sequence[int]], ranks: int) -> int | None:
+    """Return the newest copy that every rank has; None if there is none.
+
+    Args:
+        held: rank → its copies.
+        ranks: the number of ranks.
+    """
+    common = set.intersection(*map(set, held.values())) if len(held) == ranks else set()
+    return max(common, default=None)
+
+
+def belongs_to(part: StateWritten, first: StateWritten) -> bool:
+    """Return whether two ranks' parts are of one moment: as far as both know it."""
+    positions = first.part.positions
+    return (
+        (part.part.step, part.is_report, part.is_ahead)
+        == (first.part.step, first.is_report, first.is_ahead)
+    ) and all(positions.get(name, at) == at for name, at in part.part.positions.items())
+
+
 def _is_trusted(ending: Ending) -> bool:
     """Return whether an attempt's newest state may be committed."""
     return not {failure.kind for failure in ending.failures}.intersection(_NOT_ASKED)
@@ -70,7 +90,7 @@ class Survivors:
     group: WorkerGroup
     journal: Journal
     has_copies: bool = False
-    """Whether the only rank of an attempt copies its state: then it isn't asked."""
+    """Whether ranks copy their state. The only rank of an attempt isn't asked then."""
 
     _attempt: int = -1
     _world_size: int = 0
@@ -92,6 +112,12 @@ class Survivors:
     _number: int = 0
     _until: float = 0.0
     _written: StateWritten | None = None
+    _held: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank → the copies of its part that it has left."""
+
+    _stored: dict[int, StateWritten] | None = None
+    """Rank → its part of the state, of which copies are being stored; None if none are."""
+
     _has_warned: bool = False
 
     @property
@@ -104,11 +130,18 @@ class Survivors:
         """The monotonic time at which to call `overdue` without an event."""
         return self._until if self._is_asking else None
 
+    @property
+    def is_storing(self) -> bool:
+        """Whether agents store the ranks' copies of one step."""
+        return self._stored is not None
+
     def launched(self, attempt: int, world_size: int) -> None:
         """Note that an attempt starts."""
         self._attempt, self._world_size, self._size = attempt, world_size, 0
         self._is_asking, self._written = False, None
-        for known in (self._keepers, self._unkept, self._kept, self._left, self._refused):
+        self._stored = None
+        its = (self._keepers, self._unkept, self._kept, self._left, self._refused, self._held)
+        for known in its:
             known.clear()
 
     def ask(self, state: State, *, number: int) -> bool:
@@ -125,6 +158,9 @@ class Survivors:
         if ending.is_planned or not _is_trusted(ending) or self.is_alone:
             return False
         if not self._keepers:
+            if self.has_copies:
+                # They are looked at when all processes are gone.
+                return False
             if self._unkept:
                 self.refused(self._unkept[min(self._unkept)])
             elif self._world_size > 1 and state.has_reported:
@@ -136,6 +172,30 @@ class Survivors:
         self.group.call(ReadKept(attempt=self._attempt))
         for rank in ending.lost_agents:
             self.lost(rank)
+        return True
+
+    def store_copies(self, state: State, *, number: int) -> bool:
+        """Have the newest copies of which every rank has one stored; return whether there are any.
+
+        Args:
+            state: the run's state: all processes of its attempt are gone.
+            number: a number for the checkpoint, which no other has.
+        """
+        ending = state.phase
+        is_wanted = self.has_copies and self._world_size > 1 and self._written is None
+        if not is_wanted or not isinstance(ending, Ending):
+            return False
+        if ending.is_planned or not _is_trusted(ending):
+            return False
+        newest = newest_common(self._held, self._world_size)
+        if newest is None:
+            if self._held:
+                self.refused("there is no step of which every rank has left a copy")
+            elif self._unkept:
+                self.refused(self._unkept[min(self._unkept)])
+            return False
+        self._stored = {}
+        self.group.call(StoreCopy(attempt=self._attempt, checkpoint=number, number=newest))
         return True
 
     def take(self, event: SurvivorEvent) -> None:
@@ -153,9 +213,18 @@ class Survivors:
                 if len(self._kept) == self._world_size:
                     self._left = in_order(self._kept)
                     self._ask_next()
-            case StateWritten(is_copy=True):
+            case CopiesHeld(rank=rank, numbers=numbers):
+                self._held[rank] = numbers
+            case StateWritten(is_copy=True) if self._world_size == 1:
                 # It comes after the end of the only rank's process, whatever the end was.
                 self._written = event
+            case StateWritten(rank=rank, is_copy=True) if self._stored is not None:
+                self._stored[rank] = event
+                if len(self._stored) == self._world_size:
+                    self._join(self._stored)
+            case StateUnwritten(rank=rank, reason=reason) if self._stored is not None:
+                self._stored = None
+                self.refused(f"rank {rank}: {reason}")
             case StateWritten() if self._is_asking:
                 self._written = event
                 self._end()
@@ -167,6 +236,13 @@ class Survivors:
         """Note that a rank's agent is lost: so are its small states, unless they are known."""
         if self._is_asking and rank not in self._kept:
             self._end_without(f"rank {rank}'s random numbers and places are lost with its host")
+
+    def copies_lost(self, rank: int) -> None:
+        """Note that a rank's agent is lost, and its copies with it."""
+        self._held.pop(rank, None)
+        if self._stored is not None:
+            self._stored = None
+            self.refused(f"rank {rank}'s copy is lost with its host")
 
     def overdue(self) -> None:
         """Stop asking if the time is over."""
@@ -182,8 +258,21 @@ class Survivors:
         written, self._written = self._written, None
         if written is None or (isinstance(state.phase, Ending) and not _is_trusted(state.phase)):
             return None
+        if written.is_joined:
+            return written
         files = tuple(replace(file, rank=0) for file in written.part.files)
         return replace(written, part=replace(written.part, rank=0, files=files))
+
+    def _join(self, stored: Mapping[int, StateWritten]) -> None:
+        """Make one state of all ranks' parts, if they are those of one moment of the training."""
+        self._stored = None
+        first = stored[0]
+        odd = next((rank for rank, each in stored.items() if not belongs_to(each, first)), None)
+        if odd is not None:
+            self.refused(f"ranks 0 and {odd} made their copies at different places of the training")
+            return
+        files = tuple(file for rank in sorted(stored) for file in stored[rank].part.files)
+        self._written = replace(first, part=replace(first.part, files=files), is_joined=True)
 
     @property
     def _refusals(self) -> str:
@@ -209,7 +298,8 @@ class Survivors:
         """Note that a survivor's state is a checkpoint."""
         rank, step = written.rank, written.part.step
         self._note(rank=rank, step=step)
-        logger.info("The state after step %d, which rank %d had kept, is committed.", step, rank)
+        whose = "all ranks had copied" if written.is_joined else f"rank {rank} had kept"
+        logger.info("The state after step %d, which %s, is committed.", step, whose)
 
     def refused(self, reason: str, *, are_steps_lost: bool = True) -> None:
         """Note that there is no checkpoint of a survivor's state."""

@@ -25,18 +25,28 @@ def save_rank_states(directory: Path | None) -> None:
         TypeError: a data set's state isn't plain data, and couldn't be loaded safely.
     """
     rank = dist.get_rank()
-    mine = randomness.random_state(), stream_places.states()
+    mine = own_rank_state()
     if get_context().every_rank_writes():
         assert directory is not None
-        _write(directory, rank, mine)
+        write_rank_state(directory, rank, mine)
         return
     by_rank = gathered(mine)
     if directory is not None and rank == 0:
         for number, each in enumerate(by_rank):
-            _write(directory, number, each)
+            write_rank_state(directory, number, each)
 
 
-def _write(directory: Path, rank: int, states: tuple[Any, Any]) -> None:
+def own_rank_state() -> tuple[Any, Any]:
+    """Return this rank's random states, and its places in streamed data."""
+    return randomness.random_state(), stream_places.states()
+
+
+def write_rank_state(directory: Path, rank: int, states: tuple[Any, Any]) -> None:
+    """Write a rank's states, as `own_rank_state` has returned them there.
+
+    Raises:
+        TypeError: a data set's state isn't plain data, and couldn't be loaded safely.
+    """
     random, places = states
     torch.save(random, directory / randomness.file_of(rank))
     if places:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from polytrain_torch.private import SHARD_LIST_GLOBALS
 
 METADATA_FILE = ".metadata"
+_OF_PART = re.compile(r"shards-(\d+)\.metadata")
 _MODEL = "model."
 
 _ALLOWED = {
@@ -29,6 +33,21 @@ _ALLOWED = {
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),
 }
+
+
+def metadata_file(rank: int) -> str:
+    """Return the name of the metadata of a rank's own part; see `shard_copies`."""
+    return f"shards-{rank}.metadata"
+
+
+def data_file(rank: int) -> str:
+    """Return the name that torch gives to a rank's shards."""
+    return f"__{rank}_0.distcp"
+
+
+def has_shards(directory: Path) -> bool:
+    """Return whether a checkpoint has shards."""
+    return (directory / METADATA_FILE).exists() or (directory / metadata_file(0)).exists()
 
 
 def load_sharded(states: dict[str, Any], directory: Path) -> None:
@@ -62,18 +81,59 @@ class SafeReader(dcp.FileSystemReader):
     """Reads a checkpoint's metadata, which may come from an untrusted source."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        with (Path(self.path) / METADATA_FILE).open("rb") as file:
-            metadata = _MetadataUnpickler(file).load()
-        for info in metadata.storage_data.values():
-            name = info.relative_path
-            if name != Path(name).name:
-                raise pickle.UnpicklingError(
-                    f"{METADATA_FILE} names {name!r}, which isn't in the checkpoint's directory"
-                )
+        directory = Path(self.path)
+        if (directory / METADATA_FILE).exists():
+            metadata = _read(directory / METADATA_FILE)
+        else:
+            metadata = _joined(directory)
         if metadata.storage_meta is None:
             metadata.storage_meta = dcp.metadata.StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+
+def _read(file: Path) -> Any:
+    with file.open("rb") as opened:
+        metadata = _MetadataUnpickler(opened).load()
+    for info in metadata.storage_data.values():
+        name = info.relative_path
+        if name != Path(name).name:
+            raise pickle.UnpicklingError(
+                f"{file.name} names {name!r}, which isn't in the checkpoint's directory"
+            )
+    return metadata
+
+
+def _joined(directory: Path) -> Any:
+    """Return the metadata of all ranks' own parts, as torch writes it for all ranks at once."""
+    items: dict[str, Any] = {}
+    storage: dict[Any, Any] = {}
+    keys: dict[str, Any] = {}
+    for rank, metadata in _of_parts(directory):
+        keys |= metadata.planner_data
+        for name, item in metadata.state_dict_metadata.items():
+            known = items.setdefault(name, item)
+            if known is not item and isinstance(item, TensorStorageMetadata):
+                there = {chunk.offsets for chunk in known.chunks}
+                more = [chunk for chunk in item.chunks if chunk.offsets not in there]
+                items[name] = replace(known, chunks=[*known.chunks, *more])
+        for index, info in metadata.storage_data.items():
+            storage.setdefault(index, replace(info, relative_path=data_file(rank)))
+    return dcp.metadata.Metadata(items, planner_data=keys, storage_data=storage)
+
+
+def _of_parts(directory: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the rank and the metadata of each part, by rank.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    names = (_OF_PART.fullmatch(file.name) for file in directory.iterdir())
+    ranks = sorted(int(found[1]) for found in names if found is not None)
+    if not ranks:
+        raise FileNotFoundError(f"{directory} has no {METADATA_FILE}")
+    for rank in ranks:
+        yield rank, _read(directory / metadata_file(rank))
 
 
 class _MetadataUnpickler(pickle.Unpickler):

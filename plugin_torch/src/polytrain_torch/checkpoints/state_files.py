@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from polytrain_torch.checkpoints.arithmetic import arithmetic
-from polytrain_torch.checkpoints.rank_parts import Differences
+from polytrain_torch.checkpoints.rank_parts import Differences, differences_of
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.engine import MODEL_FILE
 from polytrain_torch.virtual_workers import current
 
 _STATE_FILE = "state.pt"
+UNKNOWN = None
+"""In place of the names of states that differ: the ranks' digests tell, once they are together."""
+
 _APART = ("model",)
 """Parts that have a file of their own, `MODEL_FILE`."""
 
@@ -61,7 +64,16 @@ def write_state(
 def read_state(directory: Path) -> dict[str, Any]:
     """Read what `write_state` has written, except the parts that have a file of their own."""
     saved: dict[str, Any] = loaded(directory / _STATE_FILE)
+    found = saved["found"]
+    if found["names"] is UNKNOWN:
+        files = [directory / digests_file(rank) for rank in range(found["ranks"])]
+        saved["found"] = differences_of([*map(loaded, files)])
     return saved
+
+
+def digests_file(rank: int) -> str:
+    """Return the name of the file with the digests of a rank's states, in a part of its own."""
+    return f"digests-{rank}.pt"
 
 
 def read_apart(directory: Path, saved: dict[str, Any]) -> None:

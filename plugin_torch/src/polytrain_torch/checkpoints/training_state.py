@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from polytrain import Checkpoint, get_checkpoint, get_context, report
-from polytrain.extension import scratch_directory
+from polytrain.extension import scratch_directory, survivor
 from polytrain_plugins.type_names import a_type
 from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, warn_inexact
 from polytrain_torch.checkpoints.rank_parts import (
@@ -57,6 +57,7 @@ from polytrain_torch.checkpoints.sharded_parts import (
 from polytrain_torch.checkpoints.state_digests import hold
 from polytrain_torch.checkpoints.state_files import read_apart, read_state, write_state
 from polytrain_torch.collectives.call_agreement import agree_on_call
+from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.survivors import keeper
@@ -282,6 +283,8 @@ class TrainingState:
         equal = [] if virtual is None else [*filter(self._is_trained, self._parts)]
         found = differences(compared if self._compares_ranks else {}, equal=equal)
         check_replicas(self._parts, found)
+        if any(map(is_sharded, self._parts.values())):
+            _agree_on_copies()
         save_own({**compared, "parts": whole}, found, directory)
         save_rank_states(directory)
         if dist.get_rank() != 0:
@@ -388,6 +391,13 @@ class _OfGenerator:
 
     def load_state_dict(self, state: State) -> None:
         self._generator.set_state(state["state"])
+
+
+def _agree_on_copies() -> None:
+    """Have all ranks copy their shards as seldom as the slowest of them wants. All call this."""
+    copies = survivor().copies
+    if copies is not None and not copies.is_alone and copies.pace.every == "auto":
+        copies.pace.agree(max(gathered(copies.pace.wanted)))
 
 
 def _of_progress(found: Differences) -> list[str]:

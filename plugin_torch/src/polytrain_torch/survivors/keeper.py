@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -37,6 +38,7 @@ from polytrain_torch.checkpoints.rank_parts import (
     write_own,
 )
 from polytrain_torch.checkpoints.safe_serialization import save_safely
+from polytrain_torch.checkpoints.shard_copies import write_part
 from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.checkpoints.state_files import write_state
 from polytrain_torch.loaders import stream_places
@@ -167,6 +169,15 @@ class Keeper:
         """The point whose state is written. The training may pass others meanwhile."""
 
         self._kept: KeptStates | None = None
+        """The memory for small states; None if no other rank could hand on what this one has."""
+
+        self._has_begun = False
+        self._is_sharded = False
+        """Whether each rank has a part of the state, which it copies by itself."""
+
+        self._steps = 0
+        """Number of the optimizers' steps in this attempt."""
+
         self._loop: Loop | None = None
         self._frames: Frames = ()
         self._foreign = ""
@@ -230,6 +241,7 @@ class Keeper:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer is about to change the parameters; hold it if the state is."""
         self._has_gone_forward = False
+        self._steps += 1
         with self._lock:
             is_held = self._is_held
             if not is_held:
@@ -274,7 +286,7 @@ class Keeper:
         self.progress = progress
         if self._accumulates():
             self._warn_of_gradients()
-        elif self._why_not is None and self._kept is not None:
+        elif self._why_not is None and self._has_begun:
             self._pass(frames=None, reported=metrics)
 
     def at_end_of_step(
@@ -349,7 +361,7 @@ class Keeper:
     ) -> None:
         """Keep this rank's small state at a clean point. The training continues if it can't."""
         try:
-            if self._kept is None:
+            if not self._has_begun:
                 self._why_not = self._begin()
             if self._why_not is None:
                 self._keep(
@@ -361,7 +373,7 @@ class Keeper:
                 )
         except Exception as error:  # a part's state may be anything
             self._why_not = f"{type(error).__name__}: {error}"
-        if self._why_not is not None and self._kept is None:
+        if self._why_not is not None and not self._has_begun:
             self._survivor.keep_nothing(self._why_not)
         if self._why_not is not None and self._survivor.copies is not None:
             self._survivor.copies.refuse(self._why_not)
@@ -384,7 +396,7 @@ class Keeper:
             place = replace(place, is_ahead=True)
         self._large_tensors()
         number = self._number + 1
-        if not self._put(self._small(), point=number, is_forecast=False):
+        if self._kept is not None and not self._put(self._small(), point=number, is_forecast=False):
             self._foreign = "its small parts have grown"
         point = _Point(
             number=number,
@@ -401,14 +413,19 @@ class Keeper:
             self._number, self._point = number, point
             self._is_dirty = self._has_stepped = False
         if has_stepped and self._survivor.copies is not None:
-            self._survivor.copies.step(self._copy, size=self._size)
+            step = self._steps if self._is_sharded else None
+            self._survivor.copies.step(self._copy, number=step, size=self._size)
 
     def _copy(self, directory: Path) -> Place:
         assert self._point is not None
-        assert self._kept is not None
         self._written = self._point
         self._prove(self._point)
-        return self.write({}, self._point.number, directory)
+        if not self._is_sharded:
+            return self.write({}, self._point.number, directory)
+        self._expect_finite([self._buffers])
+        write_part(directory, self._parts, progress=self._point.progress)
+        self._expect_unchanged(self._point)
+        return self._point.place
 
     def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:
         assert self._kept is not None
@@ -430,10 +447,14 @@ class Keeper:
         }
         pieces = [*self._generators.states(), pickle.dumps(self._small(), protocol=5)]
         size = sum(map(len, (*pieces, *self._views)))
-        if size > _MOST_SMALL:
+        self._size = size + sum(_local(tensor).nbytes for tensor in self._large_tensors())
+        if self._is_sharded:
+            self._size *= get_context().get_local_world_size()
+        elif size > _MOST_SMALL:
             return f"its buffers and small parts have {size / 1e6:.0f} MB"
-        self._size = size + sum(tensor.nbytes for tensor in self._large_tensors())
-        self._kept = self._survivor.keep(self, capacity=size * 2 + _ROOM, size=self._size)
+        else:
+            self._kept = self._survivor.keep(self, capacity=size * 2 + _ROOM, size=self._size)
+        self._has_begun = True
         return None
 
     def _unsuitable(self) -> str | None:
@@ -442,7 +463,11 @@ class Keeper:
             return "this run has no agent"
         if any(tensor.device.type != "cpu" for tensor in tensors):
             return "its tensors are on a device"
-        if any(type(each) not in (torch.Tensor, torch.nn.Parameter) for each in tensors):
+        self._is_sharded = any(isinstance(each, DTensor) for each in tensors)
+        known = [torch.Tensor, torch.nn.Parameter]
+        if self._is_sharded and self._copies_shards:
+            known.append(DTensor)
+        if any(type(each) not in known for each in tensors):
             return "its tensors are sharded"
         if any(not buffer.is_contiguous() for buffer in self._buffers):
             return "a buffer isn't contiguous"
@@ -464,12 +489,18 @@ class Keeper:
             for group in optimizer.param_groups
             for parameter in group["params"]
         ]
-        if dist.get_world_size() > 1 and any(id(each) not in in_ddp for each in trained):
+        is_alone = dist.get_world_size() == 1 or self._is_sharded
+        if not is_alone and any(id(each) not in in_ddp for each in trained):
             return "an optimizer trains parameters outside of DDP"
         kept = {id(each) for module in self._modules.values() for each in module.parameters()}
         if any(id(each) not in kept for each in trained):
             return f"an optimizer trains parameters that aren't in {self._whose}"
         return None
+
+    @property
+    def _copies_shards(self) -> bool:
+        """Whether each rank can copy its shards: a library's trainer writes files of its own."""
+        return self._survivor.copies is not None and self._files is write_files
 
     def _models(self) -> list[DistributedDataParallel]:
         """Return the DDP models around or inside of the parts."""
@@ -516,9 +547,9 @@ class Keeper:
         Writes to `parameter.data` show nowhere else.
         """
         values = []
-        for each in self._parameters:
-            at = torch.linspace(0, each.numel() - 1, _SAMPLED, dtype=torch.float64).long()
-            values.append(torch.take(each.detach(), at) if each.numel() else each)
+        for own in map(_local, self._parameters):
+            at = torch.linspace(0, own.numel() - 1, _SAMPLED, dtype=torch.float64).long()
+            values.append(torch.take(own, at) if own.numel() else own)
         return digest(values)
 
     def _see_loop(self) -> None:
@@ -636,7 +667,7 @@ class Keeper:
         Raises:
             NotCleanError: training couldn't continue from the values, as from an older checkpoint.
         """
-        are_finite = all(torch.isfinite(each).all() for each in self._large) and all(
+        are_finite = all(torch.isfinite(_local(each)).all() for each in self._large) and all(
             not torch.isnan(each).any()
             if number in self._may_be_infinite
             else torch.isfinite(each).all()
@@ -759,6 +790,12 @@ def _is_plain(module: torch.nn.Module) -> bool:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor."""
+    own = tensor.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
 
 
 def _without_parameters(group: Mapping[str, Any]) -> State:

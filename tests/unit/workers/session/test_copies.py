@@ -49,11 +49,12 @@ def uncounted() -> Iterator[None]:
     yield
 
 
-def copies_in(scratch: Path, channel: Any, attempt: int = 0) -> Copies:
+def copies_in(scratch: Path, channel: Any, attempt: int = 0, *, is_alone: bool = True) -> Copies:
     return Copies(
         channel=channel,
         attempt=AttemptId(token=1, attempt=attempt),
         rank=0,
+        is_alone=is_alone,
         scratch=scratch,
         pace=CopyPace(every=1),
         copying=uncounted,
@@ -76,6 +77,18 @@ def raises(error: Exception) -> Callable[[Path], Place]:
     return write
 
 
+def held(messages: list[Message]) -> dict[int, Message]:
+    """Return the copies that the agent knows, by number."""
+    found: dict[int, Message] = {}
+    for message in messages:
+        if message[0] == "copied":
+            found[message[1]] = message
+        else:
+            assert message[0] == "uncopied"
+            del found[message[1]]
+    return found
+
+
 def there(scratch: Path) -> list[bytes]:
     return [each.read_bytes() for each in (scratch / COPIES).glob("*/model")]
 
@@ -86,8 +99,44 @@ def test_only_the_newest_copy_remains(tmp_path: Path) -> None:
     for content in (b"one", b"two", b"three"):
         copies.step(writes(content), size=5)
     assert there(tmp_path) == [b"three"]
-    assert [message[0] for message in sent.messages] == ["copied"] * 3
-    assert (Path(sent.messages[-1][2]) / "model").read_bytes() == b"three"
+    assert list(held(sent.messages)) == [3]
+    assert (Path(held(sent.messages)[3][2]) / "model").read_bytes() == b"three"
+
+
+def test_with_other_ranks_the_copy_before_stays_until_the_next(tmp_path: Path) -> None:
+    """Another rank, which is at the same step, may not have its part of the newest yet."""
+    sent = Sent()
+    copies = copies_in(tmp_path, sent, is_alone=False)
+    for number, content in ((10, b"one"), (20, b"two")):
+        copies.step(writes(content), size=5, number=number)
+    assert list(held(sent.messages)) == [10, 20]
+    assert sorted(there(tmp_path)) == [b"one", b"two"]
+    copies.step(writes(b"three"), size=5, number=30)
+    assert list(held(sent.messages)) == [20, 30]
+    assert sorted(there(tmp_path)) == [b"three", b"two"]
+
+
+def test_ranks_that_have_the_same_state_copy_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent = Sent()
+    copies_in(tmp_path, sent, is_alone=False).step(writes(b"one"), size=5)
+    assert (sent.messages, there(tmp_path), caplog.records) == ([], [], [])
+
+
+def test_a_copy_that_is_being_deleted_counts_no_more(tmp_path: Path) -> None:
+    sent = Sent()
+    copies = copies_in(tmp_path, sent, is_alone=False)
+    for number in (1, 2):
+        copies.step(writes(b"whole"), size=5, number=number)
+
+    def write(directory: Path) -> Place:
+        # Here the process may be killed.
+        assert list(held(sent.messages)) == [2]
+        return writes(b"whole")(directory)
+
+    copies.step(write, size=5, number=3)
+    assert list(held(sent.messages)) == [2, 3]
 
 
 def test_a_new_attempt_removes_the_copies_of_the_last(tmp_path: Path) -> None:
@@ -139,22 +188,24 @@ def test_two_copies_must_have_room(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kills", [40, only_in_sweep(1000)])
-def test_a_torn_copy_is_never_taken(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "several"])
+@pytest.mark.parametrize("kills", [30, only_in_sweep(1000)])
+def test_a_torn_copy_is_never_taken(tmp_path: Path, kills: int, is_alone: bool) -> None:
     """A process that copies without end is killed at any moment."""
     random = Random(0)
     torn = 0
     for number in range(kills):
         run = tmp_path / str(number)
         (run / "scratch").mkdir(parents=True)
-        newest = _killed(run / "scratch", after_s=random.uniform(0, 0.004))
+        copies = _killed(run / "scratch", is_alone, after_s=random.uniform(0, 0.004))
         torn += any(not _is_whole(each) for each in (run / "scratch" / COPIES).iterdir())
-        part = to_written_part(newest, attempt_id=ATTEMPT, rank=0)
-        assert misplaced_part(part, scratch=run / "scratch" / COPIES, near=None) is None
         store = CheckpointStore(location=Location.of(run / "checkpoints"))
-        stored = stored_part(store, part)
-        assert isinstance(stored, PartStored)
-        assert _is_whole(run / "checkpoints" / directory_name(part.checkpoint, ATTEMPT))
+        assert copies
+        for copy in copies.values():
+            part = to_written_part(copy, attempt_id=ATTEMPT, rank=0)
+            assert misplaced_part(part, scratch=run / "scratch" / COPIES, near=None) is None
+            assert isinstance(stored_part(store, part), PartStored)
+            assert _is_whole(run / "checkpoints" / directory_name(part.checkpoint, ATTEMPT))
         shutil.rmtree(run)
     print(f"{torn} of {kills} kills left a torn copy")
     assert torn > 0
@@ -171,12 +222,12 @@ def _is_whole(copy: Path) -> bool:
     return all(each == contents[0][:1] * SIZE for each in contents)
 
 
-def _killed(scratch: Path, *, after_s: float) -> Message:
-    """Kill a process some time after its first copy; return the last copy that it announces."""
+def _killed(scratch: Path, is_alone: bool, *, after_s: float) -> dict[int, Message]:
+    """Kill a process some time after its first copy; return the copies that its agent knows."""
     ours, its = socket.socketpair()
     child = os.fork()
     if child == 0:
-        _copy_for_ever(scratch, its)
+        _copy_for_ever(scratch, is_alone, its)
     its.close()
     frames = FrameBuffer()
     with ours:
@@ -186,10 +237,10 @@ def _killed(scratch: Path, *, after_s: float) -> Message:
         os.waitpid(child, 0)
         while sent := ours.recv(4096):
             messages += frames.feed(sent)
-    return messages[-1]
+    return held(messages)
 
 
-def _copy_for_ever(scratch: Path, connection: socket.socket) -> None:
+def _copy_for_ever(scratch: Path, is_alone: bool, connection: socket.socket) -> None:
     def write(directory: Path) -> Place:
         for name in FILES:
             (directory / name).write_bytes(bytes([next(numbers) // len(FILES) % 256]) * SIZE)
@@ -197,8 +248,8 @@ def _copy_for_ever(scratch: Path, connection: socket.socket) -> None:
 
     numbers = itertools.count()
     try:
-        copies = copies_in(scratch, SocketChannel(connection))
-        while True:
-            copies.step(write, size=SIZE * len(FILES))
+        copies = copies_in(scratch, SocketChannel(connection), is_alone=is_alone)
+        for number in itertools.count(1):
+            copies.step(write, size=SIZE * len(FILES), number=number)
     finally:
         os._exit(1)

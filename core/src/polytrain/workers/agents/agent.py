@@ -23,6 +23,7 @@ from polytrain.checkpoint.staging import COPIES
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
+    CopiesHeld,
     Exited,
     Failed,
     KeptRead,
@@ -50,6 +51,7 @@ from polytrain.workers.agents.calls import (
     ReadStacks,
     SendCheckpoints,
     SendRoster,
+    StoreCopy,
     StoreRest,
     StreamOrder,
     WriteState,
@@ -202,6 +204,8 @@ class Agent:
                 self._read_kept(attempt)
             case WriteState(attempt=attempt):
                 self._ask_for_state(call)
+            case StoreCopy():
+                self._store_copy(call)
             case _:
                 assert_never(call)
 
@@ -457,7 +461,7 @@ class Agent:
         self._worker = None
         now = asyncio.get_running_loop().time()
         worker.close()
-        self._take_copy(worker)
+        self._take_copies(worker)
         ended_at = min(now, worker.child.ended_at or now)
         conclude = self._conclude(worker, how, killed, ended_at)
         self._concluding = asyncio.get_running_loop().create_task(conclude)
@@ -493,19 +497,38 @@ class Agent:
         else:
             self._events.put_nowait(misplaced)
 
-    def _take_copy(self, worker: WorkerConnection) -> None:
-        """Store the newest copy of the state of a training that was cut off."""
-        if worker.copy is None or worker.has_finished:
+    def _take_copies(self, worker: WorkerConnection) -> None:
+        """Store the newest copy of the state of a training that was cut off.
+
+        Of several ranks, the driver chooses one that all have.
+        """
+        if not worker.copies or worker.has_finished:
             return
+        if len(worker.order.members) > 1:
+            numbers = tuple(worker.copies)
+            held = CopiesHeld(attempt=worker.attempt, rank=self._rank, numbers=numbers)
+            self._events.put_nowait(held)
+            return
+        number = max(self._newest_part + 1, worker.order.first_checkpoint)
+        self._take_copy(worker, max(worker.copies), checkpoint=number)
+
+    def _store_copy(self, call: StoreCopy) -> None:
+        last = self._last
+        if last is None or last.attempt != call.attempt or call.number not in last.copies:
+            self._unwritten(call.attempt, f"it has no copy of step {call.number}")
+        else:
+            self._take_copy(last, call.number, checkpoint=call.checkpoint)
+
+    def _take_copy(self, worker: WorkerConnection, number: int, *, checkpoint: int) -> None:
         assert self._scratch is not None
-        part, is_report, is_ahead = worker.copy
+        part, is_report, is_ahead = worker.copies[number]
         misplaced = misplaced_part(part, scratch=self._scratch.path / COPIES, near=None)
         if misplaced is not None:
             self._events.put_nowait(misplaced)
+            self._unwritten(worker.attempt, misplaced.failure.message)
             return
-        number = max(self._newest_part + 1, worker.order.first_checkpoint)
         as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
-        self._parts.take(replace(part, checkpoint=number), as_event)
+        self._parts.take(replace(part, checkpoint=checkpoint), as_event)
 
     def _send(self, attempt: int, message: Message) -> None:
         worker = self._connection_of(attempt)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
 from polytrain.events.attempt import (
+    CopiesHeld,
     Event,
     ExactnessFound,
     HealthEvent,
@@ -164,7 +165,22 @@ class WriteState:
     limit_s: float
 
 
-SurvivorEvent = KeepsState | KeepsNothing | KeptRead | StateWritten | StateUnwritten
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCopy:
+    """Store a copy of the rank's part of the state, whose process is gone.
+
+    Leads to `StateWritten` or `StateUnwritten`.
+    """
+
+    attempt: int
+    checkpoint: int
+    """The checkpoint's number."""
+
+    number: int
+    """The copy's number."""
+
+
+SurvivorEvent = KeepsState | KeepsNothing | KeptRead | StateWritten | StateUnwritten | CopiesHeld
 
 Call = (
     SendRoster
@@ -177,6 +193,7 @@ Call = (
     | SendCheckpoints
     | ReadKept
     | WriteState
+    | StoreCopy
 )
 """A call that concerns the worker process of an attempt."""
 

@@ -75,8 +75,9 @@ class WorkerConnection:
         self.kept: KeptEnd | None = None
         """Its kept states, which outlive it; None if it keeps none. The agent closes it."""
 
-        self.copy: tuple[StagedPart, bool, bool] | None = None
-        """The newest copy of its state, and whether that is the checkpoint of a report."""
+        self.copies: dict[int, tuple[StagedPart, bool, bool]] = {}
+        """Number → copy of its state, whether that is the checkpoint of a report, and whether steps
+        were taken since the last report. The newest is the last."""
 
         self.has_finished = False
         """Whether the training has returned, or stopped after a checkpoint as requested."""
@@ -228,9 +229,11 @@ class WorkerConnection:
                 attempt_id = self.order.attempt_id
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
                 if tag == "copied":
-                    self.copy = part, is_report, is_ahead
+                    self.copies[part.checkpoint] = part, is_report, is_ahead
                 else:
                     self._on_written(part, is_report, is_ahead)
+            case ["uncopied", number]:
+                self.copies.pop(number, None)
             case ["unwritten", checkpoint, why]:
                 self._on_unwritten(checkpoint, why)
 

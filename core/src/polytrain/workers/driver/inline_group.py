@@ -36,6 +36,7 @@ from polytrain.workers.agents.calls import (
     ReadStacks,
     SendCheckpoints,
     SendRoster,
+    StoreCopy,
     StoreRest,
     WriteState,
 )
@@ -116,7 +117,7 @@ class InlineGroup:
                 self._inbox.append(leave_message())
             case Kill():
                 self._killed = True
-            case ReadStacks() | StoreRest() | ReadKept() | WriteState():
+            case ReadStacks() | StoreRest() | ReadKept() | WriteState() | StoreCopy():
                 # This thread can't dump its own stack while it trains; rank 0 has no rest to store;
                 # a lost process has no survivors.
                 pass

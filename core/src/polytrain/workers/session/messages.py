@@ -164,6 +164,11 @@ def written_message(
     return [tag, number, staged, step, dict(metrics), dict(positions), is_report, is_ahead]
 
 
+def uncopied_message(number: int) -> Message:
+    """Return the message that a copy is about to be deleted."""
+    return ["uncopied", number]
+
+
 def unwritten_message(number: int, why: str) -> Message:
     """Return the message that the process has no clean state to write."""
     return ["unwritten", number, why]
@@ -171,7 +176,14 @@ def unwritten_message(number: int, why: str) -> Message:
 
 def is_of_survivor(message: Message) -> bool:
     """Whether a message is about the state that a process keeps, or has written after a loss."""
-    return message[0] in ("keeps", "keeps_nothing", "written", "unwritten", "copied")
+    return message[0] in (
+        "keeps",
+        "keeps_nothing",
+        "written",
+        "unwritten",
+        "copied",
+        "uncopied",
+    )
 
 
 def saves_on_request_message() -> Message:

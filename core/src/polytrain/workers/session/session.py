@@ -446,16 +446,17 @@ class WorkerSession:
                 self._channel.receive()
 
     def _copies(self, order: LaunchOrder) -> Copies | None:
-        """Return what copies the state, if that is wanted and no other rank has it."""
+        """Return what copies the state, if that is wanted."""
         every = self._job.spec.run_config.checkpoint_config.memory
-        if every is None or self.world.size > 1 or not self.survivor.can_keep:
+        if every is None or not self.survivor.can_keep:
             return None
         return Copies(
             channel=self._channel,
             attempt=order.attempt_id,
             rank=self.world.me.rank,
+            is_alone=self.world.size == 1,
             scratch=self._scratch,
-            pace=CopyPace(every=every),
+            pace=CopyPace(every=every, is_shared=self.world.size > 1),
             copying=self._uploader.copying,
         )
 

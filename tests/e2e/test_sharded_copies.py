@@ -1,0 +1,166 @@
+"""Sharded state, of which each rank copies its own part: a loss costs the steps since the last.
+
+The loop has what is hard to keep: BatchNorm, dropout and a scheduler. Its checkpoints come at the
+ends of epochs, and there is none before the first one ends.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e import torch_runs
+from tests.e2e.journals import journal
+from tests.e2e.torch_runs import equal
+
+from polytrain import CheckpointConfig, FailureConfig, Result, RunConfig, TrainingFailedError
+
+EPOCHS, BATCHES = 3, 5
+
+
+def train(config: dict[str, Any]) -> None:
+    """Processes are killed in the first attempt, before a step that is counted from 1."""
+    import os
+    import signal
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    import polytrain_torch
+
+    torch.manual_seed(0)
+    inner = torch.nn.Sequential(
+        torch.nn.Linear(3, 17),
+        torch.nn.BatchNorm1d(17) if config["normalizes"] else torch.nn.Tanh(),
+        torch.nn.Dropout(0.3),
+        torch.nn.Linear(17, 1),
+    )
+    model = polytrain_torch.prepare_model(inner, parallel_strategy="fsdp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    x = torch.arange(3.0 * 160).reshape(-1, 3) / 160
+    loader = polytrain_torch.prepare_data_loader(
+        DataLoader(TensorDataset(x, x.sum(1)), batch_size=16, shuffle=True)
+    )
+    polytrain_torch.seed_everything(7)
+    state = polytrain_torch.TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+    done = state.restore()
+    context = polytrain.get_context()
+    rank = context.get_world_rank()
+
+    class Steps:
+        """Counts what this attempt does; nothing that trains reads it."""
+
+        begun = 0
+
+    def begin() -> None:
+        Steps.begun += 1
+        with open(config["steps"], "a") as file:
+            file.write(f"{rank}\n")
+        if context.get_attempt() == 0 and Steps.begun == config["step"] and rank in config["ranks"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for epoch in range(done.get("epoch", 0), 3):
+        for x, y in loader:
+            begin()
+            optimizer.zero_grad()
+            (model(x)[:, 0] - y).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+        state.report({"rate": scheduler.get_last_lr()[0]}, epoch=epoch + 1)
+
+
+def fit(
+    quiet: RunConfig,
+    path: Path,
+    *,
+    memory: Any = None,
+    written_by: Any = "every_rank",
+    max_failures: int = 1,
+    changes: Any = None,
+    **config: Any,
+) -> tuple[Result, int]:
+    """Train; return also how many steps rank 0 has begun."""
+    steps = path / "steps"
+    steps.unlink(missing_ok=True)
+    result = torch_runs.fit(
+        quiet,
+        train,
+        {"step": 0, "ranks": (), "steps": str(steps), "normalizes": True, **config},
+        checkpoint_config=CheckpointConfig(memory=memory, written_by=written_by),
+        failure_config=FailureConfig(max_failures=max_failures),
+        **(changes or {}),
+    )
+    return result, steps.read_text().split().count("0")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
+    """Return the run without a loss, by who writes: rank 0 has statistics of its own."""
+
+    @functools.cache
+    def run(written_by: str) -> Result:
+        path = tmp_path_factory.mktemp("undisturbed")
+        return fit(RunConfig(storage_path=path, progress=False), path, written_by=written_by)[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("memory", "step", "ranks", "again", "written_by"),
+    [
+        (1, 4, (1,), 1, "every_rank"),
+        (3, 9, (0,), 3, "every_rank"),
+        (2, 14, (0, 1), 2, "every_rank"),
+        (2, 8, (1,), 2, "rank_0"),
+        ("auto", 5, (1,), 2, "every_rank"),
+    ],
+)
+def test_all_ranks_continue_from_the_newest_copy_of_which_all_have_a_part(
+    quiet: RunConfig,
+    undisturbed: Callable[[str], Result],
+    tmp_path: Path,
+    memory: int | str,
+    step: int,
+    ranks: tuple[int, ...],
+    again: int,
+    written_by: str,
+) -> None:
+    result, steps = fit(
+        quiet, tmp_path, memory=memory, step=step, ranks=ranks, written_by=written_by
+    )
+    assert result.restarts == 1
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    expected = undisturbed(written_by)
+    assert equal(result.load_model(), expected.load_model())
+    assert result.history == expected.history
+    # The step that wasn't finished is begun again.
+    assert EPOCHS * BATCHES < steps <= EPOCHS * BATCHES + again + 1
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_workers_resumes_from_copies(
+    quiet: RunConfig, tmp_path: Path, workers: int
+) -> None:
+    """Two took three steps of 32 rows; the others take the 64 that are left of the epoch."""
+    with pytest.raises(TrainingFailedError) as lost:
+        fit(quiet, tmp_path, memory=1, step=4, ranks=(1,), max_failures=0, normalizes=False)
+    assert lost.value.path is not None
+    newest = Result.from_path(lost.value.path).checkpoint
+    changes = {"workers": workers, "restore_from": newest, "name": f"on {workers}"}
+    result, _ = fit(quiet, tmp_path, changes=changes, normalizes=False)
+    steps = -(-64 // (16 * workers)) + 2 * -(-160 // (16 * workers))
+    assert result.metrics["rate"] == pytest.approx(0.01 * 0.99 ** (3 + steps))
+
+
+def test_without_copies_the_run_resumes_from_its_checkpoint(
+    quiet: RunConfig, undisturbed: Callable[[str], Result], tmp_path: Path
+) -> None:
+    result, steps = fit(quiet, tmp_path, step=9, ranks=(1,))
+    assert equal(result.load_model(), undisturbed("every_rank").load_model())
+    assert steps == EPOCHS * BATCHES + 4
