@@ -82,6 +82,23 @@ def test_a_plateau_is_as_long_as_it_was(tmp_path: Path) -> None:
     )
 
 
+def test_a_model_is_saved_after_the_same_batches(tmp_path: Path) -> None:
+    def saving(name: str) -> Any:
+        (tmp_path / name).mkdir(exist_ok=True)
+        file = str(tmp_path / name / "{epoch}-{batch}.weights.h5")
+        return keras.callbacks.ModelCheckpoint(file, save_freq=3, save_weights_only=True)
+
+    epochs_of([saving("whole")], 0, 6)
+    first, second = [saving("resumed")], [saving("resumed")]
+    epochs_of(first, 0, 2)
+    save_callbacks(first, tmp_path)
+    epochs_of(second, 2, 6, Restored(second, tmp_path))
+    # An epoch has one batch.
+    for name in ("whole", "resumed"):
+        files = {file.name for file in (tmp_path / name).iterdir()}
+        assert files == {"3-1.weights.h5", "6-1.weights.h5"}, name
+
+
 @pytest.mark.parametrize("now", [[], [keras.callbacks.TerminateOnNaN], [plateau, early_stopping]])
 def test_other_callbacks_than_before_begin_anew(tmp_path: Path, now: list[Make]) -> None:
     first = [early_stopping()]

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from polytrain import Result, RunConfig, ScalingConfig, make_trainer
+from polytrain import Result, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
 DATA = {"c": X[:, 0], "a": X[:, 1], "b": X[:, 2], "y": X @ np.float32([1, -2, 0.5])}
@@ -95,3 +95,34 @@ def test_columns_keep_their_order_from_run_to_run(run: Run) -> None:
     whole = run(4)
     third = run(4, data=reordered, restore_from=second.checkpoint)
     np.testing.assert_allclose(third.predict(DATA), whole.predict(DATA), rtol=1e-5)
+
+
+class BuiltInTraining(keras.Model):  # type: ignore[misc]  # keras has no types
+    """A layer of it has no weights until the first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker, self.critic = keras.layers.Dense(1), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.maker(x)
+
+    def train_step(self, data: Any) -> Any:
+        return {"made": keras.ops.mean(self.critic(data[0]))}
+
+
+def test_a_run_that_no_restart_could_resume_ends_with_its_first_epoch(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        "tensorflow",
+        model=BuiltInTraining,
+        compile={"optimizer": "adam", "loss": "mse"},
+        epochs=9,
+        label="y",
+        datasets={"train": DATA},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, progress=False),
+    )
+    with pytest.raises(TrainingFailedError, match="Build all of its layers") as caught:
+        trainer.fit()
+    assert caught.value.result is not None
+    assert caught.value.result.history == ()

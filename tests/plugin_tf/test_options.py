@@ -108,6 +108,22 @@ def test_bad_options_for_fit(options: dict[str, Any], field: str, words: str) ->
     assert words in found[0]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_worker_has_no_checkpoints_beside_the_runs(workers: int) -> None:
+    with pytest.raises(
+        InvalidJobError, match="BackupAndRestore would write checkpoints of its own"
+    ):
+        make_trainer(
+            "tensorflow",
+            model=build,
+            compile={"loss": "mse"},
+            label="y",
+            callbacks=[keras.callbacks.BackupAndRestore("backup")],
+            datasets={"train": DATA},
+            scaling_config=ScalingConfig(num_workers=workers),
+        )
+
+
 def test_features_are_numbers() -> None:
     named = {**DATA, "name": np.array(["a"] * 8)}
     [problem] = messages_of({"model": build, "label": "y"}, {"train": named})

@@ -10,9 +10,17 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from polytrain import CheckpointError
-from polytrain_tf.saved import Progress, load, load_into, progress_of, save
+from polytrain_tf.saved import (
+    Progress,
+    load,
+    load_into,
+    load_to_resume,
+    progress_of,
+    save,
+)
 
 X = np.ones((4, 3), dtype="float32")
 
@@ -113,3 +121,77 @@ def test_a_model_of_tf_keras_is_saved_and_names_its_library(tmp_path: Path) -> N
     np.testing.assert_array_equal(loaded.predict(X, verbose=0), X)
     with pytest.raises(CheckpointError, match=r"saved by tf_keras 2.*tf_keras\.models\.load_model"):
         load(tmp_path)
+
+
+@keras.saving.register_keras_serializable()
+class Adversaries(keras.Model):
+    """Two layers that a step of its own trains, each with an optimizer of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.maker = keras.layers.Dense(3)
+        self.critic = keras.layers.Dense(1)
+        self.critics = {"critic": keras.optimizers.Adam(0.1)}
+        self.make_weights()
+
+    def make_weights(self) -> None:
+        self.maker.build((None, 3))
+        self.critic.build((None, 3))
+
+    def call(self, x: Any) -> Any:
+        return self.maker(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            made = tf.reduce_mean((self.maker(x) - y[:, None]) ** 2)
+            judged = tf.reduce_mean((self.critic(x) - y[:, None]) ** 2)
+        for optimizer, loss, layer in (
+            (self.optimizer, made, self.maker),
+            (self.critics["critic"], judged, self.critic),
+        ):
+            variables = layer.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"made": made, "judged": judged}
+
+
+class BuiltInTraining(Adversaries):
+    """Its critic has no weights until the first step."""
+
+    def make_weights(self) -> None:
+        self.maker.build((None, 3))
+
+
+def adversaries(cls: type[Adversaries]) -> Any:
+    keras.utils.set_random_seed(1)
+    model = cls()
+    model.compile(optimizer=keras.optimizers.Adam(0.1), loss="mse")
+    return model
+
+
+def fitted(model: Any) -> Any:
+    model.fit(X, X.sum(axis=1), epochs=2, verbose=0)
+    return model
+
+
+def test_every_optimizer_of_a_model_goes_on_with_its_state(tmp_path: Path) -> None:
+    """Keras itself leaves the state of one out that isn't built like the saved one."""
+    model = fitted(adversaries(Adversaries))
+    save(model, tmp_path, Progress(epochs=2))
+    into = adversaries(Adversaries)
+    load_into(into, tmp_path)
+    others = [into, load_to_resume(tmp_path)]
+    fitted(model)
+    for other in others:
+        fitted(other)
+        for expected, weights in zip(model.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_array_equal(weights, expected)
+
+
+def test_a_model_that_would_lose_weights_on_a_restart_is_refused(tmp_path: Path) -> None:
+    save(fitted(adversaries(BuiltInTraining)), tmp_path, Progress(epochs=2))
+    into = adversaries(BuiltInTraining)
+    with pytest.raises(
+        CheckpointError, match=r"2 of its weights .* 4 afterwards.*Build all of its layers"
+    ):
+        load_into(into, tmp_path)

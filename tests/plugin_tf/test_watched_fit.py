@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from polytrain.workers.session.metrics import plain_metrics
+from polytrain_tf.reporting import ReportCallback
 from polytrain_tf.watched_fit import _warn_of_splitting, fit_watched
 
 
@@ -146,6 +147,16 @@ def test_one_callback_needs_no_list() -> None:
     with fit_watched(strategy(1), rank=0, has_shards=lambda: True, unfit=None):
         model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=one)
     assert seen == [0]
+
+
+def test_a_backup_beside_the_runs_checkpoints_is_refused(tmp_path: Path) -> None:
+    """After a restart it would load other weights than the run's checkpoint has."""
+    callbacks = [ReportCallback(), keras.callbacks.BackupAndRestore(tmp_path / "backup")]
+    with (
+        fit_watched(strategy(1), rank=0, has_shards=lambda: True, unfit=None),
+        pytest.raises(ValueError, match="BackupAndRestore would load its own weights"),
+    ):
+        shared_model(strategy(1)).fit(np.ones((4, 1)), np.ones(4), callbacks=callbacks)
 
 
 def test_a_callback_list_is_treated_as_its_callbacks(tmp_path: Path) -> None:

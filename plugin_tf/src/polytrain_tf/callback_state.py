@@ -12,12 +12,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from polytrain_tf.private import EMA_IN_MODEL
+from polytrain_tf.private import BATCHES_SINCE_SAVE, EMA_IN_MODEL
 
 _KEPT: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
-    keras.callbacks.ModelCheckpoint: ("best",),
+    keras.callbacks.ModelCheckpoint: ("best", BATCHES_SINCE_SAVE),
     # Whether the saved model has the averages in place of the weights.
     keras.callbacks.SwapEMAWeights: (EMA_IN_MODEL,),
 }

@@ -72,7 +72,16 @@ class EpochCallback(keras.callbacks.Callback, ABC):
 
         This callback then handles an epoch's start before all others, and its end after all others.
         A fit that a callback ended before a restart gets no more epochs.
+
+        Raises:
+            ValueError: another callback would load other weights after a restart.
         """
+        if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in given["callbacks"]):
+            raise ValueError(
+                "callbacks: BackupAndRestore would load its own weights and epoch after a restart, "
+                "in place of those of the run's checkpoint. Leave it out: the run's checkpoints do "
+                "the same, and store the place in the data too."
+            )
         self.others = [each for each in given["callbacks"] if each is not self]
         given["callbacks"] = [_Begins(self), *self.others, self]
         begins = given.get("initial_epoch", 0)

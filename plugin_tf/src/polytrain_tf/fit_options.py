@@ -164,8 +164,9 @@ def callback_problems(callbacks: Any, job: Job) -> Iterator[Problem]:
     elif isinstance(callbacks, list | tuple | type):
         for callback in [callbacks] if isinstance(callbacks, type) else callbacks:
             yield from _no_callback(callback)
-            for name in ("BackupAndRestore", "OrbaxCheckpoint"):
-                if job.num_workers > 1 and is_instance_of(callback, "keras", name):
+            refused = ["BackupAndRestore", *(["OrbaxCheckpoint"] if job.num_workers > 1 else [])]
+            for name in refused:
+                if is_instance_of(callback, "keras", name):
                     yield Problem(
                         field="callbacks",
                         what=f"{name} would write checkpoints of its own, beside the run's",

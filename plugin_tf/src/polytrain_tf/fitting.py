@@ -17,7 +17,7 @@ from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import load_callbacks
 from polytrain_tf.data import TensorFlowShard, matrix_like
 from polytrain_tf.epochs import EpochCallback
-from polytrain_tf.saved import Progress, load_into, progress_of
+from polytrain_tf.saved import Progress, check_weights, load_into, progress_of
 
 ReportProgress = Callable[[Progress, Mapping[str, Any]], None]
 """Called after every epoch, with the progress and the epoch's metrics."""
@@ -57,12 +57,22 @@ class Fitting:
 
         with strategy.scope():
             self.model = _compiled(options)
-            if checkpoint is not None:
+            # Only a step of its own uses layers that a call of the model doesn't build.
+            self._has_own_step = type(self.model).train_step is not keras.Model.train_step
+            if checkpoint is not None or self._has_own_step:
                 _make_variables(self.model, matrix_like(shards["train"], features))
+            self._made = len(self.model.weights)
+            if checkpoint is not None:
                 load_into(self.model, checkpoint)
 
     def fit(self, report: ReportProgress) -> None:
         """Train the remaining epochs. If there are none, callbacks only begin and end."""
+
+        def checked(progress: Progress, metrics: Mapping[str, Any]) -> None:
+            if self._has_own_step:
+                check_weights(self.model, made=self._made, trained=len(self.model.weights))
+            report(progress, metrics)
+
         others = [data for name, data in self._data.items() if name != "train"]
         self.model.fit(
             self._data["train"],
@@ -73,7 +83,7 @@ class Fitting:
             shuffle=False,
             verbose=0,
             # `fit_watched` arranges the callbacks.
-            callbacks=[*self.callbacks, _Companion(self._checkpoint, self.start, report)],
+            callbacks=[*self.callbacks, _Companion(self._checkpoint, self.start, checked)],
         )
 
 
@@ -139,6 +149,5 @@ def _compiled(options: TensorFlow) -> Any:
 
 
 def _make_variables(model: Any, features: tf.TensorSpec) -> None:
-    """Create the variables of layers, which may wait for a first batch, and of the optimizer."""
+    """Create the variables of layers, which may wait for a first batch."""
     model(np.zeros((1, *features.shape[1:]), dtype=features.dtype.as_numpy_dtype))
-    model.optimizer.build(model.trainable_variables)

@@ -149,6 +149,14 @@ EMA_IN_MODEL = "_ema_weights_in_model"
 """The attribute of `SwapEMAWeights` that tells whether the model holds the averages. A checkpoint
 saved meanwhile has the averages in place of the weights."""
 
+BATCHES_SINCE_SAVE = "_batches_seen_since_last_saving"
+"""The attribute of `ModelCheckpoint` with the count of batches that `save_freq=n` goes by."""
+
+
+def optimized_by(optimizer: Any) -> list[Any]:
+    """Return the weights that an optimizer was built for, for which it has no public name."""
+    return list(optimizer._trainable_variables)
+
 
 def divided_loss(loss: Any) -> Any:
     """Return a loss divided by the number of workers, as Keras divides its own losses."""

@@ -19,7 +19,7 @@ from polytrain.extension import Calls
 from polytrain_tf.callback_state import load_callbacks, save_callbacks
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.first_save import FirstSave
-from polytrain_tf.saved import Progress, has_progress, load, progress_of, reported, save
+from polytrain_tf.saved import Progress, has_progress, load_to_resume, progress_of, reported, save
 
 _fits = Calls("fit()")
 _restart = FirstSave()
@@ -103,7 +103,7 @@ def checkpointed_model(*, custom_objects: Mapping[str, Any] | None = None) -> An
         NotInWorkerError: outside a training function.
     """
     checkpoint = polytrain.get_checkpoint()
-    loads = partial(load, custom_objects=custom_objects)
+    loads = partial(load_to_resume, custom_objects=custom_objects)
     _restart.will(loads, is_new=checkpoint is None)
     if checkpoint is None:
         return None

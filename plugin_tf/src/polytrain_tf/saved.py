@@ -9,8 +9,9 @@ import json
 import re
 import shutil
 import tempfile
+import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,13 +22,19 @@ import numpy as np
 
 import polytrain
 from polytrain import CheckpointError
+from polytrain.extension import nested_layers
 from polytrain_tf.backend import MODEL_FILE
+from polytrain_tf.private import optimized_by
 
 _SAFE_FROM = (3, 11)
 """The first Keras version without known bypasses of safe mode (CVE-2025-1550, 8747 and 9906)."""
 
 _PROGRESS_FILE = "progress.json"
 _SEEDS_FILE = "seeds.npz"
+_OPTIMIZERS_FILE = "optimizers.json"
+_SKIPPED = "Skipping variable loading for optimizer"
+"""How Keras's warning begins that an optimizer's state isn't loaded."""
+
 _METADATA = "metadata.json"
 _DATE = "date_saved"
 _SHARED = "shared_object_id"
@@ -63,6 +70,8 @@ def save(model: Any, directory: Path, progress: Progress) -> None:
     if isinstance(model, keras.Model):
         # Keras doesn't restore the random states of layers when it loads a model.
         np.savez(directory / _SEEDS_FILE, *map(np.asarray, _seeds(model)))
+        # It doesn't build an optimizer of a model's own either, and then leaves its state out.
+        (directory / _OPTIMIZERS_FILE).write_text(json.dumps(_optimizers_of(model)))
     (directory / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)))
 
 
@@ -135,10 +144,62 @@ def _version_of(file: Path) -> str:
         return str(json.loads(opened.read(_METADATA)).get("keras_version", ""))
 
 
+def load_to_resume(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return the saved model with all that its training goes on with.
+
+    Raises:
+        CheckpointError: as `load`; or it would go on without a weight or an optimizer's state.
+    """
+    with warnings.catch_warnings():
+        # Such an optimizer is loaded below.
+        warnings.filterwarnings("ignore", message=_SKIPPED)
+        model = load(directory, custom_objects)
+    if (directory / _OPTIMIZERS_FILE).exists():
+        load_into(model, directory)
+    return model
+
+
 def load_into(model: Any, directory: Path) -> None:
-    """Load saved weights, optimizer and random states into a built and compiled model."""
-    model.load_weights(directory / MODEL_FILE)
+    """Load saved weights, optimizers and random states into a compiled model with built layers.
+
+    Raises:
+        CheckpointError: it would go on without a weight or an optimizer's state.
+    """
+    _build_optimizers(model, directory)
+    # A train_step may never call the model, and Keras then takes it for one without weights.
+    model.built = True
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=_SKIPPED)
+        try:
+            model.load_weights(directory / MODEL_FILE)
+        except ValueError as error:
+            if not re.search(_SKIPPED, str(error)):
+                raise
+            raise CheckpointError(
+                f"{type(model).__name__}: an optimizer would go on as if training had just begun, "
+                f"because its state can't be loaded: {error}\nKeep each optimizer in an attribute "
+                "of the model, and make it in the model's __init__."
+            ) from error
     _load_seeds(model, directory)
+
+
+def check_weights(model: Any, *, made: int, trained: int) -> None:
+    """Raise an error if a restart would begin without weights that training has made.
+
+    Args:
+        model: a model.
+        made: number of weights that there are when training begins.
+        trained: number of weights that a checkpoint has.
+
+    Raises:
+        CheckpointError: the numbers differ.
+    """
+    if made != trained:
+        raise CheckpointError(
+            f"{type(model).__name__}: {made} of its weights exist before it is trained, and "
+            f"{trained} afterwards, so a restart would begin with new values for the others. Build "
+            "all of its layers in its __init__, not first in its train_step."
+        )
 
 
 def has_progress(directory: Path) -> bool:
@@ -162,6 +223,57 @@ def _load_seeds(model: Any, directory: Path) -> None:
 def _seeds(model: Any) -> list[Any]:
     """Return the states of the model's random number generators."""
     return [each for each in model.variables if each.path.endswith("seed_generator_state")]
+
+
+def _optimizers_of(model: Any) -> dict[str, Any]:
+    """Return how many weights a model has, and which of them each of its optimizers is for."""
+    numbers = {id(weight): number for number, weight in enumerate(model.weights)}
+    built = {
+        key: [numbers.get(id(variable)) for variable in optimized_by(optimizer)]
+        for key, optimizer in _optimizers(model)
+        if optimizer.built
+    }
+    return {"weights": len(numbers), "optimizers": built}
+
+
+def _optimizers(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the optimizers in a model's attributes and those of its layers, each with its place."""
+    for number, layer in enumerate(nested_layers(model)):
+        for name, value in vars(layer).items():
+            held = value.values() if isinstance(value, dict) else value
+            for place, each in enumerate(
+                held if isinstance(value, dict | list | tuple) else [value]
+            ):
+                if isinstance(each, keras.optimizers.Optimizer):
+                    yield f"{number}/{name}/{place}", each
+
+
+def _build_optimizers(model: Any, directory: Path) -> None:
+    """Build each optimizer of a model for the weights that the saved one was built for."""
+    if not (directory / _OPTIMIZERS_FILE).exists():
+        # A training function may have written only the model.
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        return
+    saved = json.loads((directory / _OPTIMIZERS_FILE).read_text())
+    weights = model.weights
+    check_weights(model, made=len(weights), trained=saved["weights"])
+    for key, optimizer in _optimizers(model):
+        numbers = saved["optimizers"].get(key)
+        if numbers is None or None in numbers:
+            continue
+        wanted = [weights[number] for number in numbers]
+        if not optimizer.built:
+            optimizer.build(wanted)
+        elif optimizer is model.optimizer and not _are_same(optimized_by(optimizer), wanted):
+            # Keras builds it for all weights when it loads a model.
+            model.optimizer = type(optimizer).from_config(optimizer.get_config())
+            model.optimizer.build(wanted)
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether these are the same variables, whose `==` compares values."""
+    return [id(each) for each in some] == [id(each) for each in others]
 
 
 def _write_normalised(source: Path, target: Path) -> None:
