@@ -143,6 +143,6 @@ def test_the_card_follows_what_pytest_prints() -> None:
 
 
 def test_a_command_without_tests_prints_no_card() -> None:
-    ran = on_the_command_line(tests="nothing")
+    ran = on_the_command_line(tests="no_such_test")
     assert ran.returncode == 5
     assert "claimed" not in ran.stdout

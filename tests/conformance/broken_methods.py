@@ -1,0 +1,369 @@
+"""The backend of `polytrain new-backend`, one method broken at a time: the kit names each mistake.
+
+Not collected by itself: its failures are the point. It needs the template's `src` to be importable.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from polytrain_mylib import Mylib
+from polytrain_mylib.engine import MODEL_FILE, MylibEngine
+from polytrain_mylib.model import LinearModel, Numbers
+
+from polytrain.testing import ContractTier, TrainerTier
+from polytrain.testing.contract import kit_table
+from polytrain_plugins import (
+    Capabilities,
+    Demand,
+    Device,
+    Job,
+    Member,
+    Offer,
+    Problem,
+    Session,
+    Shard,
+    World,
+)
+
+ALL = Mylib.capabilities
+
+
+class Untouched(Mylib):
+    """Nothing is broken."""
+
+
+# The driver half.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldsALock(Mylib):
+    """An option is an open resource."""
+
+    lock: Any = field(default_factory=threading.Lock)
+
+
+class ImportsTheLibraryInTheDriver(Mylib):
+    requires: ClassVar[Mapping[str, str]] = {"sqlite3": "pip install sqlite3"}
+
+    def problems(self, job: Job) -> Iterable[Problem]:
+        import sqlite3  # noqa: F401
+
+        return super().problems(job)
+
+
+class RefusesTheDeviceThatItClaims(Mylib):
+    capabilities: ClassVar[Capabilities] = replace(ALL, devices=frozenset({Device.CPU, Device.GPU}))
+
+    def problems(self, job: Job) -> Iterable[Problem]:
+        yield from super().problems(job)
+        if job.use_gpu:
+            yield Problem(field="use_gpu", what="it is set", remedy="Leave it out")
+
+
+class DoesNotClaimToTrain(Mylib):
+    capabilities: ClassVar[Capabilities] = replace(ALL, declarative=False)
+
+
+class DoesNotClaimToPredict(Mylib):
+    capabilities: ClassVar[Capabilities] = replace(ALL, predictive=False)
+
+
+class ClaimsExactScaling(Mylib):
+    """Its sums are rounded differently with other numbers of ranks."""
+
+    capabilities: ClassVar[Capabilities] = replace(ALL, exact_scaling=True)
+
+
+class CountsTooFewSteps(Mylib):
+    @property
+    def total_steps(self) -> int:
+        return self.rounds - 1
+
+
+class WantsEveryRowOnEveryRank(Mylib):
+    def demand(self, job: Job) -> Demand:
+        return replace(super().demand(job), whole_datasets=frozenset({"train"}))
+
+
+# The engine.
+
+
+class _Engine(MylibEngine):
+    """What engines here share: the rank."""
+
+    rank = 0
+
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        self.rank = world.me.rank
+        with super().joined(world):
+            yield
+
+
+_FORGOTTEN: list[socket.socket] = []
+
+
+class _LeaksAPort(_Engine):
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        _FORGOTTEN.append(socket.create_server(("127.0.0.1", 0)))
+        with super().offering(me) as offer:
+            yield offer
+
+
+class _LeaksAVariable(_Engine):
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        os.environ["BROKEN_RANK"] = str(me.rank)
+        with super().offering(me) as offer:
+            yield offer
+
+
+class _SkipsTheJoin(_Engine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        # A collective of this rank alone.
+        first = world.members[:1]
+        alone = replace(world, me=first[0], members=first, offers=world.offers[:1])
+        with super().joined(alone):
+            yield
+
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        return [world.size, *(kit_table().num_rows for _ in values[1:])]
+
+
+class _NeedsTwoRanks(_Engine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        assert world.size > 1
+        with super().joined(world):
+            yield
+
+
+class _SumsNothing(_Engine):
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        return list(values)
+
+
+class _GathersInReverse(_Engine):
+    def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
+        return super().gather_over_ranks(piece, world, call=call)[::-1]
+
+
+class _CutsWhatItGathers(_Engine):
+    def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
+        return super().gather_over_ranks(piece[:65536], world, call=call)
+
+
+class _DropsTheLastBatch(_Engine):
+    def train(self, shards: Mapping[str, Shard], session: Session) -> LinearModel:
+        return super().train({"train": _WholeBatches(shards["train"])}, session)  # type: ignore[dict-item]
+
+
+class _WholeBatches:
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def to_arrow(self) -> pa.Table:
+        table = self._shard.to_arrow()
+        return table.slice(0, table.num_rows // 10 * 10)
+
+
+class _TrainsAlone(_Engine):
+    def train(self, shards: Mapping[str, Shard], session: Session) -> LinearModel:
+        self._collective.sum = lambda array: array  # type: ignore[method-assign]
+        return super().train(shards, session)
+
+
+class _StartsFromTheBeginning(_Engine):
+    def train(self, shards: Mapping[str, Shard], session: Session) -> LinearModel:
+        return super().train(shards, _Changed(session, checkpoint=None))
+
+
+class _ReportsOnRank0Alone(_Engine):
+    def train(self, shards: Mapping[str, Shard], session: Session) -> LinearModel:
+        report = session.report if self.rank == 0 else lambda **_: None
+        return super().train(shards, _Changed(session, report=report))
+
+
+class _CountsStepsFrom0(_Engine):
+    def train(self, shards: Mapping[str, Shard], session: Session) -> LinearModel:
+        def report(*, step: int, **rest: Any) -> None:
+            session.report(step=step - 1, **rest)
+
+        return super().train(shards, _Changed(session, report=report))
+
+
+class _Changed:
+    """A session, some of whose attributes are others."""
+
+    def __init__(self, session: Session, **changed: Any) -> None:
+        self._session = session
+        self.__dict__.update(changed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+class _ForgetsTheRounds(_Engine):
+    def save(self, model: LinearModel, directory: Path) -> None:
+        super().save(replace(model, rounds=0), directory)
+
+
+class _SavesTheTime(_Engine):
+    def save(self, model: LinearModel, directory: Path) -> None:
+        super().save(model, directory)
+        (directory / "saved.txt").write_text(str(time.time_ns()))
+
+
+class _SavesNothing(_Engine):
+    def save(self, model: LinearModel, directory: Path) -> None:
+        pass
+
+
+class _LoadsAnUntrainedModel(_Engine):
+    def load(self, directory: Path) -> LinearModel:
+        return LinearModel.untrained(super().load(directory).columns)
+
+
+class _LoadsOnceOnly(_Engine):
+    def load(self, directory: Path) -> LinearModel:
+        model = super().load(directory)
+        (directory / MODEL_FILE).unlink()
+        return model
+
+
+class _PredictsByTheBatch(_Engine):
+    def predict(self, model: LinearModel, table: pa.Table, **options: Any) -> Numbers:
+        found = super().predict(model, table, **options)
+        return found - found.mean()
+
+
+class _PredictsInOrderOfSize(_Engine):
+    def predict(self, model: LinearModel, table: pa.Table, **options: Any) -> Numbers:
+        return np.sort(super().predict(model, table, **options))
+
+
+class _ReadsColumnsByTheirPlace(_Engine):
+    def model_columns(
+        self, directory: Path, columns: Sequence[str], **options: Any
+    ) -> Sequence[str]:
+        return [name for name in columns if name != "label"]
+
+    def predict(self, model: LinearModel, table: pa.Table, **options: Any) -> Numbers:
+        return super().predict(model, table.rename_columns(list(model.columns)), **options)
+
+
+class _With(Mylib):
+    """A sound driver half, and a broken engine."""
+
+    broken: ClassVar[type[MylibEngine]]
+
+    def engine(self) -> MylibEngine:
+        return self.broken(self)
+
+
+class LeaksAPort(_With):
+    broken = _LeaksAPort
+
+
+class LeaksAVariable(_With):
+    broken = _LeaksAVariable
+
+
+class SkipsTheJoin(_With):
+    broken = _SkipsTheJoin
+
+
+class NeedsTwoRanks(_With):
+    broken = _NeedsTwoRanks
+
+
+class SumsNothing(_With):
+    broken = _SumsNothing
+
+
+class GathersInReverse(_With):
+    broken = _GathersInReverse
+
+
+class CutsWhatItGathers(_With):
+    broken = _CutsWhatItGathers
+
+
+class DropsTheLastBatch(_With):
+    broken = _DropsTheLastBatch
+
+
+class TrainsAlone(_With):
+    broken = _TrainsAlone
+
+
+class StartsFromTheBeginning(_With):
+    broken = _StartsFromTheBeginning
+
+
+class ReportsOnRank0Alone(_With):
+    broken = _ReportsOnRank0Alone
+
+
+class CountsStepsFrom0(_With):
+    broken = _CountsStepsFrom0
+
+
+class ForgetsTheRounds(_With):
+    broken = _ForgetsTheRounds
+
+
+class SavesTheTime(_With):
+    broken = _SavesTheTime
+
+
+class SavesNothing(_With):
+    broken = _SavesNothing
+
+
+class LoadsAnUntrainedModel(_With):
+    broken = _LoadsAnUntrainedModel
+
+
+class LoadsOnceOnly(_With):
+    broken = _LoadsOnceOnly
+
+
+class PredictsByTheBatch(_With):
+    broken = _PredictsByTheBatch
+
+
+class PredictsInOrderOfSize(_With):
+    broken = _PredictsInOrderOfSize
+
+
+class ReadsColumnsByTheirPlace(_With):
+    broken = _ReadsColumnsByTheirPlace
+
+
+def _all_below(backend: type[Mylib]) -> Iterator[type[Mylib]]:
+    for each in backend.__subclasses__():
+        yield each
+        yield from _all_below(each)
+
+
+for _backend in _all_below(Mylib):
+    if _backend is not _With:
+        globals()[f"Test{_backend.__name__}"] = type(
+            f"Test{_backend.__name__}",
+            (ContractTier, TrainerTier),
+            {"backend": _backend(rounds=8, label="label"), "__module__": __name__},
+        )
