@@ -6,6 +6,7 @@ Of mistakes that break several things, the first test to look at is named here.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -96,3 +97,10 @@ def test_without_a_mistake_none_of_these_tests_fails(
     named: Mapping[str, list[str]],
 ) -> None:
     assert named["Untouched"] == []
+
+
+def test_the_guide_names_the_same_tests() -> None:
+    guide = (ROOT / "docs/writing-a-backend.md").read_text()
+    chapter = guide.partition("### Which mistake fails which test")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| `?(\w+)`? \| .* \| `(test_[^`]+)` \|$", chapter, re.MULTILINE)
+    assert {*rows} == {*MEANT.values()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -152,3 +153,11 @@ def test_the_template_needs_the_python_that_polytrain_needs() -> None:
         return str(found["requires-python"])
 
     assert project(TEMPLATE) == project(TEMPLATE.parents[4])
+
+
+GUIDE = TEMPLATE.parents[4] / "docs/writing-a-backend.md"
+
+
+def test_the_guide_shows_the_whole_pyproject() -> None:
+    shown = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert shown == [(TEMPLATE / "pyproject.toml").read_text()]
