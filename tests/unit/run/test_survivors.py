@@ -591,9 +591,10 @@ LOST = AgentLost(rank=1, reason="its node is gone")
         ({0: (4, 5)}, (), {}, "no step of which every rank has left a copy"),
         ({0: (4,), 1: (4,)}, (LOST,), {}, "no step of which every rank has left a copy"),
         ({0: (4,), 1: (4,)}, (), {"step_of_rank_1": 3}, "ranks 0 and 1 made their copies at diff"),
+        ({}, (), {}, "this training keeps no state that another rank could hand on"),
         ({0: (4,), 1: (4,)}, (), {"unstored": "the disk is full"}, "rank 1: the disk is full"),
     ],
-    ids=["none in common", "none of a rank", "host lost", "other places", "unstored"],
+    ids=["none in common", "none of a rank", "host lost", "other places", "none", "unstored"],
 )
 def test_without_a_copy_of_every_rank_the_run_resumes_from_its_checkpoint(
     tmp_path: Path,

@@ -158,14 +158,9 @@ class Survivors:
         if ending.is_planned or not _is_trusted(ending) or self.is_alone:
             return False
         if not self._keepers:
-            if self.has_copies:
-                # They are looked at when all processes are gone.
-                return False
-            if self._unkept:
-                self.refused(self._unkept[min(self._unkept)])
-            elif self._world_size > 1 and state.has_reported:
-                # No warning: most backends have nothing that keeps a state.
-                self._note(reason=_NOT_KEPT)
+            if not self.has_copies:
+                # Copies are looked for when all processes are gone.
+                self._say_why_not(state)
             return False
         self._is_asking, self._number = True, number
         self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
@@ -191,8 +186,8 @@ class Survivors:
         if newest is None:
             if self._held:
                 self.refused("there is no step of which every rank has left a copy")
-            elif self._unkept:
-                self.refused(self._unkept[min(self._unkept)])
+            elif not self._keepers:
+                self._say_why_not(state)
             return False
         self._stored = {}
         self.group.call(StoreCopy(attempt=self._attempt, checkpoint=number, number=newest))
@@ -262,6 +257,14 @@ class Survivors:
             return written
         files = tuple(replace(file, rank=0) for file in written.part.files)
         return replace(written, part=replace(written.part, rank=0, files=files))
+
+    def _say_why_not(self, state: State) -> None:
+        """Say why no rank keeps a state that another could hand on."""
+        if self._unkept:
+            self.refused(self._unkept[min(self._unkept)])
+        elif self._world_size > 1 and state.has_reported:
+            # No warning: most backends have nothing that keeps a state.
+            self._note(reason=_NOT_KEPT)
 
     def _join(self, stored: Mapping[int, StateWritten]) -> None:
         """Make one state of all ranks' parts, if they are those of one moment of the training."""
