@@ -282,6 +282,18 @@ def test_frames_of_polars_are_taken(cls: Any) -> None:
         ours.predict(frame.lazy())
 
 
+@pytest.mark.parametrize("cls", CLASSIFIERS)
+def test_categories_of_polars_are_taken(cls: Any) -> None:
+    names = [*"aaabbbccc"] * 5
+    label = [name != "b" for name in names]
+    model = cls(n_estimators=5, scaling_config=HERE).fit(pd.DataFrame({"name": names}), label)
+    expected = model.predict_proba(pd.DataFrame({"name": names}))
+    for kind in (polars.String, polars.Categorical, polars.Enum([*"cba"])):
+        frame = polars.DataFrame({"name": names}, schema={"name": kind})
+        np.testing.assert_array_equal(model.predict_proba(frame), expected)
+        np.testing.assert_array_equal(model.predict_proba(frame.to_arrow()), expected)
+
+
 @pytest.mark.parametrize("cls", [PolytrainXGBClassifier, PolytrainLGBMClassifier])
 def test_many_rows_are_predicted_by_the_workers(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     features, label = load_iris(return_X_y=True, as_frame=True)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
 
+from polytrain.data.types.plain import plain_columns
 from polytrain.text.first_few import numbered
 from polytrain_plugins.type_names import a_type
 
@@ -91,12 +92,12 @@ def table_of(frame: Any) -> pa.Table:
         TypeError: the frame isn't in memory.
     """
     if isinstance(frame, pa.Table):
-        return frame
+        return plain_columns(frame)
     if isinstance(frame, pd.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)
     if hasattr(frame, "__arrow_c_stream__"):
-        # For example, a polars DataFrame.
-        return pa.table(frame)
+        # For example, a polars DataFrame, whose strings Arrow can't cast in every way.
+        return plain_columns(pa.table(frame))
     raise TypeError(
         f"X is {a_type(frame)} of {type(frame).__module__}, which isn't a table in memory. Pass a "
         "DataFrame of pandas or polars, an Arrow table or an array (of a LazyFrame, "
