@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "torch": {
-        "torch": ("_C",),
-        "torch._C": ("_current_graph_task_id",),
+        "torch": ("_C", "_lazy_clone"),
+        "torch._C": ("_current_graph_task_id", "_is_cow_tensor"),
         "torch.Tensor": ("_version",),
         "torch._dynamo.OptimizedModule": ("_orig_mod",),
         "torch.autograd": ("_engine_run_backward",),

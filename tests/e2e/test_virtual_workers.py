@@ -147,7 +147,12 @@ def train_and_report_epochs(config: dict[str, Any]) -> None:
 
     from polytrain import get_context
     from polytrain.torch import TrainingState, micro_batches, prepare_data_loader, prepare_model
+    from polytrain_torch import virtual_gradients
 
+    if config["sockets"]:
+        # As on several nodes: no memory is shared, and sums begin in the backward pass.
+        os.environ["LOCAL_WORLD_SIZE"] = "1"
+        virtual_gradients._BUCKET = 64
     torch.manual_seed(1)
     inner = torch.nn.Sequential(
         torch.nn.Linear(12, 16),
@@ -179,6 +184,7 @@ def train_and_report_epochs(config: dict[str, Any]) -> None:
         if is_killed and (place, Steps.taken) == (config["place"], config["step"]):
             os.kill(os.getpid(), signal.SIGKILL)
 
+    inner[1].weight.register_post_accumulate_grad_hook(lambda _: at("within backward"))
     for epoch in range(done.get("epoch", 0), EPOCHS):
         for batch in loader:
             at("begin")
@@ -204,7 +210,7 @@ def fit_epochs(path: Path, workers: int, **config: Any) -> Result:
     return make_trainer(
         "torch",
         train_and_report_epochs,
-        train_loop_config={"rank": -1, "place": "", "step": 0} | config,
+        train_loop_config={"rank": -1, "place": "", "step": 0, "sockets": False} | config,
         scaling_config=ScalingConfig(num_workers=workers, virtual_workers=4, cluster="local"),
         run_config=RunConfig(
             storage_path=path, progress=False, failure_config=FailureConfig(max_failures=1)
@@ -213,18 +219,25 @@ def fit_epochs(path: Path, workers: int, **config: Any) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("workers", "rank", "place", "step"),
+    ("workers", "rank", "place", "step", "sockets"),
     [
-        (2, 1, "begin", 3),
-        (3, 0, "backward", 4),
-        (4, 2, "step", BATCHES),
-        (3, 0, "step", BATCHES + 3),
+        (2, 1, "begin", 3, False),
+        (3, 0, "backward", 4, False),
+        (4, 2, "step", BATCHES, False),
+        (3, 0, "step", BATCHES + 3, False),
+        (4, 1, "within backward", 4, True),
     ],
 )
 def test_the_loss_of_a_rank_costs_no_step_and_changes_no_bit(
-    tmp_path: Path, undisturbed: Result, workers: int, rank: int, place: str, step: int
+    tmp_path: Path,
+    undisturbed: Result,
+    workers: int,
+    rank: int,
+    place: str,
+    step: int,
+    sockets: bool,
 ) -> None:
-    result = fit_epochs(tmp_path, workers, rank=rank, place=place, step=step)
+    result = fit_epochs(tmp_path, workers, rank=rank, place=place, step=step, sockets=sockets)
     [asked] = journal(result.path, "SurvivorsAsked")
     assert (result.restarts, asked["reason"]) == (1, "")
     assert [metrics_of(each) for each in result.history] == [

@@ -28,6 +28,7 @@ from polytrain_torch import (
     micro_batches,
     prepare_data_loader,
     prepare_model,
+    virtual_gradients,
 )
 from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, compare_ranks
 
@@ -292,15 +293,65 @@ def test_what_a_function_does_in_its_own_way_has_the_same_bits(
     assert in_world(function, 2, tmp_path) == in_world(function, 1, tmp_path)
 
 
-def adds_over_sockets() -> None:
-    # As on two nodes: no memory is shared.
+def over_sockets() -> None:
+    """As on several nodes: no memory is shared, and networks have several buckets."""
     os.environ["LOCAL_WORLD_SIZE"] = "1"
+    virtual_gradients._BUCKET = 1 << 10
+
+
+def adds_over_sockets() -> None:
+    over_sockets()
     trains_a_perceptron()
 
 
 def test_sockets_have_the_bits_of_shared_memory(tmp_path: Path) -> None:
-    over_sockets = in_world(adds_over_sockets, 3, tmp_path / "sockets")
-    assert over_sockets == in_world(trains_a_perceptron, 2, tmp_path)
+    assert in_world(adds_over_sockets, 3, tmp_path / "sockets") == in_world(
+        trains_a_perceptron, 2, tmp_path
+    )
+
+
+def changes_gradients_in_the_loop() -> None:
+    """In three ways, each in another step, on the ranks of some virtual workers."""
+    torch.manual_seed(5)
+    network = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+    model = prepare_model(network)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    shard = polytrain.get_dataset_shard()
+    for step, batch in enumerate(shard.iter_torch_batches(global_batch_size=32)):
+        optimizer.zero_grad()
+        for part in micro_batches(batch):
+            is_first_row = bool(part["x"][0, 0] > 0)
+            # A collective call of the function's own, between sums that have begun.
+            if torch.distributed.get_world_size() > 1 and part is batch.micro_batches[-1].content:
+                torch.distributed.barrier()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(part["x"]).float().square().mean()
+            scaler.scale(loss).backward(retain_graph=True)
+            if step == 1 and is_first_row:
+                scaler.scale(loss).backward()
+            if step == 2:
+                for parameter in model.parameters():
+                    parameter.grad.data.clamp_(-0.01, 0.01)
+            if step == 3 and is_first_row:
+                network[2].weight.grad = None
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        polytrain.report({"norm": norm.item(), "hash": digest(model.state_dict())})
+
+
+def changes_them_over_sockets() -> None:
+    over_sockets()
+    changes_gradients_in_the_loop()
+
+
+def test_gradients_that_change_after_their_sum_has_begun_count_as_they_are(tmp_path: Path) -> None:
+    alone = in_world(changes_gradients_in_the_loop, 1, tmp_path)
+    assert len(alone) == 5
+    for workers in (2, 3, 4):
+        assert in_world(changes_them_over_sockets, workers, tmp_path) == alone
 
 
 def inline(function: Callable[[], None], path: Path) -> None:

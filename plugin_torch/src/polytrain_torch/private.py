@@ -35,7 +35,9 @@ __all__ = [
     "default_store",
     "fsdp_state",
     "has_communication_hook",
+    "is_unwritten",
     "makes_state",
+    "mark_unwritten",
     "operations_launched",
     "original_module",
     "own_buffers",
@@ -110,6 +112,28 @@ def versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 _version_of = attrgetter("_version")
+
+
+def mark_unwritten(tensor: torch.Tensor) -> bool:
+    """Have `is_unwritten` see writes to a tensor, also through `.data`, which changes no version.
+
+    The tensor's memory becomes copy-on-write, without a copy: the first write ends that.
+
+    Returns:
+        False if its memory isn't torch's own, or it is sparse.
+    """
+    if tensor.layout is not torch.strided:
+        return False
+    try:
+        torch._lazy_clone(tensor)
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_unwritten(tensor: torch.Tensor) -> bool:
+    """Return whether nothing has written to a tensor since `mark_unwritten`."""
+    return torch._C._is_cow_tensor(tensor)
 
 
 def has_communication_hook(model: torch.nn.parallel.DistributedDataParallel) -> bool:

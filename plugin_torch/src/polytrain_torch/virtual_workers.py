@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,15 +26,13 @@ from polytrain.extension import record_exactness
 from polytrain_plugins import VirtualBatch, World, virtual_workers_of
 from polytrain_torch.checkpoints.arithmetic import arithmetic, compare_ranks, warn_inexact
 from polytrain_torch.collectives.gathering import gathered
-from polytrain_torch.collectives.tree_sums import Node, Tree, summed
+from polytrain_torch.collectives.socket_sums import SocketSums
+from polytrain_torch.collectives.tree_sums import summed
 from polytrain_torch.models.buffers import Buffers
 from polytrain_torch.models.proof import Proofs
 from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
 from polytrain_torch.row_weights import weighted_loop
-
-_AddUp = Callable[[list[torch.Tensor]], torch.Tensor]
-_Each = Sequence[torch.Tensor | None]
-"""A gradient for each parameter; None if it has none."""
+from polytrain_torch.virtual_gradients import Gradients
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -42,9 +40,9 @@ _current: VirtualWorkers | None = None
 
 
 class SummingGroup(Protocol):
-    """A process group that adds the sums of subtrees itself."""
+    """A process group that adds the sums of subtrees itself, in shared memory."""
 
-    def summed(self, leaves: int, sums: list[torch.Tensor]) -> torch.Tensor:
+    def summed(self, sums: list[torch.Tensor]) -> torch.Tensor:
         """Return the sum over all virtual workers; see `tree_sums.summed`."""
         ...
 
@@ -121,6 +119,7 @@ def virtual_workers(world: World) -> Iterator[None]:
             yield
         virtual.end()
     finally:
+        virtual.close()
         for hook in hooks:
             hook.remove()
         _current = None
@@ -175,7 +174,7 @@ class VirtualWorkers:
         self.is_in_loop = False
         self._is_shared = world_size > 1
         self._models: list[torch.nn.Module] = []
-        self._gradients: dict[tuple[int, ...], list[_Gradients]] = {}
+        self._gradients: dict[tuple[int, ...], Gradients] = {}
         self._loops: Counter[str] = Counter()
         self._was_left = False
         self._has_shared_seed = False
@@ -183,6 +182,7 @@ class VirtualWorkers:
         self._is_deterministic = True
         self._proofs = Proofs()
         self._on_node: SummingGroup | None = None
+        self._between_nodes: SocketSums | None = None
 
     def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
         """Average the gradients of a model from now on. All ranks add the same ones.
@@ -194,6 +194,9 @@ class VirtualWorkers:
         self._models.append(model)
         self._proofs.add(model)
         self._on_node = on_node or self._on_node
+        needs_messages = self._is_shared and self._on_node is None and _are_on_cpu(model)
+        if needs_messages and self._between_nodes is None and dist.get_backend() == "gloo":
+            self._between_nodes = SocketSums()
 
     def fetched(
         self, batch: VirtualBatch, collate: Callable[[Any], Any] | None = None
@@ -240,12 +243,13 @@ class VirtualWorkers:
         """Yield a batch's micro-batches, and average the gradients; see `micro_batches`."""
         self._check_over()
         trains = torch.is_grad_enabled()
-        gradients = self._of_parameters() if trains else []
+        gradients = self._of_parameters() if trains and self._models else None
         if trains and self._models and not self._has_shared_seed:
             self._has_shared_seed = True
             share_function_seed()
         buffers = Buffers(self._models if trains else ())
-        before = [each.taken() for each in gradients]
+        if gradients is not None:
+            gradients.begin()
         # A step may have several loops over its batch, as for a generator and its critic.
         number = self._number_of(batch)
         self.is_in_loop = True
@@ -256,21 +260,24 @@ class VirtualWorkers:
                     buffers.reset()
                     seed_place(f"{function_seed()} {batch.place} {number} {micro.virtual_worker}")
                     weighted.given(micro.weight, micro.content)
+                    if gradients is not None and micro is batch.micro_batches[-1]:
+                        gradients.expect_last(micro.virtual_worker)
                     yield micro.content
-                    if gradients:
+                    if gradients is not None:
                         self._see_algorithms()
-                    for each in gradients:
-                        each.take(micro.virtual_worker)
+                        gradients.take(micro.virtual_worker)
             is_over = True
         finally:
+            if gradients is not None:
+                gradients.expect_none()
             self.is_in_loop = False
             self._was_left = trains and not is_over
-        for each, earlier in zip(gradients, before, strict=True):
-            each.average(earlier)
+        if gradients is not None:
+            gradients.average()
         if self._is_shared and trains:
-            buffers.send()
+            buffers.send(self._on_node)
             self._proofs.end_loop()
-        elif gradients and not self._has_trained:
+        elif gradients is not None and not self._has_trained:
             # There is no other rank to compare with.
             self._has_trained = True
             record_exactness("")
@@ -280,6 +287,11 @@ class VirtualWorkers:
         """Tell what hasn't been proven, at the end of an attempt."""
         if self._is_shared and 0 in self.own:
             self._proofs.end_attempt()
+
+    def close(self) -> None:
+        """Leave the parameters of all models alone from now on."""
+        for gradients in self._gradients.values():
+            gradients.close()
 
     def check_step(self, *_: Any) -> None:
         """Refuse an optimizer's step on gradients that aren't those of the global batch.
@@ -325,7 +337,7 @@ class VirtualWorkers:
         self._loops = Counter({batch.place: number + 1})
         return number
 
-    def _of_parameters(self) -> list[_Gradients]:
+    def _of_parameters(self) -> Gradients:
         trained = {
             id(parameter): parameter
             for model in self._models
@@ -335,108 +347,27 @@ class VirtualWorkers:
         key = tuple(trained)
         if key not in self._gradients:
             # Some may have been frozen since: free the buffers of the others.
-            self._gradients = {key: [*_grouped(trained.values(), self.count, self._summed)]}
+            self.close()
+            of_all = Gradients(
+                trained.values(),
+                self.count,
+                self._begin_sum,
+                overlaps=self._between_nodes is not None and all(map(_are_on_cpu, self._models)),
+            )
+            self._gradients = {key: of_all}
         return self._gradients[key]
 
-    def _summed(self, sums: list[torch.Tensor]) -> torch.Tensor:
-        if self._is_shared and self._on_node is not None and sums[0].device.type == "cpu":
-            return self._on_node.summed(self.count, sums)
-        return summed(self.count, sums)
-
-
-class _Gradients:
-    """The gradients of parameters of one type on one device."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor], count: int, add_up: _AddUp) -> None:
-        """
-        Args:
-            parameters: the parameters.
-            count: number of virtual workers.
-            add_up: adds the sums of all ranks' subtrees.
-        """
-        self._add_up = add_up
-        self._parameters = parameters
-        self._count = count
-        self._tree: Tree[_Each] = Tree(count, _added)
-
-    def taken(self) -> _Each:
-        """Take the parameters' gradients away, and return them."""
-        taken = [parameter.grad for parameter in self._parameters]
-        for parameter in self._parameters:
-            parameter.grad = None
-        return taken
-
-    def take(self, virtual_worker: int) -> None:
-        """Take the gradients that a virtual worker has computed."""
-        taken = self.taken()
-        if any(each is not None and each.layout is not torch.strided for each in taken):
-            raise TypeError(
-                "A parameter has a sparse gradient, which virtual workers don't add. Use "
-                "torch.nn.Embedding(…, sparse=False)."
-            )
-        self._tree.take(Node(0, virtual_worker), taken)
-
-    def average(self, earlier: _Each) -> None:
-        """Set the parameters' gradients to the mean over all virtual workers.
-
-        Args:
-            earlier: the gradients before, to which they are added, as in `backward()`.
-        """
-        sums = self._tree.taken()
-        totals = sums[0] if dist.get_world_size() == 1 else self._of_all_ranks(sums)
-        for parameter, total, before in zip(self._parameters, totals, earlier, strict=True):
-            if total is None:
-                # As after `backward()` without it: optimizers leave it alone.
-                parameter.grad = before
-                continue
-            mean = total.div_(self._count)
-            parameter.grad = mean if before is None else before.add_(mean)
-
-    def _of_all_ranks(self, sums: Sequence[_Each]) -> _Each:
-        total = self._add_up([self._flat(each) for each in sums])
-        sizes = [parameter.numel() for parameter in self._parameters]
-        *values, used = total.split([*sizes, len(total) - sum(sizes)])
-        return [
-            # As autograd makes it: with the parameter's strides, and aligned. Norms depend on both.
-            torch.empty_like(parameter).copy_(value.view(parameter.shape)) if is_used else None
-            for parameter, value, is_used in zip(
-                self._parameters, values, used[: len(sizes)].tolist(), strict=True
-            )
-        ]
-
-    def _flat(self, gradients: _Each) -> torch.Tensor:
-        """Join gradients into a vector whose length is a multiple of the number of ranks.
-
-        After all values it has a 1 for each parameter with a gradient.
-        """
-        values = [
-            parameter.new_zeros(parameter.numel()) if gradient is None else gradient.reshape(-1)
-            for parameter, gradient in zip(self._parameters, gradients, strict=True)
-        ]
-        used = torch.tensor([float(each is not None) for each in gradients])
-        length = sum(map(len, values)) + len(used)
-        padding = torch.zeros(-length % dist.get_world_size())
-        return torch.cat([*values, torch.cat([used, padding]).to(values[0])])
-
-
-def _added(left: _Each, right: _Each) -> _Each:
-    """Add gradients, as if those that aren't there were zeros."""
-    total: list[torch.Tensor | None] = []
-    for mine, theirs in zip(left, right, strict=True):
-        if mine is None or theirs is None:
-            one = theirs if mine is None else mine
-            # 0.0 makes -0.0 positive, as a sum with another rank's zeros does.
-            total.append(None if one is None else one.add_(0.0))
+    def _begin_sum(self, sums: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Begin to add the sums of all ranks' subtrees."""
+        is_on_cpu = sums[0].device.type == "cpu"
+        if is_on_cpu and self._between_nodes is not None:
+            return self._between_nodes.begin(self.count, sums)
+        if is_on_cpu and self._on_node is not None:
+            total = self._on_node.summed(sums)
         else:
-            total.append(mine.add_(theirs))
-    return total
+            total = summed(self.count, sums)
+        return lambda: total
 
 
-def _grouped(
-    parameters: Iterable[torch.Tensor], count: int, add_up: _AddUp
-) -> Iterator[_Gradients]:
-    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for parameter in parameters:
-        groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    for group in groups.values():
-        yield _Gradients(group, count, add_up)
+def _are_on_cpu(model: torch.nn.Module) -> bool:
+    return all(parameter.device.type == "cpu" for parameter in model.parameters())

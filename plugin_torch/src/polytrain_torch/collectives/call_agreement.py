@@ -20,7 +20,7 @@ from types import FrameType
 import torch.distributed as dist
 
 from polytrain import NotInWorkerError, get_context
-from polytrain_torch.collectives.node_group import operations_begun
+from polytrain_torch.collectives.operation_queue import operations_begun
 from polytrain_torch.private import operations_launched
 
 _ASKS_EVERY_S = 1.0
@@ -181,7 +181,7 @@ class _Answers:
 
         Args:
             launched: number of default-group operations that the asking rank has launched.
-            begun: number of shared-memory operations that it has begun.
+            begun: number of sums and broadcasts that it has begun.
         """
         try:
             get_context()
@@ -192,7 +192,7 @@ class _Answers:
             return ""
         progress = f"{frame.f_lasti} {operations_launched()} {operations_begun()}"
         where = f"({_place(frame)})\n{id(frame)} {progress}"
-        # Shared-memory operations must have the same order on all ranks.
+        # Sums and broadcasts of a queue must have the same order on all ranks.
         if operations_begun() > begun:
             return f"averages gradients or sends weights {where}"
         collective = _collective(frame)

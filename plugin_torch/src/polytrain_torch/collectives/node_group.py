@@ -16,9 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.collectives.operation_queue import Operation, OperationQueue
+from polytrain_torch.collectives.operation_queue import (
+    Operation,
+    OperationQueue,
+    forget_operations,
+)
 from polytrain_torch.collectives.shared_sums import SharedSums, can_share_memory, size_for
-from polytrain_torch.collectives.tree_sums import summed
 from polytrain_torch.models.parallel import DataParallel
 from polytrain_torch.private import FORWARDED_OPERATIONS, timeout_of, work_of
 from polytrain_torch.virtual_workers import current
@@ -60,17 +63,9 @@ _of_default: tuple[Any, Any] | None = None
 
 def forget_group() -> None:
     """Release the groups, so that the default group's ports are freed."""
-    global _of_default, _begun
+    global _of_default
     _of_default = None
-    _begun = 0
-
-
-def operations_begun() -> int:
-    """Return the number of shared-memory operations that this rank has begun in this attempt."""
-    return _begun
-
-
-_begun = 0
+    forget_operations()
 
 
 class NodeDataParallel(DataParallel):
@@ -125,10 +120,14 @@ class NodeGroup(dist.ProcessGroup):
         send = partial(self._sums.send, source=opts.rootRank)
         return self._run(chain.from_iterable(map(send, tensors)), tensors, opts)
 
-    def summed(self, leaves: int, sums: list[torch.Tensor]) -> torch.Tensor:
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks can open the memory."""
+        return self._sums is not None
+
+    def summed(self, sums: list[torch.Tensor]) -> torch.Tensor:
         """Return the sum over all virtual workers, as `tree_sums.summed` does."""
-        if self._sums is None:
-            return summed(leaves, sums)
+        assert self._sums is not None
         self._begin(self._sums.add_up(*sums), sums, blocks=True)
         return sums[0]
 
@@ -148,8 +147,6 @@ class NodeGroup(dist.ProcessGroup):
         return work_of(self._begin(operation, tensors, blocks=blocks))
 
     def _begin(self, operation: Operation, result: Any, *, blocks: bool) -> Any:
-        global _begun
-        _begun += 1
         return self._queue.run(operation, result, blocks=blocks)
 
 

@@ -20,6 +20,20 @@ Operation = Iterator[float]
 """Runs while it is iterated, and yields the seconds of its current wait."""
 
 
+def operations_begun() -> int:
+    """Return the number of operations that this rank has begun in this attempt."""
+    return _begun
+
+
+def forget_operations() -> None:
+    """Count from 0 again, in the next attempt."""
+    global _begun
+    _begun = 0
+
+
+_begun = 0
+
+
 class OperationQueue:
     """The operations of one process group on this rank."""
 
@@ -39,6 +53,8 @@ class OperationQueue:
             result: the future's value when the operation is done.
             blocks: return only when the operation is done.
         """
+        global _begun
+        _begun += 1
         with self._lock:
             earlier = self._late[-1][1] if self._late else None
             if earlier is not None and not blocks:

@@ -97,13 +97,16 @@ def add_subtrees(leaves: int, world_size: int, sums: Sequence[torch.Tensor]) -> 
     return total
 
 
-def summed(leaves: int, sums: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum over all virtual workers. All ranks of the default group call this.
+def summed(
+    leaves: int, sums: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Return the sum over all virtual workers. All ranks call this.
 
     Args:
         leaves: number of virtual workers.
         sums: of this rank's subtrees, from the first to the last: one-dimensional tensors whose
             length the number of ranks divides. They are overwritten.
+        group: of all ranks; None for the default group.
     """
     size, rank = dist.get_world_size(), dist.get_rank()
     if size == 1:
@@ -120,8 +123,12 @@ def summed(leaves: int, sums: Sequence[torch.Tensor]) -> torch.Tensor:
         sent = torch.stack([each.view(size, piece) for each in sums], dim=1).view(-1)
     received = sent.new_empty(sum(counts) * piece)
     dist.all_to_all_single(
-        received, sent, [count * piece for count in counts], [counts[rank] * piece] * size
+        received,
+        sent,
+        [count * piece for count in counts],
+        [counts[rank] * piece] * size,
+        group=group,
     )
     mine = add_subtrees(leaves, size, received.view(-1, piece).unbind())
-    dist.all_gather(list(sums[0].view(size, piece).unbind()), mine)
+    dist.all_gather(list(sums[0].view(size, piece).unbind()), mine, group=group)
     return sums[0]

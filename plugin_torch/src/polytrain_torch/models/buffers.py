@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -38,10 +38,13 @@ class Buffers:
             buffer.copy_(value)
 
     @torch.no_grad()
-    def send(self) -> None:
+    def send(self, on_node: Any = None) -> None:
         """Set the buffers of all ranks to rank 0's.
 
         All ranks call this. When this object was made, they had the same buffers.
+
+        Args:
+            on_node: the group that sends tensors on the CPU, if all ranks can share memory.
         """
         now = [{**own_buffers(module)} for module in self._modules]
         if not any(self._kept) and not any(now):
@@ -56,7 +59,7 @@ class Buffers:
         parts = [each.detach().reshape(-1).view(torch.uint8).to(device) for each in chosen]
         flag = torch.tensor([is_other], dtype=torch.uint8, device=device)
         flat = torch.cat([flag, *parts])
-        dist.broadcast(flat, src=0)
+        dist.broadcast(flat, src=0, group=on_node if device == _CPU else None)
         if bool(flat[0]):
             self._send_objects(now)
         elif not is_first:

@@ -26,7 +26,8 @@ class VirtualDataParallel(NodeDataParallel):
         self._virtual = virtual
         self.require_backward_grad_sync = self.require_forward_param_sync = False
         group = self.process_group
-        virtual.add_model(self.module, group if isinstance(group, NodeGroup) else None)
+        shares = isinstance(group, NodeGroup) and group.shares_memory
+        virtual.add_model(self.module, group if shares else None)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and (self.training or self._virtual.is_in_loop):

@@ -1,0 +1,309 @@
+"""The gradients that virtual workers compute: taken from each micro-batch, added up and averaged.
+
+Between hosts a sum takes time in which its ranks only wait. There parameters are divided into
+buckets, as in DDP: from the last parameter, which the backward pass reaches first, to the first
+one. While the backward pass of this rank's last micro-batch goes on, the sums of the buckets that
+it has completed begin, on all ranks in the order of the buckets. A sum is made element by element,
+so neither buckets nor times change a bit.
+
+The training function may still change a gradient within the loop whose sum has begun: by a second
+backward pass, or by clipping. The last bucket, whose sum begins after the loop, tells all ranks of
+that. They sum the bucket again, and begin no sum early from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+
+from polytrain_torch.collectives.tree_sums import Node, Tree
+from polytrain_torch.private import is_unwritten, mark_unwritten
+
+Each = Sequence[torch.Tensor | None]
+"""A gradient for each parameter; None if it has none."""
+
+Begin = Callable[[list[torch.Tensor]], Callable[[], torch.Tensor]]
+"""Begins to add the sums of all ranks' subtrees; the function that it returns waits for the sum."""
+
+_BUCKET = 4 << 20
+"""Bytes of a bucket, at least. Smaller ones begin earlier, and have more messages."""
+
+
+class Gradients:
+    """The gradients of all parameters that are trained.
+
+    In each loop over micro-batches: `begin`, for each micro-batch `take`, `average`.
+    """
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], count: int, begin: Begin, *, overlaps: bool
+    ) -> None:
+        """
+        Args:
+            parameters: the parameters.
+            count: number of virtual workers.
+            begin: adds up over ranks.
+            overlaps: whether sums may begin during the backward pass.
+        """
+        self._begin = begin
+        self._buckets = [*_divided(parameters, count, overlaps=overlaps)]
+        self._overlaps = overlaps and len(self._buckets) > 1
+        self._earlier: list[Each] = []
+        self._lock = threading.Lock()
+        self._last: int | None = None
+        """The virtual worker whose backward pass is this rank's last; None at other times."""
+
+        self._missing: list[set[int]] = []
+        """Ids of the parameters of each bucket that the backward pass hasn't reached."""
+
+        self._begun: list[Callable[[], torch.Tensor]] = []
+        """Waits for the sums of the first buckets."""
+
+        self._changed: list[bool] = []
+        """Whether gradients of these buckets changed after their sums had begun."""
+
+        self._bucket_of = {
+            id(each): number
+            for number, bucket in enumerate(self._buckets)
+            for each in bucket.parameters
+        }
+        self._hooks = [
+            each.register_post_accumulate_grad_hook(self._reached)
+            for bucket in self._buckets[: -1 if self._overlaps else 0]
+            for each in bucket.parameters
+        ]
+
+    def close(self) -> None:
+        """Leave the parameters alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin(self) -> None:
+        """Take the gradients away to which those of this loop are added."""
+        self._earlier = [bucket.taken() for bucket in self._buckets]
+        self._begun = []
+
+    def expect_last(self, virtual_worker: int) -> None:
+        """Let sums begin in the backward pass of this virtual worker, this rank's last."""
+        if self._overlaps:
+            self._missing = [{*map(id, bucket.parameters)} for bucket in self._buckets]
+            self._last = virtual_worker
+
+    def expect_none(self) -> None:
+        """Begin no more sums until the loop is over."""
+        with self._lock:
+            self._last = None
+
+    def take(self, virtual_worker: int) -> None:
+        """Take the gradients that a virtual worker has computed."""
+        self.expect_none()
+        count = len(self._begun)
+        self._changed = [bucket.compare(virtual_worker) for bucket in self._buckets[:count]]
+        for bucket in self._buckets[count:]:
+            bucket.take(virtual_worker)
+
+    def average(self) -> None:
+        """Set the parameters' gradients to the mean over all virtual workers, plus earlier ones."""
+        if dist.get_world_size() == 1:
+            for bucket, earlier in zip(self._buckets, self._earlier, strict=True):
+                bucket.set_own(earlier)
+            return
+        marks: list[bool] = []
+        if self._hooks:
+            marks = [*self._changed, *[False] * (len(self._buckets) - len(self._changed))]
+        for bucket in self._buckets[len(self._begun) :]:
+            is_last = bucket is self._buckets[-1]
+            self._begun.append(self._begin(bucket.sums(marks if is_last else ())))
+        totals = [wait() for wait in self._begun]
+        # The last bucket has a mark for each bucket: more than 0 if any rank has changed it.
+        changed = [mark > 0 for mark in self._buckets[-1].marks(totals[-1], len(marks))]
+        for number in (n for n, is_changed in enumerate(changed) if is_changed):
+            self._overlaps = False
+            totals[number] = self._begin(self._buckets[number].sums_again())()
+        for bucket, total, earlier in zip(self._buckets, totals, self._earlier, strict=True):
+            bucket.set(total, earlier)
+        self._changed, self._begun = [], []
+
+    def _reached(self, parameter: torch.Tensor) -> None:
+        """Begin the sums that are complete. Autograd calls this in each backward pass."""
+        with self._lock:
+            if self._last is None:
+                return
+            self._missing[self._bucket_of[id(parameter)]].discard(id(parameter))
+            # All ranks begin the buckets in the same order. The last one waits for the loop's end.
+            while not self._missing[len(self._begun)]:
+                sums = self._buckets[len(self._begun)].early_sums(self._last)
+                if sums is None:
+                    self._last = None
+                    return
+                self._begun.append(self._begin(sums))
+
+
+class _Bucket:
+    """Parameters of one type on one device, whose gradients are added up together."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], count: int) -> None:
+        """
+        Args:
+            parameters: the parameters.
+            count: number of virtual workers.
+        """
+        self.parameters = parameters
+        self._count = count
+        self._tree: Tree[Each] = Tree(count, _added)
+        self._early: Each = ()
+        """The gradients of the last micro-batch as they were when the sum began."""
+
+        self._late: tuple[Node, Each] | None = None
+        """The same at the end of the micro-batch, which aren't in the tree."""
+
+    def taken(self) -> Each:
+        """Take the parameters' gradients away, and return them."""
+        taken = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        return taken
+
+    def take(self, virtual_worker: int) -> None:
+        """Take the gradients that a virtual worker has computed."""
+        self._tree.take(Node(0, virtual_worker), self._dense())
+
+    def early_sums(self, virtual_worker: int) -> list[torch.Tensor] | None:
+        """Return the sums of this rank's subtrees, and leave all gradients as they are.
+
+        None if a change of a gradient couldn't be seen.
+        """
+        gradients = [parameter.grad for parameter in self.parameters]
+        if any(each is None or not mark_unwritten(each) for each in gradients):
+            return None
+        self._early = gradients
+        tree: Tree[torch.Tensor] = Tree(self._count, torch.Tensor.add_)
+        with torch.no_grad():
+            for node, held in self._tree.held:
+                tree.take(node, self._flat(held, ()))
+            tree.take(Node(0, virtual_worker), self._flat(gradients, ()))
+        return tree.taken()
+
+    def compare(self, virtual_worker: int) -> bool:
+        """Take the gradients whose sum has begun; return whether they have changed since."""
+        late = self._dense()
+        self._late = Node(0, virtual_worker), late
+        early, self._early = self._early, ()
+        return any(
+            mine is not its or mine is None or not is_unwritten(mine)
+            for mine, its in zip(late, early, strict=True)
+        )
+
+    def sums(self, marks: Sequence[bool]) -> list[torch.Tensor]:
+        """Return the sums of this rank's subtrees.
+
+        Args:
+            marks: numbers that are added up too.
+        """
+        return [self._flat(each, marks) for _, each in reversed(self._tree.held)]
+
+    def sums_again(self) -> list[torch.Tensor]:
+        """Return the sums of this rank's subtrees, with gradients that changed after early sums."""
+        if self._late is not None:
+            self._tree.take(*self._late)
+        return self.sums(())
+
+    def marks(self, total: torch.Tensor, count: int) -> list[float]:
+        """Return the sums of the marks that `sums` got."""
+        begin = sum(each.numel() + 1 for each in self.parameters)
+        return total[begin : begin + count].tolist()
+
+    def set_own(self, earlier: Each) -> None:
+        """Set the parameters' gradients to the mean on this rank, which has all virtual workers.
+
+        Args:
+            earlier: the gradients before, to which they are added, as in `backward()`.
+        """
+        [totals] = self._tree.taken()
+        means = [None if total is None else total.div_(self._count) for total in totals]
+        self._set(means, earlier)
+
+    def set(self, total: torch.Tensor, earlier: Each) -> None:
+        """Set the parameters' gradients to the mean; see `set_own`.
+
+        Args:
+            total: the sum over all virtual workers.
+            earlier: the gradients before.
+        """
+        self._tree.held.clear()
+        self._late = None
+        sizes = [parameter.numel() for parameter in self.parameters]
+        *values, rest = total.split([*sizes, len(total) - sum(sizes)])
+        used = rest[: len(sizes)].tolist()
+        total.div_(self._count)
+        means = [
+            # As autograd makes it: with the parameter's strides, and aligned. Norms depend on both.
+            torch.empty_like(parameter).copy_(value.view(parameter.shape)) if is_used else None
+            for parameter, value, is_used in zip(self.parameters, values, used, strict=True)
+        ]
+        self._set(means, earlier)
+
+    def _set(self, means: Each, earlier: Each) -> None:
+        for parameter, mean, before in zip(self.parameters, means, earlier, strict=True):
+            if mean is None:
+                # As after `backward()` without it: optimizers leave it alone.
+                parameter.grad = before
+            else:
+                parameter.grad = mean if before is None else before.add_(mean)
+
+    def _dense(self) -> Each:
+        taken = self.taken()
+        if any(each is not None and each.layout is not torch.strided for each in taken):
+            raise TypeError(
+                "A parameter has a sparse gradient, which virtual workers don't add. Use "
+                "torch.nn.Embedding(…, sparse=False)."
+            )
+        return taken
+
+    def _flat(self, gradients: Each, marks: Sequence[bool]) -> torch.Tensor:
+        """Join gradients into a vector whose length is a multiple of the number of ranks.
+
+        After all values it has a 1 for each parameter with a gradient, and the marks.
+        """
+        values = [
+            parameter.new_zeros(parameter.numel()) if gradient is None else gradient.reshape(-1)
+            for parameter, gradient in zip(self.parameters, gradients, strict=True)
+        ]
+        after = [*(float(each is not None) for each in gradients), *map(float, marks)]
+        length = sum(map(len, values)) + len(after)
+        after += [0.0] * (-length % dist.get_world_size())
+        return torch.cat([*values, torch.tensor(after).to(values[0])])
+
+
+def _added(left: Each, right: Each) -> Each:
+    """Add gradients, as if those that aren't there were zeros."""
+    total: list[torch.Tensor | None] = []
+    for mine, theirs in zip(left, right, strict=True):
+        if mine is None or theirs is None:
+            one = theirs if mine is None else mine
+            # 0.0 makes -0.0 positive, as a sum with another rank's zeros does.
+            total.append(None if one is None else one.add_(0.0))
+        else:
+            total.append(mine.add_(theirs))
+    return total
+
+
+def _divided(
+    parameters: Iterable[torch.Tensor], count: int, *, overlaps: bool
+) -> Iterator[_Bucket]:
+    """Divide parameters by types and devices, and for sums during the backward pass by size."""
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    for group in groups.values():
+        bucket: list[torch.Tensor] = []
+        for parameter in reversed(group) if overlaps else group:
+            bucket.append(parameter)
+            if overlaps and sum(each.nbytes for each in bucket) >= _BUCKET:
+                yield _Bucket(bucket, count)
+                bucket = []
+        if bucket:
+            yield _Bucket(bucket, count)
