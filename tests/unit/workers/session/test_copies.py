@@ -247,6 +247,8 @@ def _copy_for_ever(scratch: Path, is_alone: bool, connection: socket.socket) -> 
         return PLACE
 
     numbers = itertools.count()
+    # It ends also if the test has ended before it.
+    signal.alarm(60)
     try:
         copies = copies_in(scratch, SocketChannel(connection), is_alone=is_alone)
         for number in itertools.count(1):
