@@ -1,4 +1,4 @@
-"""A Keras fit whose process is killed within an epoch continues from a copy, to the last bit."""
+"""A Keras fit that loses a process within an epoch continues there, to the last bit."""
 
 from __future__ import annotations
 
@@ -44,9 +44,13 @@ def network() -> Any:
     )
 
 
-def watched(model: Any, log: Path, dies_at: tuple[int, ...]) -> Any:
-    """Have a model note each step that it has taken; each attempt dies after one of them."""
-    own = model.make_train_function
+Deaths = tuple[tuple[int, int], ...]
+"""Of each attempt: the rank that is lost, and after which step."""
+
+
+def watched(model: Any, log: Path, deaths: Deaths) -> Any:
+    """Have a model note each step that rank 0 has taken; each attempt loses a rank after one."""
+    own, strategy = model.make_train_function, model.distribute_strategy
 
     def make(force: bool = False) -> None:
         own(force)
@@ -54,11 +58,13 @@ def watched(model: Any, log: Path, dies_at: tuple[int, ...]) -> Any:
 
         def train(iterator: Any) -> Any:
             outputs = step(iterator)
-            taken = int(model.optimizer.iterations)
-            with log.open("a") as file:
-                file.write(f"{taken}\n")
-            attempt = polytrain.get_context().get_attempt()
-            if attempt < len(dies_at) and taken == dies_at[attempt]:
+            steps = strategy.experimental_local_results(model.optimizer.iterations.value)[0]
+            context, taken = polytrain.get_context(), int(steps.numpy())
+            rank, attempt = context.get_world_rank(), context.get_attempt()
+            if rank == 0:
+                with log.open("a") as file:
+                    file.write(f"{taken}\n")
+            if attempt < len(deaths) and deaths[attempt] == (rank, taken):
                 os.kill(os.getpid(), signal.SIGKILL)
             return outputs
 
@@ -77,9 +83,9 @@ def callbacks() -> list[Any]:
     ]
 
 
-def from_options(log: Path, dies_at: tuple[int, ...]) -> dict[str, Any]:
+def from_options(log: Path, deaths: Deaths) -> dict[str, Any]:
     return {
-        "model": lambda: watched(network(), log, dies_at),
+        "model": lambda: watched(network(), log, deaths),
         "compile": {"optimizer": "adam", "loss": LOSS, "metrics": ["accuracy"]},
         "epochs": EPOCHS,
         "label": "y",
@@ -87,21 +93,23 @@ def from_options(log: Path, dies_at: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def by_function(log: Path, dies_at: tuple[int, ...]) -> dict[str, Any]:
+def by_function(log: Path, deaths: Deaths) -> dict[str, Any]:
     def train() -> None:
+        import polytrain_tf
         from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
 
-        model = checkpointed_model()
-        if model is None:
-            model = network()
-            model.compile(optimizer="adam", loss=LOSS, metrics=["accuracy"])
+        with polytrain_tf.strategy().scope():
+            model = checkpointed_model()
+            if model is None:
+                model = network()
+                model.compile(optimizer="adam", loss=LOSS, metrics=["accuracy"])
         data = {
             name: polytrain.get_dataset_shard(name).to_tf(
-                feature_columns="x", label_columns="y", batch_size=32
+                feature_columns="x", label_columns="y", global_batch_size=32
             )
             for name in ("train", "valid")
         }
-        watched(model, log, dies_at).fit(
+        watched(model, log, deaths).fit(
             data["train"],
             validation_data=data["valid"],
             initial_epoch=checkpointed_epoch(),
@@ -114,7 +122,9 @@ def by_function(log: Path, dies_at: tuple[int, ...]) -> dict[str, Any]:
     return {"train_loop_per_worker": train}
 
 
-def fit(quiet: RunConfig, name: str, memory: Any = None, **options: Any) -> Result:
+def fit(
+    quiet: RunConfig, name: str, workers: int = 1, memory: Any = None, **options: Any
+) -> Result:
     numbers = np.random.default_rng(0)
     x = numbers.normal(size=(32 * BATCHES, 8)).astype("float32")
     y = numbers.integers(0, 4, 32 * BATCHES)
@@ -123,7 +133,7 @@ def fit(quiet: RunConfig, name: str, memory: Any = None, **options: Any) -> Resu
         **options,
         datasets={"train": {"x": x, "y": y}, "valid": {"x": x[:40], "y": y[:40]}},
         dataset_config={"train": DataConfig(shuffle=True)},
-        scaling_config=ScalingConfig(num_workers=1),
+        scaling_config=ScalingConfig(num_workers=workers),
         run_config=dataclasses.replace(
             quiet,
             name=name,
@@ -139,17 +149,27 @@ def state(result: Result) -> list[bytes]:
 
 
 @pytest.mark.parametrize("made", [from_options, by_function])
+@pytest.mark.parametrize(
+    ("workers", "memory", "deaths"),
+    [(1, 1, ((0, 4), (0, 12), (0, 15))), (2, None, ((1, 4), (0, 12), (1, 15)))],
+)
 def test_a_fit_continues_within_an_epoch(
-    quiet: RunConfig, tmp_path: Path, made: Callable[..., dict[str, Any]]
+    quiet: RunConfig,
+    tmp_path: Path,
+    made: Callable[..., dict[str, Any]],
+    workers: int,
+    memory: int | None,
+    deaths: Deaths,
 ) -> None:
-    """Killed within two epochs, and before the last step of an epoch was noted."""
-    dies_at = (4, 12, 15)
+    """From a copy, or from the state of a peer: only a step that wasn't over is repeated."""
     killed, undisturbed = tmp_path / "killed-steps", tmp_path / "steps"
-    result = fit(quiet, "killed", memory=1, **made(killed, dies_at))
-    expected = fit(quiet, "undisturbed", **made(undisturbed, ()))
-    assert result.restarts == 3
+    result = fit(quiet, "killed", workers, memory, **made(killed, deaths))
+    expected = fit(quiet, "undisturbed", workers, **made(undisturbed, ()))
+    assert result.restarts == len(deaths)
     steps = [int(line) for line in killed.read_text().splitlines()]
-    assert steps == sorted([*range(1, STEPS + 1), *dies_at])
+    assert sorted({*steps}) == [*range(1, STEPS + 1)]
+    repeated = {step for step in steps if steps.count(step) > 1}
+    assert repeated <= {step for _, step in deaths}
     assert state(result) == state(expected)
     assert result.history == expected.history
 
@@ -166,7 +186,7 @@ def test_a_callback_that_may_keep_a_sum_within_epochs_is_named(
             self.total += 1
 
     steps = tmp_path / "steps"
-    options = from_options(steps, (BATCHES + 4,)) | {"callbacks": lambda: [Sums()]}
+    options = from_options(steps, ((0, BATCHES + 4),)) | {"callbacks": lambda: [Sums()]}
     result = fit(quiet, "sums", memory=1, **options)
     assert result.restarts == 1
     [_, again] = journal(result.path, "Launched")

@@ -5,7 +5,7 @@ Without it, `EarlyStopping` would restart its count of epochs without progress a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,21 @@ _FILE = "callbacks.npz"
 
 def save_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
     """Write the state of the callbacks that track progress; no file if there is no state."""
+    write_states(states_of(callbacks), directory)
+
+
+def states_of(callbacks: Sequence[Any]) -> dict[tuple[str, str], Any]:
+    """Return the state of the callbacks that track progress, by callback and attribute.
+
+    Callbacks replace these values, and don't change them.
+    """
+    return {(key, name): getattr(callback, name) for key, name, callback in _kept(callbacks)}
+
+
+def write_states(states: Mapping[tuple[str, str], Any], directory: Path) -> None:
+    """Write states that `states_of` has returned; no file if there is no state."""
     arrays: dict[str, Any] = {}
-    for key, name, callback in _kept(callbacks):
-        value = getattr(callback, name)
+    for (key, name), value in states.items():
         if isinstance(value, list):
             arrays |= {f"{key}/{name}/{number}": array for number, array in enumerate(value)}
         elif value is not None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from polytrain_plugins import (
 from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import save_callbacks
 from polytrain_tf.data import TensorFlowShard
+from polytrain_tf.local_variables import by_one_rank
 from polytrain_tf.numpy_batches import with_arrays_copied
 from polytrain_tf.one_strategy import made_without_cluster, returned_by_its_class
 from polytrain_tf.private import generated_sources_in, patient_strategies
@@ -126,7 +127,7 @@ class TensorFlowEngine(Engine[Any]):
         return fitting.model
 
     def save(self, model: Any, directory: Path) -> None:
-        with _by_one_rank():
+        with by_one_rank(_strategy):
             save(model, directory, self._progress)
             save_callbacks(self._callbacks, directory)
 
@@ -155,20 +156,6 @@ class TensorFlowEngine(Engine[Any]):
         from polytrain_tf.predicting import KerasPredictor
 
         return KerasPredictor(directory, **options)
-
-
-def _by_one_rank() -> AbstractContextManager[Any]:
-    """Return a context in which a rank reads variables without a collective operation.
-
-    Elsewhere, the strategy sums some variables over the ranks on reading, such as metrics.
-    """
-    strategy = _strategy
-    if strategy is None or strategy.num_replicas_in_sync == 1:
-        return nullcontext()
-    context: AbstractContextManager[Any] = tf.distribute.ReplicaContext(
-        strategy, replica_id_in_sync_group=0
-    )
-    return context
 
 
 def _patched_keras(stack: ExitStack) -> RuntimeError | None:

@@ -1,13 +1,14 @@
-"""Copies the state of a Keras fit after a batch, and continues within an epoch from such a copy.
+"""Keeps the state of a Keras fit after its batches, and continues a fit within an epoch.
 
+A single worker copies its state; of several workers, each keeps it in memory (`kept_for_peers`).
 Keras resets the metrics when it begins an epoch, and callbacks may change the learning rate then.
-So a copy has the metrics beside the model, and a restart restores both after all callbacks have
-begun the epoch. A copy isn't made after an epoch's last batch, but with the epoch's report.
+So the metrics are saved beside the model, and a restart restores both after all callbacks have
+begun the epoch. Nothing is kept after an epoch's last batch, but with the epoch's report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import polytrain
 from polytrain.extension import NotCleanError, Place, Survivor, survivor
 from polytrain_tf import private
-from polytrain_tf.callback_state import save_callbacks
+from polytrain_tf.callback_state import states_of, write_states
 from polytrain_tf.epochs import EpochCallback
-from polytrain_tf.saved import Progress, load_into, save
+from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, own_variables, read_own, write_own
+from polytrain_tf.local_variables import local_part
+from polytrain_tf.saved import load_into, save
 
 _FILE = "in-epoch.npz"
-"""File in a copy that was made within an epoch: the metrics of the epoch so far."""
+"""File with what a checkpoint within an epoch has beside the model, such as the metrics so far."""
 
 _CONTINUE = (
     *("CSVLogger", "EarlyStopping", "History", "LearningRateScheduler", "ModelCheckpoint"),
@@ -39,7 +43,7 @@ _WITHIN_EPOCHS = (
 
 
 class KeptBatches(keras.callbacks.Callback):
-    """Copies the state of one fit. It follows all other callbacks."""
+    """Keeps the state of one fit. It follows all other callbacks."""
 
     def __init__(self, one: EpochCallback, given: Mapping[str, Any]) -> None:
         """
@@ -57,12 +61,14 @@ class KeptBatches(keras.callbacks.Callback):
         self._batches = 0
         self._has_begun = False
         self._size: int | None = None
+        self._peers: KeptForPeers | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self._why_not is not None and self._survivor.copies is not None:
-            self._survivor.copies.refuse(self._why_not)
+        if self._why_not is not None:
+            self._survivor.keep_nothing(self._why_not)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._wait_if_held()
         if not self._has_begun:
             self._has_begun = True
             if self._one.resumed is not None and (self._one.resumed / _FILE).exists():
@@ -70,37 +76,79 @@ class KeptBatches(keras.callbacks.Callback):
         self._epoch = epoch
         self._batches = int(self._data.cardinality()) if self._why_not is None else 0
 
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._wait_if_held()
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._wait_if_held()
         if batch + 1 < self._batches and not self.model.stop_training:
-            self._copy(self._survivor.place(), self._one.progress(self._epoch), within=True)
+            point = partial(self._point, self._epoch)
+            if self._has_peers:
+                self._for_peers.after_batch(point)
+            self._copy(point)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._wait_if_held()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._wait_if_held()
+
+    def _wait_if_held(self) -> None:
+        if self._peers is not None:
+            self._peers.wait_if_held()
 
     def _before_report(self, metrics: Mapping[str, Any], epochs: int) -> None:
         if self._why_not is None:
             # A restart continues after the report.
-            place = self._survivor.place().after_report(metrics)
-            self._copy(place, self._one.progress(epochs), within=False)
+            point = self._point(epochs, reported=metrics)
+            if self._has_peers:
+                self._for_peers.keep(point)
+            self._copy(lambda: point)
 
-    def _copy(self, place: Place, progress: Progress, *, within: bool) -> None:
+    @property
+    def _for_peers(self) -> KeptForPeers:
+        if self._peers is None:
+            # Now that the optimizer has its variables.
+            self._peers = KeptForPeers(self.model, self._survivor, _FILE)
+        return self._peers
+
+    @property
+    def _has_peers(self) -> bool:
+        strategy = self.model.distribute_strategy
+        return self._survivor.can_keep and strategy.num_replicas_in_sync > 1
+
+    def _point(self, epochs: int, reported: Mapping[str, Any] | None = None) -> FitPoint:
+        place = self._survivor.place()
+        return FitPoint(
+            place=place if reported is None else place.after_report(reported),
+            progress=self._one.progress(epochs),
+            callbacks=states_of(self._one.others),
+            is_within=reported is None,
+        )
+
+    def _copy(self, point: Callable[[], FitPoint]) -> None:
+        """Note a step; only a worker without peers copies its state."""
         if self._survivor.copies is not None:
             if self._size is None:
                 self._size = _size(self.model)
-            write = partial(self._write, place, progress, within)
-            self._survivor.copies.step(write, size=self._size)
+            self._survivor.copies.step(partial(self._write, point), size=self._size)
 
-    def _write(self, place: Place, progress: Progress, within: bool, directory: Path) -> Place:
-        metrics = [np.array(each) for each in self.model.metrics_variables]
-        if not all(np.isfinite(each).all() for each in metrics):
-            raise NotCleanError("a metric isn't a finite number")
+    def _write(self, point_now: Callable[[], FitPoint], directory: Path) -> Place:
+        point = point_now()
+        variables = own_variables(self.model)
+        own = [np.array(each) for each in variables]
+        if not all(np.isfinite(each).all() for each in own):
+            raise NotCleanError("a metric or another variable isn't a finite number")
         try:
-            save(self.model, directory, progress)
+            save(self.model, directory, point.progress)
         finally:
-            # Saving resets them.
-            for variable, value in zip(self.model.metrics_variables, metrics, strict=True):
+            # Saving resets metrics.
+            for variable, value in zip(variables, own, strict=True):
                 variable.assign(value)
-        save_callbacks(self._one.others, directory)
-        if within:
-            np.savez(directory / _FILE, *metrics)
-        return place
+        write_states(point.callbacks, directory)
+        if point.is_within:
+            write_own(directory / _FILE, {0: own})
+        return point.place
 
 
 def unsuitable(given: Mapping[str, Any], callbacks: Sequence[Any]) -> str | None:
@@ -155,10 +203,9 @@ def _restore(model: Any, directory: Path, batches: Any) -> None:
             # Keras makes the metrics' variables in the first step.
             private.build_from(model, batches)
         load_into(model, directory)
-        with np.load(directory / _FILE) as saved:
-            values = [saved[name] for name in saved.files]
-            for variable, value in zip(model.metrics_variables, values, strict=True):
-                variable.assign(value)
+        own = read_own(directory / _FILE, polytrain.get_context().get_world_rank())
+        for variable, value in zip(own_variables(model), own, strict=True):
+            local_part(model.distribute_strategy, variable).assign(value)
 
 
 def _size(model: Any) -> int:

@@ -1,0 +1,242 @@
+"""Keeps the state of a Keras fit on several workers, for the case that another rank is lost.
+
+A collective that fails may leave the variables half assigned, and nothing shows which. So each rank
+reads all of them after a batch: TensorFlow copies a variable's memory when it assigns a new value
+while the old one is held. All ranks keep the same batches; what each has of its own, such as
+metrics and moving statistics, is kept where its agent can read it. After a loss a survivor writes
+the newest batch of which every rank's own values are known.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor
+from polytrain_tf.callback_state import write_states
+from polytrain_tf.local_variables import by_one_rank, local_part
+from polytrain_tf.saved import Progress, save
+from polytrain_tf.summing import summing
+
+_SHARE = 0.03
+"""Maximum share of the time in which states are kept."""
+
+_BYTES_PER_S = 2e9
+"""The rate at which TensorFlow copies what is held when it assigns new values."""
+
+_WARMUP, _MEASURED = 3, 8
+"""Batches before the first that is measured, and those that are."""
+
+_MOST_OWN = 16 << 20
+"""Bytes of a rank's own values that may be kept."""
+
+_SLOWNESS, _LEAST = 10, 10**10
+"""A survivor has time by the bytes of its state, as memory is copied. Keras writes its files ten
+times as slowly, and needs the time of so many bytes for a small model on a busy machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitPoint:
+    """Where a fit is, beside its variables."""
+
+    place: Place
+    progress: Progress
+    callbacks: Mapping[tuple[str, str], Any]
+    """The state of the callbacks that track progress."""
+
+    is_within: bool
+    """Whether it is after a batch of an epoch, and not at an epoch's report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    number: int
+    point: FitPoint
+    values: Sequence[tf.Tensor]
+
+
+class KeptForPeers:
+    """The `StateWriter` of one fit on several workers."""
+
+    def __init__(self, model: Any, survivor: Survivor, own_file: str) -> None:
+        """
+        Args:
+            model: the model, after its first step.
+            survivor: this process's.
+            own_file: name of the file with each rank's own values.
+        """
+        self._model = model
+        self._survivor = survivor
+        self._own_file = own_file
+        self._strategy = model.distribute_strategy
+        variables = [*model.variables, *model.optimizer.variables]
+        own = own_variables(model)
+        known = {id(each) for each in variables}
+        variables += [each for each in own if id(each) not in known]
+        numbers = {id(each): number for number, each in enumerate(variables)}
+        self._own = [numbers[id(each)] for each in own]
+        self._parts = [local_part(self._strategy, each) for each in variables]
+        self._read = tf.function(lambda: [part.read_value() for part in self._parts])
+        self._size = sum(map(_bytes, self._parts))
+        self._kept: KeptStates | None = None
+        self._newest: deque[_Kept] = deque(maxlen=2)
+        self._number = 0
+        self._batches = 0
+        self._every = 1
+        self._ended_at = 0.0
+        self._times: list[tuple[float, float]] = []
+        """Seconds of keeping and of the whole step, for each batch that is measured."""
+
+        self._lock = threading.Lock()
+        self._is_held = False
+        self._is_over = False
+
+    def after_batch(self, point: Callable[[], FitPoint]) -> None:
+        """Keep the state after a batch, if it is this one's turn. All ranks call this together."""
+        if self._is_over:
+            return
+        begun, before = time.monotonic(), self._ended_at
+        self._batches += 1
+        is_due = self._batches % self._every == 0
+        if is_due:
+            self.keep(point())
+        self._ended_at = time.monotonic()
+        if is_due and _WARMUP < self._batches <= _WARMUP + _MEASURED:
+            self._times.append((self._ended_at - begun, self._ended_at - before))
+            if len(self._times) == _MEASURED:
+                self._agree()
+
+    def keep(self, point: FitPoint) -> None:
+        """Keep the state now. All ranks call this together."""
+        if self._is_over:
+            return
+        values = self._read()
+        pieces = [values[number].numpy().tobytes() for number in self._own]
+        if self._kept is None:
+            size = sum(map(len, pieces))
+            if size > _MOST_OWN:
+                self._is_over = True
+                self._survivor.keep_nothing(f"each rank has {size / 1e6:.0f} MB of its own")
+                return
+            bytes_of_time = _LEAST + _SLOWNESS * self._size
+            self._kept = self._survivor.keep(self, capacity=size, size=bytes_of_time)
+        self._number += 1
+        self._kept.put(pieces, point=self._number, is_forecast=False)
+        with self._lock:
+            self._newest.append(_Kept(number=self._number, point=point, values=values))
+
+    def wait_if_held(self) -> None:
+        """Stop here if the state is being written: the agent kills this process after that."""
+        with self._lock:
+            is_held = self._is_held
+        if is_held:
+            threading.Event().wait()
+
+    def _agree(self) -> None:
+        """Agree with all ranks on how often to keep the state."""
+        keeping, steps = map(statistics.median, zip(*self._times, strict=True))
+        mine = [int(1e6 * (keeping + self._size / _BYTES_PER_S)), int(1e6 * steps)]
+        keeping_of_all, steps_of_all = summing(self._strategy)(mine)
+        self._every = max(1, math.ceil(keeping_of_all / (_SHARE * max(1, steps_of_all))))
+
+    def hold(self, point: int, has_time: Callable[[], bool]) -> int:
+        """See `StateWriter`. What is kept doesn't change: there is nothing to wait for."""
+        with self._lock:
+            self._is_held = True
+            if not self._newest:
+                raise NotCleanError("it hasn't finished a batch")
+            return self._newest[-1].number
+
+    def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
+        """See `StateWriter`."""
+        newest, own = self._newest_of_all(kept)
+        values = newest.values
+        if not all(np.isfinite(value.numpy()).all() for value in values):
+            raise NotCleanError("a variable isn't a finite number")
+        for part, value in zip(self._parts, values, strict=True):
+            part.assign(value)
+        with by_one_rank(self._strategy):
+            save(self._model, directory, newest.point.progress)
+        # Saving resets metrics, which are in the file of ranks' own values.
+        reset = {id(local_part(self._strategy, each)) for each in self._model.metrics_variables}
+        for part, value in zip(self._parts, values, strict=True):
+            if id(part) not in reset and part.numpy().tobytes() != value.numpy().tobytes():
+                raise NotCleanError("a step ended while the model was saved")
+        write_states(newest.point.callbacks, directory)
+        if newest.point.is_within:
+            write_own(directory / self._own_file, own)
+        return newest.point.place
+
+    def _newest_of_all(
+        self, kept: Mapping[int, Sequence[KeptState]]
+    ) -> tuple[_Kept, dict[int, list[Any]]]:
+        """Return the newest state of which every rank's own values are known, and these."""
+        with self._lock:
+            points = [*reversed(self._newest)]
+        for each in points:
+            if not each.point.is_within:
+                # At an epoch's report, ranks have no values of their own.
+                return each, {}
+            found = {
+                rank: state.content
+                for rank, states in kept.items()
+                for state in states
+                if state.point == each.number
+            }
+            if len(found) == len(kept):
+                return each, {rank: self._own_of(content) for rank, content in found.items()}
+        raise NotCleanError("the lost rank's own values are older")
+
+    def _own_of(self, content: bytes) -> list[Any]:
+        values, at = [], 0
+        for number in self._own:
+            part = self._parts[number]
+            dtype, end = part.dtype.as_numpy_dtype, at + _bytes(part)
+            values.append(np.frombuffer(content[at:end], dtype).reshape(part.shape))
+            at = end
+        return values
+
+
+def own_variables(model: Any) -> list[Any]:
+    """Return the variables that may differ between ranks, metrics last.
+
+    Only those that are trained have the same values on all ranks: a layer assigns others by the
+    rank's own rows, whatever their aggregation is.
+    """
+    metrics = list(model.metrics_variables)
+    others = {id(each) for each in (*model.trainable_variables, *metrics)}
+    return [*(each for each in model.variables if id(each) not in others), *metrics]
+
+
+def write_own(file: Path, own: Mapping[int, Sequence[Any]]) -> None:
+    """Write the own values of ranks."""
+    np.savez(
+        file,
+        **{
+            f"{rank}/{number}": value
+            for rank, values in own.items()
+            for number, value in enumerate(values)
+        },
+    )
+
+
+def read_own(file: Path, rank: int) -> list[Any]:
+    """Return the own values of a rank; on another number of workers, of one of those before."""
+    with np.load(file) as saved:
+        names = [tuple(map(int, name.split("/"))) for name in saved.files]
+        ranks = 1 + max(of for of, _ in names)
+        return [saved[f"{of}/{number}"] for of, number in names if of == rank % ranks]
+
+
+def _bytes(part: tf.Variable) -> int:
+    return int(part.shape.num_elements() * part.dtype.size)

@@ -1,0 +1,117 @@
+"""Which state of a fit a survivor writes, and what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import keras
+import numpy as np
+import pytest
+
+from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor
+from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, read_own, write_own
+from polytrain_tf.saved import Progress, load_into
+
+FILE = "own.npz"
+X, Y = np.ones((8, 3), "float32"), np.zeros((8, 1), "float32")
+
+
+class Memory:
+    """A process's survivor, with the memory that its agent would read."""
+
+    def __init__(self) -> None:
+        self.kept: KeptStates | None = None
+
+    def keep(self, writer: Any, *, capacity: int, size: int) -> KeptStates:
+        self.kept = KeptStates.new(capacity)
+        return self.kept
+
+    def states(self) -> tuple[KeptState, ...]:
+        assert self.kept is not None
+        return self.kept.read()
+
+
+def network() -> Any:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer="adam", loss="mse")
+    return model
+
+
+def point(step: int, *, is_within: bool = True) -> FitPoint:
+    return FitPoint(
+        place=Place(step=step, metrics={}, positions={}),
+        progress=Progress(epochs=step),
+        callbacks={},
+        is_within=is_within,
+    )
+
+
+def values(model: Any) -> list[bytes]:
+    return [np.asarray(each).tobytes() for each in (*model.variables, *model.optimizer.variables)]
+
+
+class Trained:
+    """A model that has kept its state after each of its steps."""
+
+    def __init__(self, steps: int, *, is_within: bool = True) -> None:
+        self.model, self.memory = network(), Memory()
+        self.model.train_on_batch(X, Y)
+        self.peers = KeptForPeers(self.model, cast(Survivor, self.memory), FILE)
+        self.after: dict[int, list[bytes]] = {}
+        self.metrics: dict[int, list[Any]] = {}
+        for step in range(1, steps + 1):
+            self.model.train_on_batch(X, Y)
+            self.peers.keep(point(step, is_within=is_within))
+            self.after[step] = values(self.model)
+            self.metrics[step] = [np.array(each) for each in self.model.metrics_variables]
+        # A step whose collective fails has changed some.
+        self.model.layers[0].moving_mean.assign([7.0, 7.0, 7.0])
+        self.model.layers[1].bias.assign([9.0])
+
+    def written(self, directory: Path, lost: tuple[KeptState, ...]) -> Place:
+        held = self.peers.hold(0, lambda: True)
+        return self.peers.write({0: self.memory.states(), 1: lost}, held, directory)
+
+
+@pytest.mark.parametrize("lost_after", [3, 2])
+def test_the_newest_step_that_all_ranks_have_ended_is_written(
+    tmp_path: Path, lost_after: int
+) -> None:
+    trained = Trained(3)
+    states = tuple(each for each in trained.memory.states() if each.point <= lost_after)
+    assert trained.written(tmp_path, states).step == lost_after
+    loaded = network()
+    loaded.optimizer.build(loaded.trainable_variables)
+    load_into(loaded, tmp_path)
+    assert values(loaded) == trained.after[lost_after]
+    for rank in (0, 1):
+        own = read_own(tmp_path / FILE, rank)[-len(trained.metrics[lost_after]) :]
+        assert all(map(np.array_equal, own, trained.metrics[lost_after]))
+
+
+def test_without_values_of_the_lost_rank_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(NotCleanError, match="older"):
+        Trained(3).written(tmp_path, ())
+
+
+def test_a_report_needs_no_values_of_the_lost_rank(tmp_path: Path) -> None:
+    assert Trained(2, is_within=False).written(tmp_path, ()).step == 2
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_state_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
+    trained = Trained(1)
+    trained.model.layers[1].kernel.assign(np.full((3, 1), np.nan, "float32"))
+    for _ in range(2):
+        trained.peers.keep(point(2))
+    with pytest.raises(NotCleanError, match="finite"):
+        trained.written(tmp_path, trained.memory.states())
+
+
+def test_more_ranks_than_before_get_values_of_those_before(tmp_path: Path) -> None:
+    write_own(tmp_path / FILE, {0: [np.array(1.0)], 1: [np.array(2.0)]})
+    assert [read_own(tmp_path / FILE, rank) for rank in range(3)] == [[1.0], [2.0], [1.0]]
