@@ -104,6 +104,9 @@ def train(config: dict[str, Any]) -> None:
             checkpoint["count"] = self.count
 
     class Dies(lightning.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            at("begin")
+
         def on_before_optimizer_step(self, *_: Any) -> None:
             at("gradients")
 
@@ -187,6 +190,8 @@ def logged(output: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("place", "batch", "rank"),
     [
+        # Rank 1 waits for the buffers, within DDP's forward pass.
+        ("begin", 8, 0),
         ("forward", 3, 1),
         ("backward", 4, 0),
         ("gradients", 5, 0),

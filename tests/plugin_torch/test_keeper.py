@@ -197,10 +197,10 @@ def test_weights_that_an_evaluation_swaps_are_not_written(
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_statistics_that_differ_in_the_first_step_are_not_invented(
+def test_statistics_of_a_lost_rank_are_those_of_its_last_forward_pass(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, offset: float
 ) -> None:
-    """Before it they are equal on both ranks; the lost one has only computed its gradients."""
+    """It has only computed its gradients; nothing else changes a batch norm's statistics."""
 
     def train() -> None:
         lost = Rank(monkeypatch)
@@ -209,11 +209,31 @@ def test_statistics_that_differ_in_the_first_step_are_not_invented(
         rank.step()
         rank.report()
         monkeypatch.setattr(keeper, "get_context", lambda: World(2))
-        if offset == 0:
+        rank.write(tmp_path, lost=lost)
+        name = "1.running_mean"
+        own = tmp_path / "own-1.pt"
+        states = torch.load(own)["parts"]["model"] if offset else torch.load(tmp_path / "model.pt")
+        assert torch.equal(states[name], lost.model.state_dict()[name])
+        assert own.exists() == (offset != 0)
+
+    within(train)
+
+
+def test_buffers_that_differ_in_the_first_step_are_not_invented(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before it they are equal on both ranks; the lost one has only computed its gradients."""
+
+    def train() -> None:
+        lost = Rank(monkeypatch)
+        lost.model.get_buffer("mask")[0] = 1
+        lost.forward()
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.report()
+        monkeypatch.setattr(keeper, "get_context", lambda: World(2))
+        with pytest.raises(NotCleanError, match="a buffer differs"):
             rank.write(tmp_path, lost=lost)
-        else:
-            with pytest.raises(NotCleanError, match="a buffer differs"):
-                rank.write(tmp_path, lost=lost)
 
     within(train)
 
@@ -291,7 +311,7 @@ def kept(rank: str, loss: float | None, *, point: int, is_forecast: bool = False
     """A small state, with a loss of its own if that was known."""
     small: dict[str, Any] = {} if loss is None else {"own": {"loss": loss}}
     if not is_forecast:
-        small |= {"places": {}, "progress": {}, "groups": {}, "parts": {}}
+        small |= {"places": {}, "progress": {}, "groups": {}, "parts": {}, "sample": None}
     pieces = [rank.encode(), b"", b"", pickle.dumps(small) if small else b""]
     content = b"".join([LENGTHS.pack(*map(len, pieces)), *pieces])
     return KeptState(point=point, is_forecast=is_forecast, content=content)

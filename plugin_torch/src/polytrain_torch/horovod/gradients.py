@@ -20,6 +20,7 @@ from polytrain_torch.horovod.call_log import completed, log_call
 from polytrain_torch.horovod.compression import Compressor
 from polytrain_torch.horovod.reductions import Average, on_group_device, scale, torch_op
 from polytrain_torch.row_weights import weighted_gradient
+from polytrain_torch.survivors.points import before_average
 
 _BUCKET = 25 << 20
 """Minimum bytes of a bucket, except the last of each dtype and device."""
@@ -134,6 +135,7 @@ class GradientReducer:
     def _begin(self) -> None:
         if self._logged is None:
             self._logged = log_call("gradients", self._number)
+            before_average()
 
     def _launch(self, *, until: int) -> None:
         for bucket in self._buckets[self._launched : until]:

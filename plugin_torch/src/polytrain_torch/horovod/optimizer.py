@@ -14,6 +14,7 @@ from polytrain_torch.horovod.basics import size
 from polytrain_torch.horovod.compression import Compression, Compressor
 from polytrain_torch.horovod.gradients import GradientReducer
 from polytrain_torch.horovod.reductions import Average, refuse_process_set, torch_op
+from polytrain_torch.survivors.points import averaging_optimizers
 
 
 class _Distributed(torch.optim.Optimizer):
@@ -149,6 +150,7 @@ def DistributedOptimizer(  # Horovod's name
             predivide=gradient_predivide_factor,
             compression=compression,
         )
+        averaging_optimizers.add(distributed)
     return distributed
 
 

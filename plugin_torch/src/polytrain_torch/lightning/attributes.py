@@ -46,7 +46,9 @@ _SHOWING = (
 
 _OURS = ("polytrain_torch", "lightning")
 _PART = frozenset(vars(torch.nn.Module()))
-_MODULE = frozenset(vars(LightningModule()))
+_MODULE = frozenset((*vars(LightningModule()), "forward"))
+"""Names of attributes that are Lightning's own. It replaces `forward` while DDP calls it."""
+
 _DATA = frozenset(vars(LightningDataModule()))
 
 

@@ -13,7 +13,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,8 +42,12 @@ from polytrain_torch.checkpoints.shard_copies import write_part
 from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.checkpoints.state_files import write_state
 from polytrain_torch.loaders import stream_places
-from polytrain_torch.models.parallel import after_forward, prepared_models, unwrapped
-from polytrain_torch.private import saves_plainly, versions_of
+from polytrain_torch.models.parallel import (
+    after_forward,
+    prepared_models,
+    unwrapped,
+)
+from polytrain_torch.private import ANY_BATCH_NORM, saves_plainly, versions_of
 from polytrain_torch.survivors import points
 from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
@@ -206,6 +210,9 @@ class Keeper:
         self._generators = Generators()
         self._sent: set[int] = set()
         """Ids of the buffers that DDP sends from rank 0."""
+
+        self._compares = False
+        """Whether ranks' parameters have to be compared, because no DDP model has sent them."""
 
         self._states = -1
         """Number of the optimizers' states that `_large` has."""
@@ -483,15 +490,16 @@ class Keeper:
             if model.broadcast_buffers and dist.get_world_size() > 1
             for buffer in model.module.buffers()
         }
-        trained = [
-            parameter
-            for optimizer in self._optimizers.values()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
+        trained = _trained_by(self._optimizers.values())
+        averaging = [
+            each for each in self._optimizers.values() if each in points.averaging_optimizers
         ]
+        averaged = in_ddp.union(map(id, _trained_by(averaging)))
         is_alone = dist.get_world_size() == 1 or self._is_sharded
-        if not is_alone and any(id(each) not in in_ddp for each in trained):
+        if not is_alone and any(id(each) not in averaged for each in trained):
             return "an optimizer trains parameters outside of DDP"
+        # Nothing has made these equal on all ranks but the training function.
+        self._compares = not averaged <= in_ddp
         kept = {id(each) for module in self._modules.values() for each in module.parameters()}
         if any(id(each) not in kept for each in trained):
             return f"an optimizer trains parameters that aren't in {self._whose}"
@@ -525,6 +533,7 @@ class Keeper:
             },
             "parts": {name: part.state_dict() for name, part in self._others.items()},
             "own": self._own,
+            "sample": self._sample() if self._compares else None,
         }
 
     def _large_tensors(self) -> list[torch.Tensor]:
@@ -642,10 +651,19 @@ class Keeper:
             mine=mine,
             buffers=self._buffers,
             sent=self._sent,
+            by_forward={
+                id(buffer)
+                for module in self._modules.values()
+                for each in module.modules()
+                if isinstance(each, ANY_BATCH_NORM)
+                for buffer in each.buffers(recurse=False)
+            },
             are_alike=virtual_workers() is not None,
             needs_own=self._needs_own,
         )
         states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
+        if len({state["sample"] for state, _ in states}) > 1:
+            raise NotCleanError("its parameters differ between the ranks")
         self._expect_finite([buffers for _, buffers in states])
         by_rank = [self._whole(state, buffers) for state, buffers in states]
         differing = differences_of([digests_of(self._compared(whole)) for whole in by_rank])
@@ -785,6 +803,15 @@ def _after_forward() -> None:
 def _is_plain(module: torch.nn.Module) -> bool:
     """Whether a module's state is its parameters and buffers, and nothing else."""
     return all(map(saves_plainly, module.modules()))
+
+
+def _trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    return [
+        parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

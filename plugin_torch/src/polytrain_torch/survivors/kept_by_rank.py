@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ LENGTHS = struct.Struct("<4Q")
 
 _LOST = "rank {rank} was lost before the end of its step, and"
 
-_ALIKE = ("progress", "groups", "parts")
+_ALIKE = ("progress", "groups", "parts", "sample")
 """What of a lost rank's state is taken from another one."""
 
 _Kept = tuple[State, bytes]
@@ -41,6 +41,9 @@ class KeptByRank:
     buffers: Sequence[torch.Tensor]
     sent: set[int]
     """Ids of the buffers that DDP sends from rank 0."""
+
+    by_forward: Collection[int] = ()
+    """Ids of the buffers that a forward pass alone changes: those of batch norms."""
 
     are_alike: bool = False
     """Whether ranks end each step with the same buffers and random numbers: virtual workers' do."""
@@ -135,6 +138,8 @@ class KeptByRank:
                 continue
             if _equal(its[number], was_here[number]) and _equal(buffers[number], here[number]):
                 buffers[number] = is_here[number]
+                continue
+            if id(buffer) in self.by_forward and _equal(here[number], is_here[number]):
                 continue
             source = self._source_of(number, is_here)
             if source is None:

@@ -1,10 +1,16 @@
-"""Where loaders say that a loop is about to get its next batch, for who keeps the state there."""
+"""Where loaders and optimizers say how far a loop is, for who keeps the state there."""
 
 from __future__ import annotations
 
 import sys
 from types import FrameType
 from typing import Protocol
+from weakref import WeakSet
+
+import torch
+
+averaging_optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""Optimizers that average gradients over all ranks themselves, without DDP."""
 
 
 class Listener(Protocol):
@@ -15,6 +21,9 @@ class Listener(Protocol):
 
     def epoch_is_over(self) -> None:
         """There was no batch left."""
+
+    def after_forward(self) -> None:
+        """A model has computed its output, and its gradients are about to be averaged."""
 
 
 listener: Listener | None = None
@@ -30,3 +39,9 @@ def epoch_is_over() -> None:
     """Say that there was no batch left."""
     if listener is not None:
         listener.epoch_is_over()
+
+
+def before_average() -> None:
+    """Say that one of `averaging_optimizers` is about to average gradients."""
+    if listener is not None:
+        listener.after_forward()
