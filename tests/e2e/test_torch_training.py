@@ -92,6 +92,8 @@ def scales_and_restores() -> None:
         scaler.step(optimizer)
         scaler.update(4.0)
         state.report({"scale": scaler.get_scale()}, step=1)
+        # Without what every rank has reported, the next attempt would fail at the same step.
+        polytrain.collective.barrier()
         raise OSError("once")
     polytrain.report({"scale": scaler.get_scale(), "step": done["step"]})
 
