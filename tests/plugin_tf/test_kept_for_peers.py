@@ -8,6 +8,7 @@ from typing import Any, cast
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor
 from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, read_own, write_own
@@ -112,6 +113,59 @@ def test_a_state_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
         trained.written(tmp_path, trained.memory.states())
 
 
+class Rivals(keras.Model):  # type: ignore[misc]  # keras has no types
+    """Two layers that a step of its own trains, each with an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rivals = [keras.layers.Dense(1), keras.layers.Dense(1)]
+        for each in self.rivals:
+            each.build((None, 3))
+        self.optimizers = [keras.optimizers.Adam(0.1) for _ in self.rivals]
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data[:2]
+        for layer, optimizer in zip(self.rivals, self.optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((layer(x) - y - 1.0) ** 2)
+            variables = layer.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def rivals() -> tuple[Any, Memory, KeptForPeers]:
+    model, memory = Rivals(), Memory()
+    model.compile(optimizer=None)
+    model.train_on_batch(X, Y)
+    peers = KeptForPeers(model, cast(Survivor, memory), FILE)
+    peers.keep(point(1))
+    return model, memory, peers
+
+
+def test_the_state_of_each_optimizer_is_that_of_the_step(tmp_path: Path) -> None:
+    model, memory, peers = rivals()
+    expected = [np.asarray(each) for each in model.optimizers[1].variables]
+    # A step whose collective fails has changed some.
+    model.optimizers[1].variables[-1].assign([9.0])
+    peers.write({0: memory.states()}, peers.hold(0, lambda: True), tmp_path)
+    loaded = Rivals()
+    loaded.compile(optimizer=None)
+    load_into(loaded, tmp_path)
+    assert all(map(np.array_equal, loaded.optimizers[1].variables, expected))
+
+
+def test_nothing_is_written_once_an_optimizer_was_replaced(tmp_path: Path) -> None:
+    model, memory, peers = rivals()
+    model.optimizers[0] = keras.optimizers.SGD(0.1)
+    with pytest.raises(NotCleanError, match="replaced"):
+        peers.write({0: memory.states()}, peers.hold(0, lambda: True), tmp_path)
+
+
 def test_more_ranks_than_before_get_values_of_those_before(tmp_path: Path) -> None:
     write_own(tmp_path / FILE, {0: [np.array(1.0)], 1: [np.array(2.0)]})
     assert [read_own(tmp_path / FILE, rank) for rank in range(3)] == [[1.0], [2.0], [1.0]]
+
+
+def test_a_model_may_have_no_values_that_differ_by_rank(tmp_path: Path) -> None:
+    write_own(tmp_path / FILE, {0: [], 1: []})
+    assert read_own(tmp_path / FILE, 1) == []

@@ -24,7 +24,7 @@ from polytrain_tf.callback_state import states_of, write_states
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, own_variables, read_own, write_own
 from polytrain_tf.local_variables import local_part
-from polytrain_tf.saved import load_into, save
+from polytrain_tf.saved import load_into, save, variables_of
 
 _FILE = "in-epoch.npz"
 """File with what a checkpoint within an epoch has beside the model, such as the metrics so far."""
@@ -210,9 +210,5 @@ def _restore(model: Any, directory: Path, batches: Any) -> None:
 
 def _size(model: Any) -> int:
     """Return the bytes of the whole state."""
-    variables = [*model.variables, *model.optimizer.variables]
-    return sum(each.shape.num_elements() * each.dtype.size for each in _values(variables))
-
-
-def _values(variables: Sequence[Any]) -> list[tf.Variable]:
-    return [each.value for each in variables]
+    values = [each.value for each in variables_of(model)]
+    return sum(each.shape.num_elements() * each.dtype.size for each in values)

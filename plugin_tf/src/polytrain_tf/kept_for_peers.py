@@ -25,7 +25,7 @@ import tensorflow as tf
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor
 from polytrain_tf.callback_state import write_states
 from polytrain_tf.local_variables import by_one_rank, local_part
-from polytrain_tf.saved import Progress, save
+from polytrain_tf.saved import Progress, save, variables_of
 from polytrain_tf.summing import summing
 
 _SHARE = 0.03
@@ -79,13 +79,10 @@ class KeptForPeers:
         self._survivor = survivor
         self._own_file = own_file
         self._strategy = model.distribute_strategy
-        variables = [*model.variables, *model.optimizer.variables]
-        own = own_variables(model)
-        known = {id(each) for each in variables}
-        variables += [each for each in own if id(each) not in known]
-        numbers = {id(each): number for number, each in enumerate(variables)}
-        self._own = [numbers[id(each)] for each in own]
-        self._parts = [local_part(self._strategy, each) for each in variables]
+        self._variables = _all_variables(model)
+        numbers = {id(each): number for number, each in enumerate(self._variables)}
+        self._own = [numbers[id(each)] for each in own_variables(model)]
+        self._parts = [local_part(self._strategy, each) for each in self._variables]
         self._read = tf.function(lambda: [part.read_value() for part in self._parts])
         self._size = sum(map(_bytes, self._parts))
         self._kept: KeptStates | None = None
@@ -159,6 +156,9 @@ class KeptForPeers:
 
     def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
         """See `StateWriter`."""
+        now = _all_variables(self._model)
+        if list(map(id, now)) != list(map(id, self._variables)):
+            raise NotCleanError("variables were made or replaced after the fit's first step")
         newest, own = self._newest_of_all(kept)
         values = newest.values
         if not all(np.isfinite(value.numpy()).all() for value in values):
@@ -207,6 +207,11 @@ class KeptForPeers:
         return values
 
 
+def _all_variables(model: Any) -> list[Any]:
+    found = [*variables_of(model), *model.metrics_variables]
+    return list({id(each): each for each in found}.values())
+
+
 def own_variables(model: Any) -> list[Any]:
     """Return the variables that may differ between ranks, metrics last.
 
@@ -234,7 +239,7 @@ def read_own(file: Path, rank: int) -> list[Any]:
     """Return the own values of a rank; on another number of workers, of one of those before."""
     with np.load(file) as saved:
         names = [tuple(map(int, name.split("/"))) for name in saved.files]
-        ranks = 1 + max(of for of, _ in names)
+        ranks = 1 + max((of for of, _ in names), default=0)
         return [saved[f"{of}/{number}"] for of, number in names if of == rank % ranks]
 
 

@@ -183,6 +183,13 @@ def load_into(model: Any, directory: Path) -> None:
     _load_seeds(model, directory)
 
 
+def variables_of(model: Any) -> list[Any]:
+    """Return each variable of a model and of all of its optimizers once; not those of metrics."""
+    optimizers = [each for _, each in _optimizers(model)]
+    found = [*model.variables, *(one for each in optimizers for one in each.variables)]
+    return list({id(each): each for each in found}.values())
+
+
 def check_weights(model: Any, *, made: int, trained: int) -> None:
     """Raise an error if a restart would begin without weights that training has made.
 
