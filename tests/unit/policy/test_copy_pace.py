@@ -75,6 +75,13 @@ def test_ranks_that_agree_spend_the_share_of_the_slowest() -> None:
     # 0.3 s in 10 s are three percent.
     assert (fast.wanted, slow.wanted) == (4, 10)
     for pace in (fast, slow):
-        pace.agree(10)
+        pace.agree([fast.wanted, slow.wanted])
     assert shared(copy_s=0.1, steps=30, pace=fast) == [10, 20, 30]
     assert shared(copy_s=0.3, steps=30, pace=slow) == [10, 20, 30]
+
+
+def test_nothing_is_agreed_before_a_rank_has_timed_its_steps() -> None:
+    pace = CopyPace(every="auto", is_shared=True)
+    assert shared(copy_s=9.0, steps=1, pace=pace) == [1]
+    pace.agree([pace.wanted, pace.wanted])
+    assert shared(copy_s=9.0, steps=20, pace=pace) == [2, 6, 14]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,8 +22,8 @@ class CopyPace:
     """Whether several ranks copy at the same steps. Their clocks differ, so "auto" goes by steps:
     after 1, 2, 4, 8, … more of them, until the ranks agree on a number."""
 
-    wanted: int = 1
-    """The number of steps from copy to copy that keeps this rank's share, as far as it knows."""
+    wanted: int = 0
+    """The number of steps from copy to copy that keeps this rank's share; 0 if not known yet."""
 
     _steps: int = 0
     """Number of steps since the last copy."""
@@ -53,6 +54,11 @@ class CopyPace:
         if not self._is_agreed:
             self._interval *= 2
 
-    def agree(self, steps: int) -> None:
-        """Copy after this many steps from now on, as all other ranks do."""
-        self._is_agreed, self._interval = True, steps
+    def agree(self, wanted: Sequence[int]) -> None:
+        """Copy from now on as seldom as the slowest rank wants, once one knows.
+
+        Args:
+            wanted: `wanted` of all ranks, of which each calls this.
+        """
+        if any(wanted):
+            self._is_agreed, self._interval = True, max(wanted)

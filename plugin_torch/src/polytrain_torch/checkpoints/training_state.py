@@ -397,7 +397,7 @@ def _agree_on_copies() -> None:
     """Have all ranks copy their shards as seldom as the slowest of them wants. All call this."""
     copies = survivor().copies
     if copies is not None and not copies.is_alone and copies.pace.every == "auto":
-        copies.pace.agree(max(gathered(copies.pace.wanted)))
+        copies.pace.agree(gathered(copies.pace.wanted))
 
 
 def _of_progress(found: Differences) -> list[str]:
