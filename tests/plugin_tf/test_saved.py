@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from polytrain import CheckpointError
+from polytrain_tf.backend import TensorFlow
 from polytrain_tf.saved import (
     Progress,
     load,
@@ -186,6 +187,16 @@ def test_every_optimizer_of_a_model_goes_on_with_its_state(tmp_path: Path) -> No
         fitted(other)
         for expected, weights in zip(model.get_weights(), other.get_weights(), strict=True):
             np.testing.assert_array_equal(weights, expected)
+
+
+def test_digests_are_those_of_every_optimizer() -> None:
+    model, engine = fitted(adversaries(Adversaries)), TensorFlow().engine()
+    before = engine.digests(model)
+    changed = model.critics["critic"].variables[-1]
+    changed.assign(changed + 1.0)
+    now = engine.digests(model)
+    [name] = [name for name in before if before[name] != now[name]]
+    assert name.endswith(changed.path)
 
 
 def test_a_model_that_would_lose_weights_on_a_restart_is_refused(tmp_path: Path) -> None:

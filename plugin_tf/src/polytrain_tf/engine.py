@@ -33,7 +33,7 @@ from polytrain_tf.local_variables import by_one_rank
 from polytrain_tf.numpy_batches import with_arrays_copied
 from polytrain_tf.one_strategy import made_without_cluster, returned_by_its_class
 from polytrain_tf.private import generated_sources_in, patient_strategies
-from polytrain_tf.saved import Progress, load, save
+from polytrain_tf.saved import Progress, load, save, variables_of
 from polytrain_tf.summing import summing
 from polytrain_tf.watched_fit import fit_watched
 
@@ -135,10 +135,9 @@ class TensorFlowEngine(Engine[Any]):
         # Keras writes the time into its files.
         if model is None:
             return {}
-        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else [])]
         return {
             f"{number}: {each.path}": hashlib.sha256(each.numpy().tobytes()).hexdigest()[:16]
-            for number, each in enumerate(variables)
+            for number, each in enumerate(variables_of(model))
         }
 
     def load(self, directory: Path) -> Any:
