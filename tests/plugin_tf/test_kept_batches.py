@@ -52,7 +52,6 @@ def test_callbacks_that_act_between_epochs(callback: Any) -> None:
         Begins(),
         Schedules(lambda epoch: 0.1),
         keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None),
-        keras.callbacks.BackupAndRestore("/nowhere"),
     ],
 )
 def test_callbacks_with_a_state_within_epochs(callback: Any) -> None:

@@ -184,7 +184,7 @@ def may_keep_within_epochs(callback: Any) -> bool:
     known = next(
         (kind for kind in type(callback).__mro__ if kind in kept), keras.callbacks.Callback
     )
-    return isinstance(callback, keras.callbacks.BackupAndRestore) or any(
+    return any(
         getattr(getattr(callback, hook), "__func__", None) is not getattr(known, hook)
         for hook in _WITHIN_EPOCHS
     )
