@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -41,6 +43,13 @@ def test_only_the_name_differs_from_the_template(here: Path) -> None:
         return text.replace("river_net", "mylib").replace("RiverNet", "Mylib")
 
     assert {back(name): back(text) for name, text in written.items()} == files_below(TEMPLATE)
+
+
+def test_files_are_utf_8_whatever_the_locale(here: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "polytrain", "new-backend", "river_net"]
+    subprocess.run(command, env={**os.environ, **ascii_only}, check=True, capture_output=True)
+    assert "…" in (here / "river_net" / "README.md").read_text(encoding="utf-8")
 
 
 def test_caches_beside_the_template_are_not_written(

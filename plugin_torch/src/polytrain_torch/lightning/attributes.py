@@ -23,16 +23,16 @@ with needed("lightning"):
     from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
     from polytrain_torch.lightning.private import WrappingCheckpointIO
 
-_STATEFUL = (
-    callbacks.EarlyStopping,
-    callbacks.ModelCheckpoint,
-    callbacks.OnExceptionCheckpoint,
-    callbacks.Timer,
-    callbacks.GradientAccumulationScheduler,
-    callbacks.LearningRateFinder,
-    callbacks.BatchSizeFinder,
-)
-"""Lightning's callbacks whose state a restart restores."""
+_STATEFUL: dict[type, frozenset[str]] = {
+    callbacks.EarlyStopping: frozenset(vars(callbacks.EarlyStopping(""))),
+    callbacks.ModelCheckpoint: frozenset(vars(callbacks.ModelCheckpoint())),
+    callbacks.OnExceptionCheckpoint: frozenset(),
+    callbacks.Timer: frozenset(vars(callbacks.Timer())),
+    callbacks.GradientAccumulationScheduler: frozenset(),
+    callbacks.LearningRateFinder: frozenset(vars(callbacks.LearningRateFinder())),
+    callbacks.BatchSizeFinder: frozenset(vars(callbacks.BatchSizeFinder())),
+}
+"""Lightning's callbacks whose state a restart restores: the names of their own attributes."""
 
 _SHOWING = (
     callbacks.DeviceStatsMonitor,
@@ -147,7 +147,7 @@ def _values(trainer: Trainer) -> Iterator[tuple[str, Any]]:
         if _is_library(each) or isinstance(each, _SHOWING) or _has_own_state(each):
             continue
         own: Iterable[str] = next(
-            (_OF_BASE[base] for base in _STATEFUL if isinstance(each, base)), ()
+            (names for base, names in _STATEFUL.items() if isinstance(each, base)), ()
         )
         for attribute, value in vars(each).items():
             if attribute not in own:
@@ -199,15 +199,3 @@ def _has_own_state(callback: Any) -> bool:
     """Whether a user's callback says what its state is."""
     defined = next(base for base in type(callback).__mro__ if "state_dict" in vars(base))
     return not _of_library(defined)
-
-
-_OF_BASE: dict[type, frozenset[str]] = {
-    callbacks.EarlyStopping: frozenset(vars(callbacks.EarlyStopping(""))),
-    callbacks.ModelCheckpoint: frozenset(vars(callbacks.ModelCheckpoint())),
-    callbacks.OnExceptionCheckpoint: frozenset(),
-    callbacks.Timer: frozenset(vars(callbacks.Timer())),
-    callbacks.GradientAccumulationScheduler: frozenset(),
-    callbacks.LearningRateFinder: frozenset(vars(callbacks.LearningRateFinder())),
-    callbacks.BatchSizeFinder: frozenset(vars(callbacks.BatchSizeFinder())),
-}
-"""Names of the attributes that these callbacks have themselves."""

@@ -42,7 +42,7 @@ def command(name: str, into: str | None) -> None:
         for path, text in _renamed(name):
             file = directory / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"{directory} can't be written: {error}") from error
     echo_lines(
