@@ -16,6 +16,7 @@ _PRINT = {
 }
 _NAME_STREAMS = {
     **_PRINT,
+    "view/cli/conformance.py": "has pytest print there",
     "view/cli/following.py": "gives it to the progress display",
     "view/cli/logs.py": "gives it to write_line",
     "events/output.py": "flushes it",
