@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from polytrain.backends.reference import Reference, ReferenceEngine, Vector
@@ -27,7 +28,10 @@ class SkipsTheJoin(Reference):
 class _AloneEngine(ReferenceEngine):
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
-        yield
+        first = world.members[:1]
+        alone = replace(world, me=first[0], members=first, offers=world.offers[:1])
+        with super().joined(alone):
+            yield
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         return [world.size, *(kit_table().num_rows for _ in values[1:])]

@@ -7,15 +7,15 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 from tests.sweeps import only_in_sweep
 
-from polytrain.backends.reference import Reference
+from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
 from polytrain.view.doctor import links
@@ -31,7 +31,7 @@ from polytrain.view.doctor.links import (
     verdict,
     world_of,
 )
-from polytrain_plugins import Backend, Offer
+from polytrain_plugins import Backend, Engine
 
 HERE, THERE = (NodeAddress(node_id=name, host="127.0.0.1") for name in "ab")
 
@@ -54,32 +54,49 @@ def test_in_a_ring_each_node_has_rank_0_once_and_rank_1_once(count: int) -> None
     assert list(firsts) == sorted(seconds, key=nodes.index) == nodes * (count > 1)
 
 
-def measured(offers: Sequence[Offer | None] = (None, None)) -> list[Link]:
-    """What two ranks in two threads measure, with what they offer replaced by some."""
-    ends = [Endpoint(Reference()) for _ in range(2)]
+class NumbersOnly(Reference):
+    """A backend without a transport of bytes."""
+
+    def engine(self) -> ReferenceEngine:
+        return _NumbersOnlyEngine(self)
+
+
+class _NumbersOnlyEngine(ReferenceEngine):
+    gather_over_ranks = Engine.gather_over_ranks
+
+
+def measured(backend: Reference, host: str | None = None) -> list[Link]:
+    """What two ranks in two threads measure, at another address than rank 0's if one is given."""
+    ends = [Endpoint(backend) for _ in range(2)]
     pair = (HERE, THERE)
-    made = [end.offer(world_of(pair, rank, (), gpus=0).me) for rank, end in enumerate(ends)]
-    final = [given or own for given, own in zip(offers, made, strict=True)]
+    offers = [end.offer(world_of(pair, rank, (), gpus=0).me) for rank, end in enumerate(ends)]
     with ThreadPoolExecutor() as pool:
-        second = pool.submit(ends[1].measure, world_of(pair, 1, final, gpus=0))
-        if any(offers):
+        if host is not None:
+            offers[0] = replace(offers[0], host=host)
             # The first rank would wait for ever: its process is killed.
-            return [second.result()]
-        first = ends[0].measure(world_of(pair, 0, final, gpus=0))
+            return [pool.submit(ends[1].measure, world_of(pair, 1, offers, gpus=0)).result()]
+        second = pool.submit(ends[1].measure, world_of(pair, 1, offers, gpus=0))
+        first = ends[0].measure(world_of(pair, 0, offers, gpus=0))
         return [first, second.result()]
 
 
 def test_two_ranks_measure_their_connection() -> None:
-    for link in measured():
+    for link in measured(Reference()):
         assert 0 < link.latency_s < 60
-        # Its bytes would travel as numbers.
+        assert link.bytes_per_s is not None
+        assert link.bytes_per_s > 0
+
+
+def test_bytes_that_would_travel_as_numbers_are_not_measured() -> None:
+    for link in measured(NumbersOnly()):
+        assert 0 < link.latency_s < 60
         assert link.bytes_per_s is None
 
 
 def test_an_address_at_which_nobody_listens() -> None:
     """Such as a name that resolves to 127.0.1.1 on its own node."""
     with pytest.raises(ConnectionRefusedError):
-        measured([Offer(host="127.0.1.1", port=9), None])
+        measured(Reference(), host="127.0.1.1")
 
 
 @pytest.mark.parametrize(
@@ -180,13 +197,13 @@ ALL = only_in_sweep("reference", "all")
 TWO_NODES = """
 import json, sys
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 import ray
 from ray.cluster_utils import Cluster
 from polytrain.policy.placement import NodeAddress
 from polytrain.view.doctor import links
 from polytrain.backends.reference import Reference, ReferenceEngine
-from polytrain_plugins import Offer, load_backend
+from polytrain_plugins import load_backend
 
 class Misnamed(Reference):
     def engine(self):
@@ -197,7 +214,7 @@ class MisnamedEngine(ReferenceEngine):
     def offering(self, me):
         with super().offering(me) as offer:
             # As if the node's name resolved to its own loopback interface.
-            yield Offer(host="127.0.1.1", port=9) if me.rank == 0 else offer
+            yield replace(offer, host="127.0.1.1") if me.rank == 0 else offer
 
 class Silent(Reference):
     def engine(self):

@@ -341,6 +341,7 @@ def test_workers_with_devices_have_actors_of_their_own(tmp_path: Path) -> None:
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     spec = agent_spec(tmp_path)
     resources = {"CPU": 1, "device": 1}
+    before = threading.enumerate()
     launcher = launcher_of(spec, resources, mailbox)
     launcher.reserve(2, "PACK")
     try:
@@ -348,7 +349,8 @@ def test_workers_with_devices_have_actors_of_their_own(tmp_path: Path) -> None:
         assert arrivals(mailbox, 2) == asked
         assert len(hosts()) == 2
         # One loop listens to both.
-        threads = [each.name for each in threading.enumerate() if "polytrain" in each.name]
+        new = [each.name for each in threading.enumerate() if each not in before]
+        threads = [name for name in new if "polytrain" in name]
         assert threads == ["polytrain-hosts"]
     finally:
         launcher.close(10)

@@ -121,3 +121,15 @@ def test_a_listener_without_the_key_is_refused_and_does_not_get_it(
     assert "isn't rank 0 of this run" in message
     assert listener.key.encode() not in received
     assert bytes.fromhex(listener.key) not in received
+
+
+def test_an_offer_of_another_kind_is_named() -> None:
+    """As of an engine that doesn't pass on the collective's offer."""
+    everybody = members([NodeAddress(node_id="n", host="127.0.0.1")] * 2, cpus=1, gpus=0)
+    offers = (Offer(host="127.0.0.1", port=9), Offer())
+    world = World(attempt=0, me=everybody[1], members=everybody, offers=offers)
+    with (
+        pytest.raises(ValueError, match="offering` must yield the offer of the collective's"),
+        connected_ranks(world, None),
+    ):
+        pass

@@ -140,6 +140,7 @@ def connected_ranks(
         TimeoutError: some ranks haven't connected in time; the message names them.
         ConnectionError: the listener doesn't have the key.
         OSError: nothing listens there, or it doesn't answer in time.
+        ValueError: rank 0's offer isn't that of its listener.
     """
     with ExitStack() as stack:
         if listener is not None:
@@ -147,7 +148,11 @@ def connected_ranks(
             yield _accept_ranks(listener.listening_socket, key, count, stack, within_s=within_s)
             return
         leader = world.leader
-        assert leader.host is not None
+        if leader.host is None or "collective_port" not in leader.details:
+            raise ValueError(
+                "rank 0's offer doesn't say where to connect. Its engine's `offering` must yield "
+                "the offer of the collective's `offering`, or one with `LeaderListener.details`"
+            )
         address = (leader.host, leader.details["collective_port"])
         key = bytes.fromhex(leader.details["collective_key"])
         yield [_connect_to_leader(address, key, world.me.rank, stack, within_s=within_s)]
