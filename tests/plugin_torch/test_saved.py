@@ -74,6 +74,8 @@ def reports_what_all_have_saved(config: dict[str, Any]) -> None:
         with part_of(saved) as part:
             polytrain.report({}, checkpoint_of(part))
             if config["is_killed"]:
+                # The first death ends the other process, too.
+                dist.barrier()
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
