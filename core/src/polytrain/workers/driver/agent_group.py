@@ -374,8 +374,7 @@ class AgentGroup:
         """Have agents without a rank fetch what all ranks need, before one gets a rank."""
         if self._data is None:
             return
-        ranked = self._pool.ranked
-        new = [each for each in self._pool.here if not each.is_fetching and each not in ranked]
+        new = [each for each in self._pool.spares if not each.is_fetching]
         for agent_handle in new:
             agent_handle.is_fetching = True
         if new:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -183,6 +183,11 @@ class WorkerPool:
     def here(self) -> list[AgentHandle]:
         """Return the agents that have arrived, those with a rank first."""
         return [*self._ranks, *self._spares]
+
+    @property
+    def spares(self) -> Collection[AgentHandle]:
+        """The agents that have arrived and have no rank."""
+        return self._spares.keys()
 
     @property
     def _up(self) -> int:
