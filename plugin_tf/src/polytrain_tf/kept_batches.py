@@ -23,7 +23,7 @@ from polytrain_tf import private
 from polytrain_tf.callback_state import states_of, write_states
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, own_variables, read_own, write_own
-from polytrain_tf.local_variables import local_part
+from polytrain_tf.local_variables import bytes_of, local_part
 from polytrain_tf.saved import load_into, save, variables_of
 
 _FILE = "in-epoch.npz"
@@ -210,5 +210,4 @@ def _restore(model: Any, directory: Path, batches: Any) -> None:
 
 def _size(model: Any) -> int:
     """Return the bytes of the whole state."""
-    values = [each.value for each in variables_of(model)]
-    return sum(each.shape.num_elements() * each.dtype.size for each in values)
+    return sum(bytes_of(each.value) for each in variables_of(model))

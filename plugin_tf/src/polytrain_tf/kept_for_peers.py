@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor
 from polytrain_tf.callback_state import write_states
-from polytrain_tf.local_variables import by_one_rank, local_part
+from polytrain_tf.local_variables import by_one_rank, bytes_of, local_part
 from polytrain_tf.saved import Progress, save, variables_of
 from polytrain_tf.summing import summing
 
@@ -84,7 +84,7 @@ class KeptForPeers:
         self._own = [numbers[id(each)] for each in own_variables(model)]
         self._parts = [local_part(self._strategy, each) for each in self._variables]
         self._read = tf.function(lambda: [part.read_value() for part in self._parts])
-        self._size = sum(map(_bytes, self._parts))
+        self._size = sum(map(bytes_of, self._parts))
         self._kept: KeptStates | None = None
         self._newest: deque[_Kept] = deque(maxlen=2)
         self._number = 0
@@ -201,7 +201,7 @@ class KeptForPeers:
         values, at = [], 0
         for number in self._own:
             part = self._parts[number]
-            dtype, end = part.dtype.as_numpy_dtype, at + _bytes(part)
+            dtype, end = part.dtype.as_numpy_dtype, at + bytes_of(part)
             values.append(np.frombuffer(content[at:end], dtype).reshape(part.shape))
             at = end
         return values
@@ -241,7 +241,3 @@ def read_own(file: Path, rank: int) -> list[Any]:
         names = [tuple(map(int, name.split("/"))) for name in saved.files]
         ranks = 1 + max((of for of, _ in names), default=0)
         return [saved[f"{of}/{number}"] for of, number in names if of == rank % ranks]
-
-
-def _bytes(part: tf.Variable) -> int:
-    return int(part.shape.num_elements() * part.dtype.size)

@@ -22,6 +22,11 @@ def by_one_rank(strategy: tf.distribute.Strategy | None) -> AbstractContextManag
     return context
 
 
+def bytes_of(variable: tf.Variable) -> int:
+    """Return the bytes of a variable's value."""
+    return int(variable.shape.num_elements() * variable.dtype.size)
+
+
 def local_part(strategy: tf.distribute.Strategy, variable: Any) -> tf.Variable:
     """Return this rank's part of a Keras variable."""
     return strategy.experimental_local_results(variable.value)[0]

@@ -145,10 +145,10 @@ def _version_of(file: Path) -> str:
 
 
 def load_to_resume(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Return the saved model with all that its training goes on with.
+    """Return the saved model with all that its training needs to continue.
 
     Raises:
-        CheckpointError: as `load`; or it would go on without a weight or an optimizer's state.
+        CheckpointError: as `load`; or a weight or an optimizer's state would be missing.
     """
     with warnings.catch_warnings():
         # Such an optimizer is loaded below.
@@ -163,7 +163,7 @@ def load_into(model: Any, directory: Path) -> None:
     """Load saved weights, optimizers and random states into a compiled model with built layers.
 
     Raises:
-        CheckpointError: it would go on without a weight or an optimizer's state.
+        CheckpointError: a weight or an optimizer's state would be missing.
     """
     _build_optimizers(model, directory)
     # A train_step may never call the model, and Keras then takes it for one without weights.
@@ -176,9 +176,10 @@ def load_into(model: Any, directory: Path) -> None:
             if not re.search(_SKIPPED, str(error)):
                 raise
             raise CheckpointError(
-                f"{type(model).__name__}: an optimizer would go on as if training had just begun, "
-                f"because its state can't be loaded: {error}\nKeep each optimizer in an attribute "
-                "of the model, and make it in the model's __init__."
+                f"{type(model).__name__}: an optimizer would continue as if training had just "
+                f"begun, because its state can't be loaded: {error}\n"
+                "Keep each optimizer in an attribute of the model, and make it in the model's "
+                "__init__."
             ) from error
     _load_seeds(model, directory)
 

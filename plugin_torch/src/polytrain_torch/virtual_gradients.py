@@ -2,8 +2,8 @@
 
 Between hosts a sum takes time in which its ranks only wait. There parameters are divided into
 buckets, as in DDP: from the last parameter, which the backward pass reaches first, to the first
-one. While the backward pass of this rank's last micro-batch goes on, the sums of the buckets that
-it has completed begin, on all ranks in the order of the buckets. A sum is made element by element,
+one. During the backward pass of this rank's last micro-batch, the sums of the buckets that it has
+completed begin, on all ranks in the order of the buckets. A sum is made element by element,
 so neither buckets nor times change a bit.
 
 The training function may still change a gradient within the loop whose sum has begun: by a second
