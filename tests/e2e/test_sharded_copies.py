@@ -23,6 +23,7 @@ EPOCHS, BATCHES = 3, 5
 
 def train(config: dict[str, Any]) -> None:
     """Processes are killed in the first attempt, before a step that is counted from 1."""
+    import errno
     import os
     import signal
 
@@ -47,15 +48,29 @@ def train(config: dict[str, Any]) -> None:
         DataLoader(TensorDataset(x, x.sum(1)), batch_size=16, shuffle=True)
     )
     polytrain_torch.seed_everything(7)
-    state = polytrain_torch.TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
-    done = state.restore()
     context = polytrain.get_context()
     rank = context.get_world_rank()
+    refuses = config["refuses"] if context.get_attempt() == 0 and rank == 1 else 0
 
     class Steps:
         """Counts what this attempt does; nothing that trains reads it."""
 
         begun = 0
+
+    class Log:
+        """A part that has no room on one rank, while the state after one step is copied."""
+
+        def state_dict(self) -> dict[str, int]:
+            if refuses and Steps.begun == refuses:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    state = polytrain_torch.TrainingState(
+        model=model, optimizer=optimizer, scheduler=scheduler, log=Log()
+    )
+    done = state.restore()
 
     def begin() -> None:
         Steps.begun += 1
@@ -90,7 +105,7 @@ def fit(
     result = torch_runs.fit(
         quiet,
         train,
-        {"step": 0, "ranks": (), "steps": str(steps), "normalizes": True, **config},
+        {"step": 0, "ranks": (), "steps": str(steps), "normalizes": True, "refuses": 0, **config},
         checkpoint_config=CheckpointConfig(memory=memory, written_by=written_by),
         failure_config=FailureConfig(max_failures=max_failures),
         **(changes or {}),
@@ -141,6 +156,20 @@ def test_all_ranks_continue_from_the_newest_copy_of_which_all_have_a_part(
     assert result.history == expected.history
     # The step that wasn't finished is begun again.
     assert EPOCHS * BATCHES < steps <= EPOCHS * BATCHES + again + 1
+
+
+def test_a_copy_that_one_rank_can_not_make_leaves_the_one_before_to_all(
+    quiet: RunConfig, undisturbed: Callable[[str], Result], tmp_path: Path
+) -> None:
+    """Rank 1 has no room after step 3, and is killed in step 5: all have copies of step 2."""
+    result, steps = fit(quiet, tmp_path, memory=1, step=5, ranks=(1,), refuses=3)
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    assert equal(result.load_model(), undisturbed("every_rank").load_model())
+    assert steps == EPOCHS * BATCHES + 3
+    logged = "".join(each.read_text() for each in Path(result.path, "logs").iterdir())
+    assert "keeps no copies of the training's state" in logged
+    assert "No space left on device" in logged
 
 
 @pytest.mark.parametrize("workers", [1, 3])

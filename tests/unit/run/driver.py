@@ -53,6 +53,7 @@ from polytrain.workers.agents.calls import (
     AgentEvent,
     Call,
     DrainAttempt,
+    DropCopy,
     Kill,
     Leave,
     ReadKept,
@@ -140,6 +141,8 @@ class FakeGroup:
             case StoreCopy():
                 self.calls.append(("store_copy", call.checkpoint, call.number))
                 self.pending += self.store_copies(call)
+            case DropCopy(number=number, is_last=is_last):
+                self.calls.append(("drop_copy", number, is_last, sorted(ranks or ())))
             case StoreRest(checkpoint=checkpoint, stored_already=stored_already):
                 names = None if stored_already is None else sorted(stored_already)
                 self.calls.append(("store_rest", *(ranks or ()), checkpoint, names))

@@ -21,6 +21,7 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
     CopiesHeld,
+    CopyRefused,
     Exited,
     Failed,
     KeepsNothing,
@@ -609,6 +610,30 @@ def test_without_a_copy_of_every_rank_the_run_resumes_from_its_checkpoint(
     assert run.group.of("launch") == [(0, 0), (1, 1)]
     [asked] = lines(tmp_path, "SurvivorsAsked")
     assert reason in str(asked["reason"])
+
+
+def refused(rank: int, number: int, reason: str, *, is_last: bool = False) -> CopyRefused:
+    return CopyRefused(attempt=0, rank=rank, number=number, reason=reason, is_last=is_last)
+
+
+def test_all_ranks_drop_the_copy_that_one_could_not_make() -> None:
+    run = Run()
+    run.survivors.take(refused(1, 4, "a weight isn't finite"))
+    run.survivors.take(refused(2, 4, "a weight isn't finite"))
+    run.survivors.take(refused(0, 5, "the disk is full", is_last=True))
+    run.survivors.take(refused(2, 6, "the disk is full", is_last=True))
+    told = [(call.number, call.is_last, sorted(ranks or ())) for call, ranks in run.calls]
+    # The rank that waits for it is told last.
+    assert told == [(4, False, [0, 2]), (4, False, [1]), (5, True, [1, 2]), (5, True, [0])]
+
+
+def test_the_journal_says_which_rank_could_not_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sharing(tmp_path, monkeypatch, {0: (4, 5)}, refused(1, 4, "the disk is full"))
+    assert run.conclude().succeeded
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert "rank 1 couldn't copy: the disk is full" in str(asked["reason"])
 
 
 def test_copies_of_what_has_diverged_are_not_stored(

@@ -292,6 +292,20 @@ class StateUnwritten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyRefused:
+    """A rank can't make its part of a copy of the state; it waits until all ranks are told."""
+
+    attempt: int
+    rank: int
+    number: int
+    """The copy's number; 0 if none was being made."""
+
+    reason: str
+    is_last: bool
+    """Whether it makes no other copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesHeld:
     """The copies of its part of the state that a rank has left; see `Copies`."""
 

@@ -14,11 +14,25 @@ from dataclasses import dataclass, field, replace
 
 from polytrain.checkpoint.parts import StateWritten
 from polytrain.errors import FailureKind
-from polytrain.events.attempt import CopiesHeld, KeepsNothing, KeepsState, KeptRead, StateUnwritten
+from polytrain.events.attempt import (
+    CopiesHeld,
+    CopyRefused,
+    KeepsNothing,
+    KeepsState,
+    KeptRead,
+    StateUnwritten,
+)
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
 from polytrain.run.states import Ending, State
-from polytrain.workers.agents.calls import Kill, ReadKept, StoreCopy, SurvivorEvent, WriteState
+from polytrain.workers.agents.calls import (
+    DropCopy,
+    Kill,
+    ReadKept,
+    StoreCopy,
+    SurvivorEvent,
+    WriteState,
+)
 from polytrain.workers.driver.group import WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -36,6 +50,7 @@ _NOT_ASKED = (
 )
 """After these, a state couldn't be committed, or isn't to be trusted."""
 
+_NONE_IN_COMMON = "there is no step of which every rank has left a copy"
 _NOT_KEPT = "this training keeps no state that another rank could hand on"
 
 
@@ -115,6 +130,15 @@ class Survivors:
     _held: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Rank → the copies of its part that it has left."""
 
+    _uncopied: dict[int, str] = field(default_factory=dict)
+    """The ranks that couldn't make a copy of their part, and why not the last time."""
+
+    _dropped: int = 0
+    """The newest copy that all ranks were told to drop."""
+
+    _are_copies_over: bool = False
+    """Whether all ranks were told to make no more copies."""
+
     _stored: dict[int, StateWritten] | None = None
     """Rank → its part of the state, of which copies are being stored; None if none are."""
 
@@ -140,8 +164,9 @@ class Survivors:
         self._attempt, self._world_size, self._size = attempt, world_size, 0
         self._is_asking, self._written = False, None
         self._stored = None
-        its = (self._keepers, self._unkept, self._kept, self._left, self._refused, self._held)
-        for known in its:
+        self._dropped, self._are_copies_over = 0, False
+        its = (self._keepers, self._unkept, self._kept, self._left, self._refused)
+        for known in (*its, self._held, self._uncopied):
             known.clear()
 
     def ask(self, state: State, *, number: int) -> bool:
@@ -185,7 +210,9 @@ class Survivors:
         newest = newest_common(self._held, self._world_size)
         if newest is None:
             if self._held:
-                self.refused("there is no step of which every rank has left a copy")
+                unable = {**self._unkept, **self._uncopied}
+                whose = [f"rank {rank} couldn't copy: {unable[rank]}" for rank in sorted(unable)]
+                self.refused("; ".join((_NONE_IN_COMMON, *whose)))
             elif not self._keepers:
                 self._say_why_not(state)
             return False
@@ -208,6 +235,8 @@ class Survivors:
                 if len(self._kept) == self._world_size:
                     self._left = in_order(self._kept)
                     self._ask_next()
+            case CopyRefused():
+                self._drop(event)
             case CopiesHeld(rank=rank, numbers=numbers):
                 self._held[rank] = numbers
             case StateWritten(is_copy=True) if self._world_size == 1:
@@ -226,6 +255,19 @@ class Survivors:
             case StateUnwritten(rank=rank, reason=reason) if self._is_asking:
                 self._refused[rank] = reason
                 self._ask_next()
+
+    def _drop(self, refused: CopyRefused) -> None:
+        """Have all ranks drop a copy that one couldn't make: they have the one before."""
+        self._uncopied[refused.rank] = refused.reason
+        is_news = refused.number > self._dropped or refused.is_last
+        if self._are_copies_over or not is_news:
+            return
+        self._dropped = max(self._dropped, refused.number)
+        self._are_copies_over = refused.is_last
+        drop = DropCopy(attempt=self._attempt, number=refused.number, is_last=self._are_copies_over)
+        # The rank that waits comes last: when it is told, all are.
+        self.group.call(drop, set(range(self._world_size)) - {refused.rank})
+        self.group.call(drop, (refused.rank,))
 
     def lost(self, rank: int) -> None:
         """Note that a rank's agent is lost: so are its small states, unless they are known."""

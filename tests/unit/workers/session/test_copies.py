@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -49,11 +50,13 @@ def uncounted() -> Iterator[None]:
     yield
 
 
-def copies_in(scratch: Path, channel: Any, attempt: int = 0, *, is_alone: bool = True) -> Copies:
+def copies_in(
+    scratch: Path, channel: Any, attempt: int = 0, *, is_alone: bool = True, rank: int = 0
+) -> Copies:
     return Copies(
         channel=channel,
         attempt=AttemptId(token=1, attempt=attempt),
-        rank=0,
+        rank=rank,
         is_alone=is_alone,
         scratch=scratch,
         pace=CopyPace(every=1),
@@ -137,6 +140,78 @@ def test_a_copy_that_is_being_deleted_counts_no_more(tmp_path: Path) -> None:
 
     copies.step(write, size=5, number=3)
     assert list(held(sent.messages)) == [2, 3]
+
+
+class Driver:
+    """What tells all ranks to drop the copy that one of them couldn't make."""
+
+    def __init__(self, scratch: Path, ranks: int = 2) -> None:
+        self.sent = [Sent() for _ in range(ranks)]
+        self.inboxes: list[list[tuple[int, bool]]] = [[] for _ in self.sent]
+        self.refusals: list[Message] = []
+        self.ranks = []
+        for rank, sent in enumerate(self.sent):
+            copies = copies_in(scratch / str(rank), sent, is_alone=False, rank=rank)
+            copies.dropped = partial(self.dropped, rank)
+            copies.scratch.mkdir()
+            self.ranks.append(copies)
+
+    def dropped(self, rank: int) -> list[tuple[int, bool]]:
+        for sent in self.sent:
+            for message in [each for each in sent.messages if each[0] == "uncopyable"]:
+                sent.messages.remove(message)
+                self.refusals.append(message)
+                for inbox in self.inboxes:
+                    inbox.append((message[1], message[3]))
+        found, self.inboxes[rank] = self.inboxes[rank], []
+        return found
+
+    def in_common(self) -> set[int]:
+        return set.intersection(*(set(held(each.messages)) for each in self.sent))
+
+
+def test_a_copy_that_a_rank_can_not_make_is_dropped_by_all(tmp_path: Path) -> None:
+    driver = Driver(tmp_path)
+    first, second = driver.ranks
+    for number in (1, 2):
+        first.step(writes(b"whole"), size=5, number=number)
+        second.step(writes(b"whole"), size=5, number=number)
+    first.step(writes(b"whole"), size=5, number=3)
+    second.step(raises(NotCleanError("a weight isn't finite")), size=5, number=3)
+    assert driver.in_common() == {2}
+
+    def write(directory: Path) -> Place:
+        assert driver.in_common() == {2}, "a rank may be killed while it copies the next step"
+        return writes(b"whole")(directory)
+
+    for copies in driver.ranks:
+        copies.step(write, size=5, number=4)
+    assert driver.in_common() == {2, 4}
+    assert driver.refusals == [["uncopyable", 3, "a weight isn't finite", False]]
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_rank_that_can_copy_no_more_ends_the_copies_of_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_behind: bool
+) -> None:
+    """All keep the last one that all have, also if the others come to the step afterwards."""
+    driver = Driver(tmp_path)
+    first, second = driver.ranks
+    for number in (1, 2):
+        for copies in driver.ranks:
+            copies.step(writes(b"whole"), size=5, number=number)
+    full = raises(OSError(errno.ENOSPC, "No space left on device"))
+    steps = [lambda: first.step(writes(b"whole"), size=5, number=3)]
+    steps.insert(is_behind - 1, lambda: second.step(full, size=5, number=3))
+    for step in steps:
+        step()
+    for number in (4, 5, 6):
+        for copies in driver.ranks:
+            copies.step(writes(b"never"), size=5, number=number)
+    assert driver.in_common() == {2}
+    assert b"never" not in there(tmp_path / "0") + there(tmp_path / "1")
+    [record] = caplog.records
+    assert "No space left on device" in record.message
 
 
 def test_a_new_attempt_removes_the_copies_of_the_last(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from polytrain.workers.agents.calls import (
     AgentCall,
     AgentEvent,
     DrainAttempt,
+    DropCopy,
     FetchShared,
     Kill,
     LaunchProcess,
@@ -67,6 +68,7 @@ from polytrain.workers.session.job import JobMemory, LaunchOrder
 from polytrain.workers.session.messages import (
     checkpoints_message,
     drain_message,
+    drop_copy_message,
     leave_message,
     roster_message,
     settled_message,
@@ -206,6 +208,8 @@ class Agent:
                 self._ask_for_state(call)
             case StoreCopy():
                 self._store_copy(call)
+            case DropCopy(attempt=attempt, number=number, is_last=is_last):
+                self._send(attempt, drop_copy_message(number, is_last=is_last))
             case _:
                 assert_never(call)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
 from polytrain.events.attempt import (
     CopiesHeld,
+    CopyRefused,
     Event,
     ExactnessFound,
     HealthEvent,
@@ -180,7 +181,21 @@ class StoreCopy:
     """The copy's number."""
 
 
-SurvivorEvent = KeepsState | KeepsNothing | KeptRead | StateWritten | StateUnwritten | CopiesHeld
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCopy:
+    """Have the worker process drop a copy of the state: not every rank has its part."""
+
+    attempt: int
+    number: int
+    """The copy's number; 0 for none."""
+
+    is_last: bool
+    """Whether no copies are made any more."""
+
+
+SurvivorEvent = (
+    KeepsState | KeepsNothing | KeptRead | StateWritten | StateUnwritten | CopyRefused | CopiesHeld
+)
 
 Call = (
     SendRoster
@@ -194,6 +209,7 @@ Call = (
     | ReadKept
     | WriteState
     | StoreCopy
+    | DropCopy
 )
 """A call that concerns the worker process of an attempt."""
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.events.attempt import KeepsNothing, KeepsState
+from polytrain.events.attempt import CopyRefused, KeepsNothing, KeepsState
 from polytrain.events.output import BarMoved, Output, OutputRoute
 from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, UtilizationProbe
@@ -234,6 +234,15 @@ class WorkerConnection:
                     self._on_written(part, is_report, is_ahead)
             case ["uncopied", number]:
                 self.copies.pop(number, None)
+            case ["uncopyable", number, why, is_last]:
+                refused = CopyRefused(
+                    attempt=self.attempt,
+                    rank=self._rank,
+                    number=number,
+                    reason=why,
+                    is_last=is_last,
+                )
+                self._on_event(refused)
             case ["unwritten", checkpoint, why]:
                 self._on_unwritten(checkpoint, why)
 

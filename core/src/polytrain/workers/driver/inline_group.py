@@ -30,6 +30,7 @@ from polytrain.workers.agents.calls import (
     Acknowledge,
     Call,
     DrainAttempt,
+    DropCopy,
     Kill,
     Leave,
     ReadKept,
@@ -117,7 +118,7 @@ class InlineGroup:
                 self._inbox.append(leave_message())
             case Kill():
                 self._killed = True
-            case ReadStacks() | StoreRest() | ReadKept() | WriteState() | StoreCopy():
+            case ReadStacks() | StoreRest() | ReadKept() | WriteState() | StoreCopy() | DropCopy():
                 # This thread can't dump its own stack while it trains; rank 0 has no rest to store;
                 # a lost process has no survivors.
                 pass

@@ -57,6 +57,7 @@ class CheckpointUploader:
         self._asked_to_stop = False
         self._preemption: PreemptionInfo | None = None
         self._questions = 0
+        self._dropped_copies: list[tuple[int, bool]] = []
         self._stalled_s = 0.0
         self._stalled_since: float | None = None
         self.copied_s = 0.0
@@ -213,6 +214,17 @@ class CheckpointUploader:
             self._take(message)
         return self._preemption
 
+    def dropped_copies(self) -> list[tuple[int, bool]]:
+        """Return the copies of the state to drop since the last call; see `Copies.dropped`.
+
+        Raises:
+            ConnectionClosedError: the agent is gone.
+        """
+        while (message := self._channel.poll()) is not None:
+            self._take(message)
+        dropped, self._dropped_copies = self._dropped_copies, []
+        return dropped
+
     def stop(self) -> NoReturn:
         """Report that the last checkpoint is made, and wait to be killed.
 
@@ -255,6 +267,8 @@ class CheckpointUploader:
             self._preemption = preemption_of(message) or self._preemption
         elif message[0] == "settled":
             self._in_flight.discard(message[1])
+        elif message[0] == "drop copy":
+            self._dropped_copies.append((message[1], message[2]))
         # Ignore other messages: they are answers that arrived too late.
 
 

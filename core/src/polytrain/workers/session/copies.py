@@ -5,7 +5,9 @@ complete, the worker process sends a message to the agent: only then does the co
 writes it to a disk later, if it still exists.
 
 Several ranks copy at the same steps, each its own part, and never wait for each other. A step needs
-all ranks: when one begins a copy, all have the one before, so only what is older is deleted.
+all ranks: when one begins a copy, all have the one before, so only what is older is deleted. A rank
+that can't make a copy tells the driver, and waits until all others are told to drop theirs: no step
+is taken meanwhile, so all still have the one before.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +24,18 @@ from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.staging import COPIES, Stagings, clear, remove
 from polytrain.policy.copy_pace import CopyPace
 from polytrain.workers.processes.channel import Channel
-from polytrain.workers.session.messages import uncopied_message
+from polytrain.workers.session.messages import uncopied_message, uncopyable_message
 from polytrain.workers.session.survivor import NotCleanError, Place, message_of, staged_state
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 2
 """Number of copies that are there while the newer one is made."""
+
+_AGREED_WITHIN_S = 2.0
+"""Seconds that a rank which can't copy waits for the word that all ranks know."""
+
+_NAP_S = 0.001
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +54,10 @@ class Copies:
     pace: CopyPace
     copying: Callable[[], AbstractContextManager[None]]
     """Counts the time as time in which the training waits for a copy."""
+
+    dropped: Callable[[], Sequence[tuple[int, bool]]] = tuple
+    """Returns the copies that the driver has had all ranks drop since the last call: the number of
+    each, and whether none is made any more."""
 
     is_used: bool = False
     """Whether anything has said what the training's state is."""
@@ -84,23 +95,68 @@ class Copies:
         is_replica = number is None and not self.is_alone
         if self._is_over or is_replica or not self.pace.is_due(began):
             return
+        number = self._steps if number is None else number
         with self.copying():
-            try:
-                self._copy(write, self._steps if number is None else number, size)
-            except NotCleanError as error:
-                if not self._has_warned:
-                    self._has_warned = True
-                    self._warn(f"can't copy the state at this step, and tries later ones: {error}")
-            except Exception as error:  # a full disk, or a state that can't be saved
-                self._end(str(error) or type(error).__name__)
+            if not self._has_dropped(number):
+                self._try_copy(write, number, size)
         self.pace.copied(began, time.monotonic())
+
+    def _try_copy(self, write: Callable[[Path], Place], number: int, size: int) -> None:
+        try:
+            self._copy(write, number, size)
+        except NotCleanError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn(f"can't copy the state at this step, and tries later ones: {error}")
+            self._drop_everywhere(number, str(error), is_last=False)
+        except Exception as error:  # a full disk, or a state that can't be saved
+            why = str(error) or type(error).__name__
+            self._end(why)
+            self._drop_everywhere(number, why, is_last=True)
 
     def refuse(self, why: str) -> None:
         """Note that no copies can be made any more; rank 0 says so once."""
         self.is_used = True
+        if self._is_over:
+            return
         if self.rank == 0:
             self._end(why)
         self._is_over = True
+        if self._has_begun:
+            self._drop_everywhere(0, why, is_last=True)
+
+    def _drop_everywhere(self, number: int, why: str, *, is_last: bool) -> None:
+        """Have all ranks drop a copy, and wait until they are told, before the next step.
+
+        Args:
+            number: the copy's number; 0 if none was being made.
+            why: why this rank hasn't made it.
+            is_last: whether it makes no other.
+        """
+        if self.is_alone:
+            return
+        self.channel.send(uncopyable_message(number, why, is_last=is_last))
+        until = time.monotonic() + _AGREED_WITHIN_S
+        while not self._has_dropped(number, is_last=is_last) and time.monotonic() < until:
+            time.sleep(_NAP_S)
+
+    def _has_dropped(self, number: int, *, is_last: bool = False) -> bool:
+        """Drop what the driver wants dropped; return whether that is this copy, or all later ones.
+
+        Args:
+            number: the copy's number.
+            is_last: whether only the latter counts.
+        """
+        if self.is_alone:
+            return False
+        has_dropped = False
+        for dropped, ends in self.dropped():
+            has_dropped |= ends or (dropped >= number and not is_last)
+            self._is_over |= ends
+            for copy in [each for each in self._complete if each[0] == dropped]:
+                self._complete.remove(copy)
+                self._delete(*copy)
+        return has_dropped
 
     def _end(self, why: str) -> None:
         if not self._is_over:
@@ -131,10 +187,12 @@ class Copies:
     def _keep_newest(self) -> None:
         """Delete all copies but the newest one."""
         while len(self._complete) > 1:
-            number, staging = self._complete.pop(0)
-            # From here on the agent won't take what is left of it.
-            self.channel.send(uncopied_message(number))
-            remove(staging)
+            self._delete(*self._complete.pop(0))
+
+    def _delete(self, number: int, staging: Path) -> None:
+        # From here on the agent won't take what is left of it.
+        self.channel.send(uncopied_message(number))
+        remove(staging)
 
     def _expect_room(self, size: int) -> None:
         there = shutil.disk_usage(self.scratch).free

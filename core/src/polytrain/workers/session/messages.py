@@ -169,6 +169,11 @@ def uncopied_message(number: int) -> Message:
     return ["uncopied", number]
 
 
+def uncopyable_message(number: int, why: str, *, is_last: bool) -> Message:
+    """Return the message that the process can't make a copy; see `CopyRefused`."""
+    return ["uncopyable", number, why, is_last]
+
+
 def unwritten_message(number: int, why: str) -> Message:
     """Return the message that the process has no clean state to write."""
     return ["unwritten", number, why]
@@ -183,6 +188,7 @@ def is_of_survivor(message: Message) -> bool:
         "unwritten",
         "copied",
         "uncopied",
+        "uncopyable",
     )
 
 
@@ -422,6 +428,11 @@ def preemption_of(message: Message) -> PreemptionInfo | None:
 def settled_message(checkpoint: int) -> Message:
     """Return the message that this checkpoint is committed or dropped."""
     return ["settled", checkpoint]
+
+
+def drop_copy_message(number: int, *, is_last: bool) -> Message:
+    """Return the message that a copy of the state is to be dropped; see `DropCopy`."""
+    return ["drop copy", number, is_last]
 
 
 def checkpoints_message(number: int, checkpoints: Sequence[Any]) -> Message:

@@ -458,6 +458,7 @@ class WorkerSession:
             scratch=self._scratch,
             pace=CopyPace(every=every, is_shared=self.world.size > 1),
             copying=self._uploader.copying,
+            dropped=self._uploader.dropped_copies,
         )
 
     def _place(self) -> Place:
