@@ -160,8 +160,9 @@ bench-preflight: install ## time in which the nodes of a run try their connectio
 bench-torch: $(VENV)/.stamp-bench ## steps per second and whole runs, against torchrun, Lightning, Accelerate, Ray Train and bare TensorFlow
 	@$(BIN)/python tests/benchmarks/bench_torch.py $(ARGS)
 
-reference: install ## write docs/reference.md from the docstrings
+reference: install ## write the pages that are made from docstrings and tables
 	@$(BIN)/python .ci/reference_page.py
+	@$(BIN)/python .ci/data_types_page.py
 
 screenshot: install ## take the picture of a page in docs/report.md; needs Chromium
 	@$(BIN)/python .ci/screenshot.py

@@ -1,4 +1,4 @@
-"""What becomes of each type of column from each source, in each library: the table of the docs."""
+"""What becomes of each type of column from each source, in each library: the tables of the docs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from tests.core.column_types import GETS, LIBRARIES, LIKE_ARROW, OTHERWISE
 from tests.sweeps import only_in_sweep
 
 from polytrain.boosting.categories import agreed_categories, encoded
@@ -30,7 +31,6 @@ from polytrain.data.types.nested import tensors_of
 from polytrain.testing.shards import shard_of
 from polytrain_plugins import DatasetInfo, Job
 
-DOCS = Path(__file__).parents[2] / "docs"
 ERROR = "error"
 
 TENSORS = tensors_of(np.arange(8, dtype=np.float32).reshape(2, 2, 2))
@@ -343,19 +343,20 @@ def cell(read: Callable[[Any], Found], data: Any, column: pa.Array) -> str:
     return f"`{kind}`"
 
 
-def table_of(page: str, start: str) -> list[dict[str, str]]:
-    text = (DOCS / page).read_text()
-    lines = re.findall(r"^\|.*\|$", text[text.index(start) :], re.MULTILINE)
-    rows = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
-    names, _, *rows = itertools.takewhile(lambda row: len(row) == len(rows[0]), rows)
-    return [dict(zip(names, row, strict=True)) for row in rows]
+def expected_cell(name: str, source: str, reader: str) -> str:
+    """What the tables of the page say of a column, in the words of `cell`."""
+    kind = OTHERWISE.get(name, {}).get(source, LIKE_ARROW[name])
+    if reader == "Arrow":
+        return f"`{kind.replace(' of several lengths', '')}`"
+    gets = GETS[kind][LIBRARIES.index(reader)]
+    return gets if gets == ERROR else f"`{gets}`"
 
 
-ROWS = table_of("data-types.md", "| type | from |")
 CELLS = [
-    (row["type"], source, reader, row[reader])
-    for row in ROWS
-    for source in row["from"].split(", ")
+    (name, source, reader, expected_cell(name, source, reader))
+    for name in COLUMNS
+    for source in SOURCES
+    if (name, source) not in THERE_IS_NO
     for reader in READERS
 ]
 
@@ -403,13 +404,9 @@ def test_the_selection_has_each_type_source_and_reader() -> None:
         assert {each[column] for each in SELECTED} == {*everything}
 
 
-def test_the_table_has_each_type_of_each_source_once() -> None:
-    assert [*ROWS[0]] == ["type", "from", *READERS]
-    rows = [(row["type"], source) for row in ROWS for source in row["from"].split(", ")]
-    assert sorted(rows) == sorted({*itertools.product(COLUMNS, SOURCES)} - THERE_IS_NO)
-
-
-def test_the_short_table_has_rows_of_the_long_one() -> None:
-    of_parquet = {row["type"]: row for row in ROWS if "Parquet" in row["from"].split(", ")}
-    for row in table_of("data.md", "| type | NumPy |"):
-        assert row == {name: of_parquet[row["type"]][name] for name in row}
+def test_the_tables_have_each_type_once() -> None:
+    assert LIKE_ARROW.keys() == COLUMNS.keys()
+    assert READERS.keys() - {"Arrow"} == {*LIBRARIES}
+    assert not {(name, source) for name in OTHERWISE for source in OTHERWISE[name]} & THERE_IS_NO
+    others = [kind for each in OTHERWISE.values() for kind in each.values()]
+    assert {*LIKE_ARROW.values(), *others} == GETS.keys()
