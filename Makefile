@@ -167,7 +167,7 @@ reference: install ## write the pages that are made from docstrings and tables
 screenshot: install ## take the picture of a page in docs/report.md; needs Chromium
 	@$(BIN)/python .ci/screenshot.py
 
-booster-table: install ## hashes of models that should be the same, for docs/boosters.md
+booster-table: install ## hashes of models that should be the same
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)
 
 clean: ## remove the environment, the caches and what was built

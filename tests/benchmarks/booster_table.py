@@ -1,4 +1,4 @@
-"""Prints, for docs/reproducible-boosters.md, the models of runs that should make no difference.
+"""Prints the hashes of models of runs that should make no difference.
 
 The hash is of the model's file, but for what LightGBM alone says of its parameters there: one
 process is told some of them otherwise.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import lightgbm
@@ -234,18 +233,3 @@ def test_constraints_of_lightgbm_are_about_the_users_columns(
             assert steps.max() > 0
     if num_workers == 0:
         assert ("'advanced' and takes 'basic'" in caplog.text) is (method == "advanced")
-
-
-def test_the_docs_name_every_parameter_that_is_compared() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reproducible-boosters.md"
-    table = page.read_text().partition("## Parameters, one by one")[2].partition("\n## ")[0]
-    rows = [line for line in table.splitlines() if line.startswith(("| XGBoost", "| LightGBM"))]
-    compared = (
-        [*XGBOOST_EACH_TIME, *XGBOOST_IN_SWEEP],
-        [*LIGHTGBM_EACH_TIME, *LIGHTGBM_IN_SWEEP],
-        [params for _, params in (*LIGHTGBM_NEAR_EACH_TIME, *LIGHTGBM_NEAR_IN_SWEEP)],
-    )
-    for row, cases_ in zip(rows, compared, strict=True):
-        for params in cases_:
-            for name, value in params.items():
-                assert f"`{name}`" in row or f'`{name}="{value}"`' in row

@@ -92,7 +92,7 @@ def check_before_and_after(
 def test_a_script_of_dask(tmp_path: Path, library: str) -> None:
     """Its model isn't the same: with Dask, bins depend on the partitions."""
     script = f"train_{library}.py"
-    before, after = diffs_of("dask.md")[script]
+    before, after = diffs_of("porting.md")[script]
     (tmp_path / "ported.py").write_text(after)
     ported = printed(tmp_path, ["ported.py"])["rmse"]
     assert ported == pytest.approx(ONE_PROCESS[library](), rel=0.02)
