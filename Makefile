@@ -164,7 +164,7 @@ reference: install ## write the pages that are made from docstrings and tables
 	@$(BIN)/python .ci/reference_page.py
 	@$(BIN)/python .ci/data_types_page.py
 
-screenshot: install ## take the picture of a page in docs/report.md; needs Chromium
+screenshot: install ## take the picture of a page in docs/see-a-run.md; needs Chromium
 	@$(BIN)/python .ci/screenshot.py
 
 booster-table: install ## hashes of models that should be the same

@@ -1,4 +1,4 @@
-"""Takes the picture in docs/report.md: of a run that lost a worker process. Needs Chromium.
+"""Takes the picture in docs/see-a-run.md: of a run that lost a worker process. Needs Chromium.
 
 Beside the picture it writes the SHA-256 of what draws this part of a page, by which a test sees
 that the picture is of today's page. With an argument, both are written into that directory.

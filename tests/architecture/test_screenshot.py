@@ -1,4 +1,4 @@
-"""The picture in docs/report.md is of today's page."""
+"""The picture in docs/see-a-run.md is of today's page."""
 
 from __future__ import annotations
 
