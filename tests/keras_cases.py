@@ -1,7 +1,7 @@
 """Fits of Keras on several workers, for a comparison with one process: arguments and callbacks.
 
-Each case is a row of a table in docs/tensorflow.md, in docs/keras-on-torch.md, or in both. This
-module is sent to the workers, and doesn't import Keras: a worker chooses its backend before.
+Each case is named in the table in docs/keras.md. This module is sent to the workers, and doesn't
+import Keras: a worker chooses its backend before.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def keras_model() -> Any:
 
 
 def fits_keras(config: dict[str, Any]) -> None:
-    """As `docs/tensorflow.md` has it."""
+    """As `docs/keras.md` has it."""
     import keras
 
     import polytrain_tf

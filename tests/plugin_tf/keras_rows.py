@@ -1,4 +1,4 @@
-"""The rows of docs/tensorflow.md that are TensorFlow's own. This module is sent to the workers."""
+"""The rows of docs/keras.md that are TensorFlow's own. This module is sent to the workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ARGUMENTS = {
         fit=lambda part: data(rows().filter(lambda x, y: True).batch(BATCH))
     ),
     "`x`: `tf.data.Dataset.from_generator`": Case(fit=lambda part: data(from_generator(part))),
-    "`x`: `tf.data`, shuffled without a seed": Case(
+    "`x`: `tf.data` shuffled without a seed": Case(
         verdict=REFUSED, fit=lambda part: data(rows().shuffle(ROWS).batch(BATCH))
     ),
     "`batch_size` that the number of workers doesn't divide": Case(

@@ -1,4 +1,4 @@
-"""The rows of docs/keras-on-torch.md that are torch's own. This module is sent to the workers."""
+"""The rows of docs/keras.md that are torch's own. This module is sent to the workers."""
 
 from __future__ import annotations
 
