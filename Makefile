@@ -163,6 +163,7 @@ bench-torch: $(VENV)/.stamp-bench ## steps per second and whole runs, against to
 reference: install ## write the pages that are made from docstrings and tables
 	@$(BIN)/python .ci/reference_page.py
 	@$(BIN)/python .ci/data_types_page.py
+	@$(BIN)/python .ci/exactness_page.py
 
 screenshot: install ## take the picture of a page in docs/see-a-run.md; needs Chromium
 	@$(BIN)/python .ci/screenshot.py
