@@ -12,8 +12,8 @@ PAGE = ROOT / "docs" / "exactness.md"
 HEAD = """\
 # What is exact
 
-A model of XGBoost has the same bytes on one worker and on three, for example, whatever was killed on
-the way. Each row is a promise, and names the test that shows it.
+A model of XGBoost, for example, has the same bytes on one worker and on three, whatever was killed
+on the way. Each row is a promise, and names the test that shows it.
 
 - "yes": the same rows, or the same bits.
 - "but for rounding": sums are added in another order.
