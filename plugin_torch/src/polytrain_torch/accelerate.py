@@ -46,6 +46,7 @@ from polytrain_torch.private import Accelerated
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.row_weights import weigh_backward
 from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import State
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
@@ -202,11 +203,13 @@ def _keep(accelerator: Accelerator, progress: Mapping[str, Any]) -> None:
     }
     around = [accelerator, *prepared.optimizers, *prepared.schedulers]
     keeper.start(
-        {**parts, _STEP: _Step(accelerator)},
-        progress,
-        files=partial(_write_files, accelerator),
-        whose="the accelerator",
-        around=around,
+        Keeper(
+            {**parts, _STEP: _Step(accelerator)},
+            progress,
+            files=partial(_write_files, accelerator),
+            whose="the accelerator",
+            around=around,
+        )
     )
     own = accelerator.backward
     # `weigh_backward` has made it a partial already, and so does not wrap this one again.

@@ -61,6 +61,7 @@ from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.virtual_workers import current
 
 logger = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ class TrainingState:
         """
         checkpoint = checkpoint or get_checkpoint()
         if checkpoint is None:
-            keeper.start(self._parts, {})
+            keeper.start(Keeper(self._parts, {}))
             return {}
         directory = Path(checkpoint.path)
         saved = self._read(directory)
@@ -177,7 +178,7 @@ class TrainingState:
             unwrapped(self._parts[name]).load_state_dicts(states)
         restore_random_states(directory)
         progress: State = saved["progress"]
-        keeper.start(self._parts, progress)
+        keeper.start(Keeper(self._parts, progress))
         return progress
 
     def _read(self, directory: Path) -> State:

@@ -207,13 +207,15 @@ class KeptBatches(Callback):
         self._go_before_checkpoints(trainer.callbacks)
         self._has_hook = is_overridden("on_train_batch_end", trainer.lightning_module)
         self._keeper = keeper.start(
-            _parts(trainer),
-            {},
-            files=self._files(trainer),
-            whose="the module",
-            by_batch=False,
-            carried=Attributes(trainer).carried,
-            needs_own=True,
+            Keeper(
+                _parts(trainer),
+                {},
+                files=self._files(trainer),
+                whose="the module",
+                by_batch=False,
+                carried=Attributes(trainer).carried,
+                needs_own=True,
+            )
         )
         self._keep(trainer, _BETWEEN)
 

@@ -13,7 +13,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +22,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from polytrain import get_context
@@ -31,26 +29,19 @@ from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Sur
 from polytrain_torch import randomness
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
-    ddp_models,
     differences_of,
-    digest,
     digests_of,
     write_own,
 )
 from polytrain_torch.checkpoints.safe_serialization import save_safely
 from polytrain_torch.checkpoints.shard_copies import write_part
-from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.checkpoints.state_files import write_state
 from polytrain_torch.loaders import stream_places
-from polytrain_torch.models.parallel import (
-    after_forward,
-    prepared_models,
-    unwrapped,
-)
-from polytrain_torch.private import ANY_BATCH_NORM, saves_plainly, versions_of
+from polytrain_torch.models.parallel import after_forward
 from polytrain_torch.survivors import points
 from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
+from polytrain_torch.survivors.live_parts import LiveParts
 from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from, is_inside
 from polytrain_torch.virtual_workers import current as virtual_workers
 
@@ -58,9 +49,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_SMALL = 16 << 20
 """Bytes that may be copied at each point."""
-
-_SAMPLED = 64
-"""Values of each parameter that are looked at."""
 
 _ROOM = 1 << 16
 """Bytes for a small state to grow."""
@@ -144,11 +132,10 @@ class Keeper:
             needs_own: whether what a lost rank had alone must be known, and not another one's.
         """
         self.progress = progress
-        self._parts = parts
         self._files = files
         self._whose = whose
         self._around = around
-        self._by_batch = by_batch
+        self.by_batch = by_batch
         self._carried = carried
         self._needs_own = needs_own
         self._notes_steps = True
@@ -176,9 +163,6 @@ class Keeper:
         """The memory for small states; None if no other rank could hand on what this one has."""
 
         self._has_begun = False
-        self._is_sharded = False
-        """Whether each rank has a part of the state, which it copies by itself."""
-
         self._steps = 0
         """Number of the optimizers' steps in this attempt."""
 
@@ -188,36 +172,8 @@ class Keeper:
         """What has been found that a checkpoint wouldn't hold; empty if nothing."""
 
         self._why_not: str | None = None
-        self._modules: dict[str, torch.nn.Module] = {}
-        self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._others: dict[str, Any] = {}
-        for name, part in parts.items():
-            if isinstance(part, torch.nn.Module) and _is_plain(unwrapped(part)):
-                self._modules[name] = unwrapped(part)
-            elif isinstance(part, torch.optim.Optimizer):
-                self._optimizers[name] = part
-            else:
-                self._others[name] = part
-        self._buffers = self._buffers_now()
-        self._parameters = [p for m in self._modules.values() for p in m.parameters()]
-        self._views: list[memoryview] = []
-        self._addresses: list[int] = []
-        """Where the buffers were when the views of them were made."""
-
-        self._may_be_infinite: set[int] = set()
-        """Numbers of the buffers that are from the start, such as masks."""
-
+        self._live = LiveParts(parts)
         self._generators = Generators()
-        self._sent: set[int] = set()
-        """Ids of the buffers that DDP sends from rank 0."""
-
-        self._compares = False
-        """Whether ranks' parameters have to be compared, because no DDP model has sent them."""
-
-        self._states = -1
-        """Number of the optimizers' states that `_large` has."""
-
-        self._large: list[torch.Tensor] = []
         self._size = 0
         """Bytes of the whole state, when it was first kept."""
 
@@ -258,13 +214,13 @@ class Keeper:
             threading.Event().wait()
         if self._why_not is not None:
             return
-        if self._loop is None and self._by_batch and not self._foreign:
+        if self._loop is None and self.by_batch and not self._foreign:
             try:
                 self._see_loop()
             except Exception as error:  # variables and states may be anything
                 why = f"{type(error).__name__}: {error}"
                 self._foreign = f"its variables can't be looked at: {why}"
-        if not self._foreign and not any(optimizer is each for each in self._optimizers.values()):
+        if not self._foreign and optimizer not in self._live.optimizers.values():
             self._foreign = f"an optimizer that steps isn't in {self._whose}"
 
     def before_batch(self, frame: FrameType | None) -> None:
@@ -283,7 +239,7 @@ class Keeper:
         point = self._point
         if point is None or point.frames is None or point.is_over or self._has_stepped:
             return
-        self._point = replace(point, is_over=True, sample=self._sample())
+        self._point = replace(point, is_over=True, sample=self._live.sample())
 
     def at_report(self, metrics: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         """Note that the loop reports, with its progress: a restart can continue after that.
@@ -346,7 +302,7 @@ class Keeper:
 
     def _accumulates(self) -> bool:
         """Return whether there are gradients that no optimizer has used."""
-        return self._has_gone_forward and any(each.grad is not None for each in self._parameters)
+        return self._has_gone_forward and self._live.have_gradients()
 
     def _warn_of_gradients(self) -> None:
         if not self._has_warned and get_context().get_world_rank() == 0:
@@ -401,7 +357,7 @@ class Keeper:
             place = replace(place, is_ahead=self._has_stepped or last.place.is_ahead)
         if is_ahead:
             place = replace(place, is_ahead=True)
-        self._large_tensors()
+        self._live.large()  # `expect_unchanged` compares with these.
         number = self._number + 1
         if self._kept is not None and not self._put(self._small(), point=number, is_forecast=False):
             self._foreign = "its small parts have grown"
@@ -409,10 +365,10 @@ class Keeper:
             number=number,
             first=number if self._has_stepped or last is None else last.first,
             place=place,
-            versions=versions_of(self._parameters),
+            versions=self._live.versions(),
             frames=frames,
             progress=self.progress,
-            sample=self._sample() if is_sampled else None,
+            sample=self._live.sample() if is_sampled else None,
             of_library=of_library,
         )
         with self._lock:
@@ -420,18 +376,18 @@ class Keeper:
             self._number, self._point = number, point
             self._is_dirty = self._has_stepped = False
         if has_stepped and self._survivor.copies is not None:
-            step = self._steps if self._is_sharded else None
+            step = self._steps if self._live.is_sharded else None
             self._survivor.copies.step(self._copy, number=step, size=self._size)
 
     def _copy(self, directory: Path) -> Place:
         assert self._point is not None
         self._written = self._point
         self._prove(self._point)
-        if not self._is_sharded:
+        if not self._live.is_sharded:
             return self.write({}, self._point.number, directory)
-        self._expect_finite([self._buffers])
-        write_part(directory, self._parts, progress=self._point.progress)
-        self._expect_unchanged(self._point)
+        self._live.expect_finite([self._live.buffers])
+        write_part(directory, self._live.parts, progress=self._point.progress)
+        self._live.expect_unchanged(self._point.versions, self._point.sample)
         return self._point.place
 
     def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:
@@ -439,23 +395,22 @@ class Keeper:
         pieces = [*self._generators.states(), pickle.dumps(small, protocol=5) if small else b""]
         lengths = LENGTHS.pack(*map(len, pieces))
         return self._kept.put(
-            [lengths, *pieces, *self._views], point=point, is_forecast=is_forecast
+            [lengths, *pieces, *self._live.views], point=point, is_forecast=is_forecast
         )
 
     def _begin(self) -> str | None:
         """Start to keep states; return the reason if that isn't possible."""
-        why_not = self._unsuitable()
+        if not self._survivor.can_keep:
+            return "this run has no agent"
+        # A library's trainer writes files of its own.
+        copies_shards = self._survivor.copies is not None and self._files is write_files
+        why_not = self._live.begin(whose=self._whose, copies_shards=copies_shards)
         if why_not is not None:
             return why_not
-        self._views = [_bytes_of(buffer) for buffer in self._buffers]
-        self._addresses = [buffer.data_ptr() for buffer in self._buffers]
-        self._may_be_infinite = {
-            number for number, each in enumerate(self._buffers) if not torch.isfinite(each).all()
-        }
         pieces = [*self._generators.states(), pickle.dumps(self._small(), protocol=5)]
-        size = sum(map(len, (*pieces, *self._views)))
-        self._size = size + sum(_local(tensor).nbytes for tensor in self._large_tensors())
-        if self._is_sharded:
+        size = sum(map(len, (*pieces, *self._live.views)))
+        self._size = size + self._live.large_bytes()
+        if self._live.is_sharded:
             self._size *= get_context().get_local_world_size()
         elif size > _MOST_SMALL:
             return f"its buffers and small parts have {size / 1e6:.0f} MB"
@@ -464,113 +419,19 @@ class Keeper:
         self._has_begun = True
         return None
 
-    def _unsuitable(self) -> str | None:
-        tensors = [*self._large_tensors(), *self._buffers]
-        if not self._survivor.can_keep:
-            return "this run has no agent"
-        if any(tensor.device.type != "cpu" for tensor in tensors):
-            return "its tensors are on a device"
-        self._is_sharded = any(isinstance(each, DTensor) for each in tensors)
-        known = [torch.Tensor, torch.nn.Parameter]
-        if self._is_sharded and self._copies_shards:
-            known.append(DTensor)
-        if any(type(each) not in known for each in tensors):
-            return "its tensors are sharded"
-        if any(not buffer.is_contiguous() for buffer in self._buffers):
-            return "a buffer isn't contiguous"
-        if any(is_consolidated(part) for part in self._parts.values()):
-            return "each rank has a part of the optimizer's state"
-        if any(isinstance(part, torch.nn.Module) for part in self._others.values()):
-            return "a module has a state beside its parameters and buffers"
-        models = self._models()
-        in_ddp = {id(parameter) for model in models for parameter in model.parameters()}
-        self._sent = {
-            id(buffer)
-            for model in models
-            if model.broadcast_buffers and dist.get_world_size() > 1
-            for buffer in model.module.buffers()
-        }
-        trained = _trained_by(self._optimizers.values())
-        averaging = [
-            each for each in self._optimizers.values() if each in points.averaging_optimizers
-        ]
-        averaged = in_ddp.union(map(id, _trained_by(averaging)))
-        is_alone = dist.get_world_size() == 1 or self._is_sharded
-        if not is_alone and any(id(each) not in averaged for each in trained):
-            return "an optimizer trains parameters outside of DDP"
-        # Nothing has made these equal on all ranks but the training function.
-        self._compares = not averaged <= in_ddp
-        kept = {id(each) for module in self._modules.values() for each in module.parameters()}
-        if any(id(each) not in kept for each in trained):
-            return f"an optimizer trains parameters that aren't in {self._whose}"
-        return None
-
-    @property
-    def _copies_shards(self) -> bool:
-        """Whether each rank can copy its shards: a library's trainer writes files of its own."""
-        return self._survivor.copies is not None and self._files is write_files
-
-    def _models(self) -> list[DistributedDataParallel]:
-        """Return the DDP models around or inside of the parts."""
-        inside = {each for module in self._modules.values() for each in module.modules()}
-        found = [each for each in prepared_models if each.module in inside]
-        # Looking for torch's own takes a while, which a restart would wait for.
-        is_known = len(found) or dist.get_world_size() == 1
-        return found if is_known else [*ddp_models()]
-
-    def _buffers_now(self) -> list[torch.Tensor]:
-        """Return each buffer once."""
-        unique = {id(each): each for m in self._modules.values() for each in m.buffers()}
-        return list(unique.values())
-
     def _small(self) -> State:
         return {
+            **self._live.small(),
             "places": stream_places.states(),
             "progress": dict(self.progress),
-            "groups": {
-                name: [_without_parameters(group) for group in optimizer.param_groups]
-                for name, optimizer in self._optimizers.items()
-            },
-            "parts": {name: part.state_dict() for name, part in self._others.items()},
             "own": self._own,
-            "sample": self._sample() if self._compares else None,
         }
-
-    def _large_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors that aren't copied: parameters, and the optimizers' state."""
-        count = sum(len(each.state) for each in self._optimizers.values())
-        if len(self._large) == 0 or count != self._states:
-            self._large, self._states = list(self._all_large()), count
-        return self._large
-
-    def _all_large(self) -> Iterator[torch.Tensor]:
-        for module in self._modules.values():
-            yield from module.parameters()
-        for optimizer in self._optimizers.values():
-            for state in optimizer.state.values():
-                yield from (each for each in state.values() if isinstance(each, torch.Tensor))
-
-    def _sample(self) -> bytes:
-        """Return a digest of some of each parameter's values.
-
-        Writes to `parameter.data` show nowhere else.
-        """
-        values = []
-        for own in map(_local, self._parameters):
-            at = torch.linspace(0, own.numel() - 1, _SAMPLED, dtype=torch.float64).long()
-            values.append(torch.take(own, at) if own.numel() else own)
-        return digest(values)
 
     def _see_loop(self) -> None:
         if not is_inside(self._frames):
             self._foreign = "it gets its batches from elsewhere"
             return
-        known: list[Any] = [self, *self._around, *self._models()]
-        for part in self._parts.values():
-            known += [part, unwrapped(part)]
-            if isinstance(part, torch.nn.Module):
-                known += part.modules()
-        known += [*self._all_large(), *self._buffers]
+        known = [self, *self._around, *self._live.objects()]
         self._loop = Loop(self._frames, known)
 
     # Called by the survivor's thread
@@ -607,7 +468,7 @@ class Keeper:
             raise NotCleanError(self._foreign)
         if self._survivor.reads_checkpoint != self._reads_before:
             raise NotCleanError("the training function reads its checkpoint itself")
-        self._expect_unchanged(point)
+        self._live.expect_unchanged(point.versions, point.sample)
         carried = self._carried()
         if carried is not None:
             raise NotCleanError(carried)
@@ -620,21 +481,6 @@ class Keeper:
                 )
             if carried is not None:
                 raise NotCleanError(carried)
-
-    def _expect_unchanged(self, point: _Point) -> None:
-        buffers = self._buffers_now()
-        if [id(each) for each in buffers] != [id(each) for each in self._buffers] or [
-            each.data_ptr() for each in buffers
-        ] != self._addresses:
-            raise NotCleanError("a module replaces its buffers")
-        now = list(self._all_large())
-        if len(now) != len(self._large) or any(
-            mine is not its for mine, its in zip(now, self._large, strict=True)
-        ):
-            raise NotCleanError("parts were replaced after the step")
-        is_sampled = point.sample in (None, self._sample())
-        if versions_of(self._parameters) != point.versions or not is_sampled:
-            raise NotCleanError("parameters were changed after the step, outside of an optimizer")
 
     def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
         """See `StateWriter`."""
@@ -649,24 +495,18 @@ class Keeper:
             first=found.first,
             point=point,
             mine=mine,
-            buffers=self._buffers,
-            sent=self._sent,
-            by_forward={
-                id(buffer)
-                for module in self._modules.values()
-                for each in module.modules()
-                if isinstance(each, ANY_BATCH_NORM)
-                for buffer in each.buffers(recurse=False)
-            },
+            buffers=self._live.buffers,
+            sent=self._live.sent,
+            by_forward=self._live.changed_by_forward(),
             are_alike=virtual_workers() is not None,
             needs_own=self._needs_own,
         )
         states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
         if len({state["sample"] for state, _ in states}) > 1:
             raise NotCleanError("its parameters differ between the ranks")
-        self._expect_finite([buffers for _, buffers in states])
-        by_rank = [self._whole(state, buffers) for state, buffers in states]
-        differing = differences_of([digests_of(self._compared(whole)) for whole in by_rank])
+        self._live.expect_finite([buffers for _, buffers in states])
+        by_rank = [self._live.whole(state, buffers) for state, buffers in states]
+        differing = differences_of([digests_of(self._live.compared(whole)) for whole in by_rank])
         for rank, (state, _) in enumerate(states):
             torch.save(restorable(state["random"]), directory / randomness.file_of(rank))
             if state["places"]:
@@ -674,63 +514,8 @@ class Keeper:
             write_own(by_rank[rank], differing, directory, rank)
         self._files(directory, by_rank[0], differing, found.of_library)
         # A write meanwhile would have torn the files.
-        self._expect_unchanged(found)
+        self._live.expect_unchanged(found.versions, found.sample)
         return found.place
-
-    def _expect_finite(self, by_rank: Sequence[Sequence[torch.Tensor]]) -> None:
-        """
-        Args:
-            by_rank: each rank's buffers.
-
-        Raises:
-            NotCleanError: training couldn't continue from the values, as from an older checkpoint.
-        """
-        are_finite = all(torch.isfinite(_local(each)).all() for each in self._large) and all(
-            not torch.isnan(each).any()
-            if number in self._may_be_infinite
-            else torch.isfinite(each).all()
-            for buffers in by_rank
-            for number, each in enumerate(buffers)
-        )
-        if not are_finite:
-            raise NotCleanError("a weight, a buffer or an optimizer's state isn't finite")
-
-    def _whole(self, small: State, buffers: Sequence[torch.Tensor]) -> State:
-        """Return a rank's state of all parts, with its own small parts and buffers."""
-        parts: State = {}
-        own = {id(buffer): its for buffer, its in zip(self._buffers, buffers, strict=True)}
-        for name in self._parts:
-            if name in self._modules:
-                module = self._modules[name]
-                state = module.state_dict()
-                for key, buffer in module.named_buffers(remove_duplicate=False):
-                    if key in state:
-                        state[key] = own[id(buffer)]
-            elif name in self._optimizers:
-                state = self._optimizers[name].state_dict()
-                groups = zip(state["param_groups"], small["groups"][name], strict=True)
-                state["param_groups"] = [{**live, **its} for live, its in groups]
-            else:
-                state = small["parts"][name]
-            parts[name] = state
-        return {"parts": parts, "progress": small["progress"], "own": small["own"]}
-
-    def _compared(self, whole: State) -> State:
-        """Return what may differ between ranks: neither parameters nor what DDP sends."""
-        parts: State = {}
-        for name, state in whole["parts"].items():
-            if name in self._modules:
-                buffers = self._modules[name].named_buffers(remove_duplicate=False)
-                parts[name] = {
-                    key: state[key]
-                    for key, buffer in buffers
-                    if key in state and id(buffer) not in self._sent
-                }
-            elif name in self._optimizers:
-                parts[name] = state["param_groups"]
-            else:
-                parts[name] = state
-        return {**whole, "parts": parts}
 
 
 _current: tuple[Any, Keeper] | None = None
@@ -739,49 +524,18 @@ _current: tuple[Any, Keeper] | None = None
 _has_hooks = False
 
 
-def start(
-    parts: Mapping[str, Any],
-    progress: Mapping[str, Any],
-    *,
-    files: Files = write_files,
-    whose: str = "TrainingState",
-    around: Sequence[Any] = (),
-    by_batch: bool = True,
-    carried: Callable[[], str | None] = lambda: None,
-    needs_own: bool = False,
-) -> Keeper:
-    """Start to keep the state of an attempt, whose parts are restored. A second one keeps none.
-
-    Args:
-        parts: see `Keeper`.
-        progress: see `Keeper`.
-        files: see `Keeper`.
-        whose: see `Keeper`.
-        around: see `Keeper`.
-        by_batch: see `Keeper`.
-        carried: see `Keeper`.
-        needs_own: see `Keeper`.
-    """
+def start(keeps: Keeper) -> Keeper:
+    """Start to keep the state of an attempt, whose parts are restored; of a second one, nothing."""
     global _current, _has_hooks
     if not _has_hooks:
         _has_hooks = True
         register_optimizer_step_pre_hook(_before_step)
         after_forward.append(_after_forward)
     context = get_context()
-    has_another = _current is not None and _current[0] is context
-    kept = {} if has_another else parts
-    keeps = Keeper(
-        kept,
-        progress,
-        files=files,
-        whose=whose,
-        around=around,
-        by_batch=by_batch,
-        carried=carried,
-        needs_own=needs_own,
-    )
+    if _current is not None and _current[0] is context:
+        keeps.refuse("another state was restored before it")
     _current = context, keeps
-    points.listener = keeps if by_batch else None
+    points.listener = keeps if keeps.by_batch else None
     return keeps
 
 
@@ -798,36 +552,3 @@ def _before_step(optimizer: Any, *_: Any) -> None:
 def _after_forward() -> None:
     if _current is not None:
         _current[1].after_forward()
-
-
-def _is_plain(module: torch.nn.Module) -> bool:
-    """Whether a module's state is its parameters and buffers, and nothing else."""
-    return all(map(saves_plainly, module.modules()))
-
-
-def _trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    return [
-        parameter
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank has of a tensor."""
-    own = tensor.detach()
-    return own.to_local() if isinstance(own, DTensor) else own
-
-
-def _without_parameters(group: Mapping[str, Any]) -> State:
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) else value
-        for name, value in group.items()
-        if name != "params"
-    }

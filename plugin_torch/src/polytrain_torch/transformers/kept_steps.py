@@ -236,7 +236,7 @@ class KeptSteps(TrainerCallback):
             "lr_scheduler": objects["lr_scheduler"],
         }
         self._keeper = keeper.start(
-            self._parts, {}, files=self._write, whose="the trainer", by_batch=False
+            Keeper(self._parts, {}, files=self._write, whose="the trainer", by_batch=False)
         )
         self._is_asked = False
         self._keep()

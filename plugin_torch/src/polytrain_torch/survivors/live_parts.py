@@ -1,0 +1,320 @@
+"""The parts of a training state as they are in memory: if they can be kept, and if they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from polytrain.extension import NotCleanError
+from polytrain_torch.checkpoints.rank_parts import ddp_models, digest
+from polytrain_torch.checkpoints.sharded_parts import is_consolidated
+from polytrain_torch.models.parallel import prepared_models, unwrapped
+from polytrain_torch.private import ANY_BATCH_NORM, saves_plainly, versions_of
+from polytrain_torch.survivors import points
+from polytrain_torch.survivors.kept_by_rank import State
+
+_SAMPLED = 64
+"""Values of each parameter that are looked at."""
+
+
+class LiveParts:
+    """This rank's parts: large tensors that nobody copies, and what is small beside them."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = parts
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._others: dict[str, Any] = {}
+        for name, part in parts.items():
+            if isinstance(part, torch.nn.Module) and _is_plain(unwrapped(part)):
+                self.modules[name] = unwrapped(part)
+            elif isinstance(part, torch.optim.Optimizer):
+                self.optimizers[name] = part
+            else:
+                self._others[name] = part
+        self._parameters = [p for m in self.modules.values() for p in m.parameters()]
+        self.buffers = self._buffers_now()
+        self.views: list[memoryview] = []
+        """The bytes of the buffers."""
+
+        self._addresses: list[int] = []
+        """Where the buffers were when the views of them were made."""
+
+        self._may_be_infinite: set[int] = set()
+        """Numbers of the buffers that are from the start, such as masks."""
+
+        self.is_sharded = False
+        """Whether each rank has a part of the state, which it copies by itself."""
+
+        self.sent: set[int] = set()
+        """Ids of the buffers that DDP sends from rank 0."""
+
+        self._compares = False
+        """Whether ranks' parameters have to be compared, because no DDP model has sent them."""
+
+        self._states = -1
+        """Number of the optimizers' states that `_large` has."""
+
+        self._large: list[torch.Tensor] = []
+
+    def begin(self, *, whose: str, copies_shards: bool) -> str | None:
+        """Look at the parts before they are first kept; return the reason if they can't be.
+
+        Args:
+            whose: what has the parts, for messages.
+            copies_shards: whether each rank can copy its shards.
+        """
+        tensors = [*self.large(), *self.buffers]
+        self.is_sharded = any(isinstance(each, DTensor) for each in tensors)
+        known = [torch.Tensor, torch.nn.Parameter]
+        if self.is_sharded and copies_shards:
+            known.append(DTensor)
+        why_not = self._unsuitable_tensor(tensors, known) or self._unsuitable_training(whose)
+        if why_not is None:
+            self.views = [_bytes_of(buffer) for buffer in self.buffers]
+            self._addresses = [buffer.data_ptr() for buffer in self.buffers]
+            self._may_be_infinite = {
+                number for number, each in enumerate(self.buffers) if not torch.isfinite(each).all()
+            }
+        return why_not
+
+    def _unsuitable_tensor(
+        self, tensors: Iterable[torch.Tensor], known: Collection[type]
+    ) -> str | None:
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            return "its tensors are on a device"
+        if any(type(each) not in known for each in tensors):
+            return "its tensors are sharded"
+        if any(not buffer.is_contiguous() for buffer in self.buffers):
+            return "a buffer isn't contiguous"
+        if any(is_consolidated(part) for part in self.parts.values()):
+            return "each rank has a part of the optimizer's state"
+        if any(isinstance(part, torch.nn.Module) for part in self._others.values()):
+            return "a module has a state beside its parameters and buffers"
+        return None
+
+    def _unsuitable_training(self, whose: str) -> str | None:
+        models = self._models()
+        in_ddp = {id(parameter) for model in models for parameter in model.parameters()}
+        self.sent = {
+            id(buffer)
+            for model in models
+            if model.broadcast_buffers and dist.get_world_size() > 1
+            for buffer in model.module.buffers()
+        }
+        trained = _trained_by(self.optimizers.values())
+        averaging = [
+            each for each in self.optimizers.values() if each in points.averaging_optimizers
+        ]
+        averaged = in_ddp.union(map(id, _trained_by(averaging)))
+        is_alone = dist.get_world_size() == 1 or self.is_sharded
+        if not is_alone and any(id(each) not in averaged for each in trained):
+            return "an optimizer trains parameters outside of DDP"
+        # Nothing has made these equal on all ranks but the training function.
+        self._compares = not averaged <= in_ddp
+        kept = set(map(id, self._parameters))
+        if any(id(each) not in kept for each in trained):
+            return f"an optimizer trains parameters that aren't in {whose}"
+        return None
+
+    def _models(self) -> list[DistributedDataParallel]:
+        """Return the DDP models around or inside of the parts."""
+        inside = {each for module in self.modules.values() for each in module.modules()}
+        found = [each for each in prepared_models if each.module in inside]
+        # Looking for torch's own takes a while, which a restart would wait for.
+        is_known = len(found) or dist.get_world_size() == 1
+        return found if is_known else [*ddp_models()]
+
+    def _buffers_now(self) -> list[torch.Tensor]:
+        """Return each buffer once."""
+        unique = {id(each): each for m in self.modules.values() for each in m.buffers()}
+        return list(unique.values())
+
+    # What they hold
+
+    def objects(self) -> list[Any]:
+        """Return all objects of which the state consists, and what is around them."""
+        found: list[Any] = [*self._models()]
+        for part in self.parts.values():
+            found += [part, unwrapped(part)]
+            if isinstance(part, torch.nn.Module):
+                found += part.modules()
+        return [*found, *self._all_large(), *self.buffers]
+
+    def small(self) -> State:
+        """Return what is copied at each point, except buffers."""
+        return {
+            "groups": {
+                name: [_without_parameters(group) for group in optimizer.param_groups]
+                for name, optimizer in self.optimizers.items()
+            },
+            "parts": {name: part.state_dict() for name, part in self._others.items()},
+            "sample": self.sample() if self._compares else None,
+        }
+
+    def large(self) -> list[torch.Tensor]:
+        """Return the tensors that aren't copied: parameters, and the optimizers' state."""
+        count = sum(len(each.state) for each in self.optimizers.values())
+        if len(self._large) == 0 or count != self._states:
+            self._large, self._states = list(self._all_large()), count
+        return self._large
+
+    def large_bytes(self) -> int:
+        """Return how many bytes this rank has of them."""
+        return sum(_local(tensor).nbytes for tensor in self.large())
+
+    def _all_large(self) -> Iterator[torch.Tensor]:
+        for module in self.modules.values():
+            yield from module.parameters()
+        for optimizer in self.optimizers.values():
+            for state in optimizer.state.values():
+                yield from (each for each in state.values() if isinstance(each, torch.Tensor))
+
+    def versions(self) -> Sequence[int]:
+        """Return the version of each parameter: it changes with every write."""
+        return versions_of(self._parameters)
+
+    def sample(self) -> bytes:
+        """Return a digest of some of each parameter's values.
+
+        Writes to `parameter.data` show nowhere else.
+        """
+        values = []
+        for own in map(_local, self._parameters):
+            at = torch.linspace(0, own.numel() - 1, _SAMPLED, dtype=torch.float64).long()
+            values.append(torch.take(own, at) if own.numel() else own)
+        return digest(values)
+
+    def have_gradients(self) -> bool:
+        """Return whether a parameter has a gradient."""
+        return any(each.grad is not None for each in self._parameters)
+
+    def changed_by_forward(self) -> set[int]:
+        """Return ids of the buffers that a forward pass alone changes: those of batch norms."""
+        return {
+            id(buffer)
+            for module in self.modules.values()
+            for each in module.modules()
+            if isinstance(each, ANY_BATCH_NORM)
+            for buffer in each.buffers(recurse=False)
+        }
+
+    # Whether it may be written
+
+    def expect_unchanged(self, versions: Sequence[int], sample: bytes | None) -> None:
+        """
+        Args:
+            versions: of the parameters at a point.
+            sample: theirs, if there is one.
+
+        Raises:
+            NotCleanError: the state isn't the point's any more.
+        """
+        buffers = self._buffers_now()
+        if [id(each) for each in buffers] != [id(each) for each in self.buffers] or [
+            each.data_ptr() for each in buffers
+        ] != self._addresses:
+            raise NotCleanError("a module replaces its buffers")
+        now = list(self._all_large())
+        if len(now) != len(self._large) or any(
+            mine is not its for mine, its in zip(now, self._large, strict=True)
+        ):
+            raise NotCleanError("parts were replaced after the step")
+        is_sampled = sample in (None, self.sample())
+        if self.versions() != versions or not is_sampled:
+            raise NotCleanError("parameters were changed after the step, outside of an optimizer")
+
+    def expect_finite(self, by_rank: Sequence[Sequence[torch.Tensor]]) -> None:
+        """
+        Args:
+            by_rank: each rank's buffers.
+
+        Raises:
+            NotCleanError: training couldn't continue from the values, as from an older checkpoint.
+        """
+        are_finite = all(torch.isfinite(_local(each)).all() for each in self._large) and all(
+            not torch.isnan(each).any()
+            if number in self._may_be_infinite
+            else torch.isfinite(each).all()
+            for buffers in by_rank
+            for number, each in enumerate(buffers)
+        )
+        if not are_finite:
+            raise NotCleanError("a weight, a buffer or an optimizer's state isn't finite")
+
+    # What is written
+
+    def whole(self, small: State, buffers: Sequence[torch.Tensor]) -> State:
+        """Return a rank's state of all parts, with its own small parts and buffers."""
+        parts: State = {}
+        own = {id(buffer): its for buffer, its in zip(self.buffers, buffers, strict=True)}
+        for name in self.parts:
+            if name in self.modules:
+                module = self.modules[name]
+                state = module.state_dict()
+                for key, buffer in module.named_buffers(remove_duplicate=False):
+                    if key in state:
+                        state[key] = own[id(buffer)]
+            elif name in self.optimizers:
+                state = self.optimizers[name].state_dict()
+                groups = zip(state["param_groups"], small["groups"][name], strict=True)
+                state["param_groups"] = [{**live, **its} for live, its in groups]
+            else:
+                state = small["parts"][name]
+            parts[name] = state
+        return {"parts": parts, "progress": small["progress"], "own": small["own"]}
+
+    def compared(self, whole: State) -> State:
+        """Return what may differ between ranks: neither parameters nor what DDP sends."""
+        parts: State = {}
+        for name, state in whole["parts"].items():
+            if name in self.modules:
+                buffers = self.modules[name].named_buffers(remove_duplicate=False)
+                parts[name] = {
+                    key: state[key]
+                    for key, buffer in buffers
+                    if key in state and id(buffer) not in self.sent
+                }
+            elif name in self.optimizers:
+                parts[name] = state["param_groups"]
+            else:
+                parts[name] = state
+        return {**whole, "parts": parts}
+
+
+def _is_plain(module: torch.nn.Module) -> bool:
+    """Whether a module's state is its parameters and buffers, and nothing else."""
+    return all(map(saves_plainly, module.modules()))
+
+
+def _trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    return [
+        parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor."""
+    own = tensor.detach()
+    return own.to_local() if isinstance(own, DTensor) else own
+
+
+def _without_parameters(group: Mapping[str, Any]) -> State:
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in group.items()
+        if name != "params"
+    }
