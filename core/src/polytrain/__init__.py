@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RunConfig,
         ScalingConfig,
     )
+    from polytrain.config.mix import Mix
     from polytrain.config.validation_config import (
         ValidationConfig,
         ValidationFn,
@@ -83,6 +84,7 @@ __all__ = [
     "FailureConfig",
     "FailureKind",
     "InvalidJobError",
+    "Mix",
     "NotInWorkerError",
     "PolytrainError",
     "PredictionFailedError",
@@ -133,6 +135,7 @@ _NAMES = LazyNames(
             "RunConfig",
             "ScalingConfig",
         ),
+        "polytrain.config.mix": ("Mix",),
         "polytrain.errors": (
             "BadDataError",
             "CheckpointError",

@@ -59,7 +59,7 @@ def test_row_groups_are_decoded_about_once(window: int, groups: int, shards: int
         for shard in range(shards):
             for start in range(0, len(plan.shard_rows(shard)), 50):
                 stop = min(start + 50, len(plan.shard_rows(shard)))
-                for part in take([(shard, range(start, stop))]):
+                for part in take([(shard, range(start, stop))], None):
                     seen += part.table["id"].to_pylist()
     assert sorted(seen) == list(range(ROWS * groups))
     assert len(seen) <= sum(sum(piece.decoded) for piece in pieces) <= 2 * len(seen)

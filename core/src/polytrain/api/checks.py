@@ -95,8 +95,12 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
             problems += _port_problems(spec, backend.demand(job))
         if not problems:
             # This reads a column, and needs a backend with valid options.
+            demand = backend.demand(job)
             datasets, wrong_groups = grouped_datasets(
-                datasets, backend.demand(job), num_workers=job.num_workers
+                datasets,
+                demand,
+                num_workers=job.num_workers,
+                is_table=demand.reads_tables and spec.train_loop_per_worker is None,
             )
             problems += wrong_groups
     return datasets, tuple(problems)

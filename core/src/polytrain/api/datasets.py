@@ -40,14 +40,14 @@ def described_datasets(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Pro
 
 
 def grouped_datasets(
-    datasets: tuple[RunDataset, ...], demand: Demand, *, num_workers: int
+    datasets: tuple[RunDataset, ...], demand: Demand, *, num_workers: int, is_table: bool
 ) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
     """Find where groups begin; see `data.checks.grouped`."""
     if not datasets:
         return (), ()
     from polytrain.data.checks import grouped
 
-    return grouped(datasets, demand, num_workers=num_workers)
+    return grouped(datasets, demand, num_workers=num_workers, is_table=is_table)
 
 
 def identified_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, ...]:

@@ -9,8 +9,10 @@ from typing import Any
 
 from polytrain.config.configs import DataConfig, ScalingConfig
 from polytrain.config.constraints import field_problems, wrong_type
+from polytrain.config.mix import Mix
 from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition
 from polytrain.data.read.describe import computed, describe
+from polytrain.data.read.mix import describe_mix
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
@@ -47,6 +49,11 @@ def described(
         config = configs.get(name) if isinstance(configs, Mapping) else None
         if not isinstance(config, DataConfig) or any(_of(name, problem) for problem in problems):
             config = DataConfig()
+        if isinstance(data, Mix):
+            mix, wrong = describe_mix(str(name), data, config)
+            problems += wrong
+            known += [] if mix is None else [RunDataset(source=mix, config=config)]
+            continue
         try:
             source = describe(str(name), data, columns=config.columns, transform=config.transform)
         except SourceError as error:
@@ -110,12 +117,30 @@ def _warn_of_index_columns(datasets: Iterable[RunDataset]) -> None:
 
 
 def grouped(
-    datasets: Iterable[RunDataset], demand: Demand, *, num_workers: int
+    datasets: Iterable[RunDataset], demand: Demand, *, num_workers: int, is_table: bool
 ) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
-    """Find where groups begin, in data sets that have them."""
+    """Find where groups begin, in data sets that have them.
+
+    Args:
+        datasets: the run's.
+        demand: the backend's.
+        num_workers: number of ranks.
+        is_table: whether the backend reads all rows at once, and no training function does.
+    """
     found, problems = [], []
     for dataset in datasets:
         column = dataset.config.group or demand.group
+        if dataset.source.mix is not None and (is_table or demand.group):
+            problems.append(
+                Problem(
+                    field=f"datasets[{dataset.name!r}]",
+                    what="a mix is read batch by batch, and the backend reads all rows at once, "
+                    "each of which counts as often as any other",
+                    remedy="Pass the sources' rows together, with a column of weights if they "
+                    "should count differently",
+                )
+            )
+            continue
         if dataset.source.stream is not None and (
             column or dataset.config.shuffle or dataset.config.shards
         ):
@@ -208,7 +233,10 @@ def position_problems(
 def warn_of_read_amplification(specs: Iterable[DatasetSpec], world_size: int) -> None:
     """Warn if workers read many times the rows that they use."""
     for spec in specs:
-        if isinstance(spec, ShardSpec) and spec.read_amplification(world_size) >= _MUCH:
+        # Each worker reads the sources of a mix in any case.
+        if not isinstance(spec, ShardSpec) or spec.plan.mix is not None:
+            continue
+        if spec.read_amplification(world_size) >= _MUCH:
             logger.warning(
                 "Each of %d workers reads up to %.1f times its part of the data set %r, which was "
                 "cut into %s. A new run cuts it anew: pass restore_from=… with a "

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from polytrain.data.plan.position import (
     COLUMNS,
     CONTENTS,
+    MIX,
     NAMES,
     ORDER,
     ORDER_WITHOUT_NAMES,
@@ -29,9 +30,11 @@ from polytrain.data.plan.position import (
     STEPS,
     VERSIONS,
     VERSIONS_WITHOUT_NAMES,
+    of_source,
 )
 from polytrain.data.read.describe import Source
 from polytrain.data.read.file_pieces import FilePiece
+from polytrain.data.read.mix import ConformedPiece
 from polytrain.data.read.pieces import Piece, TablePiece
 from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
@@ -87,6 +90,12 @@ def digests(source: Source) -> dict[str, str]:
     """
     if source.stream is not None:
         return {STEPS: _digest(_steps(source.stream))}
+    if source.mix is not None:
+        mixed = source.mix.mixture.rows, source.mix.mixture.parts
+        found = {MIX: _digest([*source.mix.pieces, *mixed, source.info.num_rows])}
+        for name, each in source.sources():
+            found |= of_source(name, digests(each))
+        return found
     pieces = [_untransformed(piece) for piece in source.pieces]
     files = {
         str(path): tuple(getattr(piece, "version", ()))
@@ -207,7 +216,9 @@ def _sampled_blocks(sizes: Sequence[tuple[str, int]]) -> Iterator[bytes]:
 
 
 def _untransformed(piece: Piece) -> Piece:
-    return _untransformed(piece.piece) if isinstance(piece, TransformedPiece) else piece
+    if isinstance(piece, TransformedPiece | ConformedPiece):
+        return _untransformed(piece.piece)
+    return piece
 
 
 def _digest(facts: Iterable[Any], *, digits: int | None = _DIGITS) -> str:

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polytrain.config.configs import DataConfig
+from polytrain.config.mix import Mix
 from polytrain.data.fingerprint import digests
-from polytrain.data.read.describe import describe
+from polytrain.data.read.describe import Source, describe
+from polytrain.data.read.mix import describe_mix
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.rows_shard import RowsShard
 from polytrain.data.shards.spec import Held
+from polytrain_plugins import InvalidJobError
 
 
 def shard_of(
@@ -42,7 +45,13 @@ def shard_of(
         config: fields of `DataConfig`, except `group`.
     """
     wanted = DataConfig(**config)
-    source = describe("train", data, columns=wanted.columns, transform=wanted.transform)
+    source: Source | None
+    if isinstance(data, Mix):
+        source, wrong = describe_mix("train", data, wanted)
+        if source is None:
+            raise InvalidJobError(tuple(wrong))
+    else:
+        source = describe("train", data, columns=wanted.columns, transform=wanted.transform)
     dataset = RunDataset(source=source, config=wanted, digests=digests(source))
     spec = dataset.spec(
         world_size=world_size,

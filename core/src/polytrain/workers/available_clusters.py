@@ -7,8 +7,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from types import CodeType
+from typing import Any
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.config.mix import Mix
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray
 from polytrain.config.validation_config import options_of_ray
@@ -29,13 +31,18 @@ def available_clusters(spec: RunSpec) -> AvailableClusters:
         machine=machine_resources(os.environ),
         ray_is_initialized=ray_is_initialized(),
         ray_address=cluster_address(os.environ),
-        ray_datasets=tuple(str(name) for name, data in names.items() if is_ray_dataset(data)),
+        ray_datasets=tuple(str(name) for name, data in names.items() if _is_on_ray(data)),
         function_uses_ray=_names_ray(function),
         validation_uses_ray=_names_ray(getattr(validation and validation.fn, "__code__", None)),
         validation_options=() if validation is None else options_of_ray(validation),
         runtime_env=parts_of_ray(spec.run_config.worker_runtime_env),
         has_gpu_device=has_gpu_device(),
     )
+
+
+def _is_on_ray(data: Any) -> bool:
+    is_mix = isinstance(data, Mix) and isinstance(data.sources, Mapping)
+    return any(map(is_ray_dataset, data.sources.values() if is_mix else [data]))
 
 
 def ray_is_initialized() -> bool:

@@ -33,6 +33,9 @@ class Selection(NamedTuple):
     rows_at: Callable[[range], RowNumbers] | None = None
     """Returns the row numbers at places; None if the region's rows keep their order."""
 
+    number: int = 0
+    """Of a mix: the pass over the source, each of which has another order in the same region."""
+
     @property
     def rows(self) -> range | RowNumbers:
         """Row numbers in the data set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypedDict, TypeVar
@@ -13,7 +14,8 @@ from polytrain.storage.typed_json import Count, Ranks, fitting
 ROWS = "number of rows"
 COLUMNS = "names or types of columns"
 STEPS = "steps of the pipeline"
-"""Keys of facts about any data set, and of the digest of a pipeline."""
+MIX = "sources, weights or sizes of the mix"
+"""Keys of facts about any data set, and of the digests of a pipeline and of a mix."""
 
 NAMES = "names of files"
 ORDER = "order of files"
@@ -101,7 +103,10 @@ class DataPosition:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the position as values that JSON and msgpack can hold."""
-        return asdict(self)
+        plain = asdict(self)
+        if self.plan.mix is not None:
+            plain["plan"]["mix"] = {key: [*each] for key, each in plain["plan"]["mix"].items()}
+        return plain
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> DataPosition:
@@ -144,7 +149,9 @@ class DataPosition:
         position = cls.from_plain(saved)
         if position.start:
             then, now = asdict(position.plan), asdict(plan)
-            changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
+            # The digests of a mix say what differs in it.
+            keys = [key for key in then if then[key] != now[key] and key != "mix"]
+            changes = [f"{key}={then[key]!r} then, {now[key]!r} now" for key in keys]
             if position.whole != whole:
                 words = {True: "whole on each worker", False: "split over the workers"}
                 changes.append(f"{words[position.whole]} then, {words[whole]} now")
@@ -248,10 +255,39 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     if kinds[0] != kinds[1]:
         # They have no digest in common.
         return [f"{kinds[0]} then, {kinds[1]} now"]
+    (then, sources_then), (now, sources_now) = _by_source(then), _by_source(now)
+    found = [
+        f"{change} in the source {source}"
+        for source in sources_then
+        if source in sources_now
+        for change in differences(sources_then[source], sources_now[source])
+    ]
     changed = [what for what in then if what in now and then[what] != now[what]]
     facts = [f"{ROWS} {then[ROWS]} then, {now[ROWS]} now"] if ROWS in changed else []
     facts += [f"other {COLUMNS}"] if COLUMNS in changed else []
-    return facts + [f"other {what}" for what in _other_digests(changed, then.keys() & now.keys())]
+    facts += [f"other {what}" for what in _other_digests(changed, then.keys() & now.keys())]
+    return facts + found
+
+
+def of_source(name: str, digests: Mapping[str, str]) -> dict[str, str]:
+    """Return the digests of a mix's source as some of the mix's."""
+    return {f"{name!r}: {what}": digest for what, digest in digests.items()}
+
+
+def _by_source(digests: Mapping[str, str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Return a data set's own digests, and those of each source; see `of_source`."""
+    own: dict[str, str] = {}
+    sources: dict[str, dict[str, str]] = {}
+    for key, digest in digests.items():
+        if (found := _SOURCE.fullmatch(key)) is None:
+            own[key] = digest
+        else:
+            sources.setdefault(found[1], {})[found[2]] = digest
+    return own, sources
+
+
+_SOURCE = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"): (.*)""", re.DOTALL)
+"""A source's name, quoted as Python does, and the key of a digest."""
 
 
 def _other_digests(changed: Sequence[str], known: Collection[str]) -> list[str]:
@@ -277,6 +313,8 @@ _INSIDE = (CONTENTS, SAMPLES)
 def _kind(digests: Mapping[str, str]) -> str:
     if STEPS in digests:
         return "a pipeline"
+    if MIX in digests:
+        return "a mix"
     if NAMES in digests:
         return "files"
     others = [what for what in digests if what not in _FACTS]

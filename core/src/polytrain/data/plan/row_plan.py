@@ -19,7 +19,10 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
-from polytrain.data.plan.order import ShardOrder
+import numpy as np
+
+from polytrain.data.plan.mixture import Mixture, SourceOrder
+from polytrain.data.plan.order import RowNumbers, ShardOrder
 from polytrain.storage.typed_json import Count
 
 Shuffle: TypeAlias = bool | Literal["window"]
@@ -56,6 +59,9 @@ class Plan:
 
     seed: int = 0
 
+    mix: Mixture | None = None
+    """The sources of a mix, whose order takes the place of the only canonical shard's."""
+
     def shard_rows(self, shard: int) -> range:
         """The rows of a canonical shard."""
         starts = _starts(self.rows, self.shards)
@@ -71,6 +77,8 @@ class Plan:
 
     def reach(self, world_size: int, rank: int) -> range:
         """The rows of all shards from which a worker's batches come."""
+        if self.mix is not None:
+            return range(self.mix.all_rows)
         parts = [self.shard_rows(shard) for shard, *_ in _shards_of(self.shards, world_size, rank)]
         return range(parts[0].start, parts[-1].stop)
 
@@ -154,12 +162,36 @@ class Plan:
 
         Yields:
             A canonical shard, and indices in its order of the epoch. Indices beyond the shard's end
-            become indices from its start.
+            become indices from its start. Of a mix, a source in place of the shard.
         """
+        if self.mix is not None:
+            for positions in self._mixed_positions(start, stop, world_size, rank):
+                yield from self.mix.share(positions)
+            return
         for shard, low, high in _shards_of(self.shards, world_size, rank):
             turn = _turns(self.shards)[shard]
             indices = range(-((turn - start) // self.shards), -((turn - stop) // self.shards))
             yield from self._wrapped(shard, _part(indices, low, high, world_size))
+
+    def batch_order(self, start: int, stop: int, world_size: int, rank: int) -> RowNumbers | None:
+        """The order of the rows of `batch_share`, of a mix; None if they are in order."""
+        if self.mix is None:
+            return None
+        orders: list[RowNumbers] = []
+        for positions in self._mixed_positions(start, stop, world_size, rank):
+            orders.append(self.mix.order(positions) + sum(map(len, orders)))
+        return np.concatenate(orders) if orders else None
+
+    def _mixed_positions(
+        self, start: int, stop: int, world_size: int, rank: int
+    ) -> Iterator[range]:
+        """One worker's part of a global batch; positions beyond the end are those of the start."""
+        positions = _part(range(start, stop), rank, rank + 1, world_size)
+        while positions:
+            first = positions.start % self.rows
+            count = min(len(positions), self.rows - first)
+            yield range(first, first + count)
+            positions = positions[count:]
 
     def epoch(self, number: int) -> EpochOrder:
         """The order of one epoch."""
@@ -188,23 +220,35 @@ class EpochOrder:
     def __init__(self, plan: Plan, number: int) -> None:
         self._plan = plan
         self._number = number
-        self._orders: dict[int, ShardOrder] = {}
+        self._orders: dict[int, ShardOrder | SourceOrder] = {}
 
     def __getitem__(self, position: int) -> int:
         """The row at a position."""
-        index, turn = divmod(position, self._plan.shards)
-        order = self.of_shard(self._plan.shard_at(turn))
-        [selection] = order.select(range(index, index + 1))
+        [(shard, indices)] = self._plan.batch_share(position, position + 1, 1, 0)
+        [selection] = self.of_shard(shard).select(indices)
         return int(selection.rows[0])
 
-    def of_shard(self, shard: int) -> ShardOrder:
-        """The order of one canonical shard's rows."""
+    def of_shard(self, shard: int) -> ShardOrder | SourceOrder:
+        """The order of one canonical shard's rows; of a mix, of one source's."""
         if shard not in self._orders:
             plan = self._plan
-            key = (plan.seed, self._number, shard) if plan.shuffle else None
-            window = plan.window if plan.shuffle == "window" else None
-            self._orders[shard] = ShardOrder(plan.shard_rows(shard), key, window)
+            self._orders[shard] = (
+                self._order(plan.shard_rows(shard), self._number, shard)
+                if plan.mix is None
+                else plan.mix.order_of(
+                    shard,
+                    self._number,
+                    plan.rows,
+                    lambda rows, number: self._order(rows, number, shard),
+                )
+            )
         return self._orders[shard]
+
+    def _order(self, rows: range, number: int, shard: int) -> ShardOrder:
+        """The order of rows in one pass over them."""
+        plan = self._plan
+        key = (plan.seed, number, shard) if plan.shuffle else None
+        return ShardOrder(rows, key, plan.window if plan.shuffle == "window" else None)
 
 
 def _part(whole: range, low: int, high: int, parts: int) -> range:

@@ -6,12 +6,14 @@ pieces travel to whoever reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from polytrain.config.mix import Mix
+from polytrain.data.plan.mixture import Mixture
 from polytrain.data.read.arrow_datasets import from_arrow_dataset, is_arrow_dataset
 from polytrain.data.read.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
 from polytrain.data.read.files import from_places
@@ -34,6 +36,15 @@ from polytrain_plugins.type_names import a_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """The sources of a mix. Their pieces follow one another."""
+
+    mixture: Mixture
+    pieces: Mapping[str, int]
+    """Number of pieces of each source, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A data set: facts for the user, and its pieces in order."""
 
@@ -51,6 +62,21 @@ class Source:
 
     index: tuple[str, ...] = ()
     """Columns that were left out because they hold the index of a DataFrame."""
+
+    mix: Mixed | None = None
+    """The sources, if it is a mix."""
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows that the pieces have together; of a mix, an epoch may have fewer or more."""
+        return sum(piece.rows for piece in self.pieces)
+
+    def sources(self) -> Iterator[tuple[str, Source]]:
+        """Yield each source of a mix, with its name."""
+        start = 0
+        for name, count in self.mix.pieces.items() if self.mix is not None else ():
+            yield name, replace(self, pieces=self.pieces[start : start + count], mix=None)
+            start += count
 
     @property
     def in_memory(self) -> bool:
@@ -98,7 +124,7 @@ def describe(
     elif transform is not None:
         found = transformed(name, found, transform)
     return Source(
-        info=_info(name, found.schema if drawn is None else drawn.schema, num_rows),
+        info=info_of(name, found.schema if drawn is None else drawn.schema, num_rows),
         schema=found.schema,
         pieces=found.pieces,
         transform=drawn,
@@ -136,15 +162,21 @@ def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform
     names, index = columns_to_read(schema, columns)
     schema = subschema(schema, names)
     refuse_unreadable(schema)
-    info = _info(name, schema, None)
+    info = info_of(name, schema, None)
     return Source(info=info, schema=schema, pieces=(), stream=dataset, index=index)
 
 
-def _info(name: str, schema: pa.Schema, num_rows: int | None) -> DatasetInfo:
+def info_of(name: str, schema: pa.Schema, num_rows: int | None) -> DatasetInfo:
+    """The facts about a data set for users and backends."""
     return DatasetInfo(name=name, columns=tuple(schema.names), num_rows=num_rows, schema=schema)
 
 
 def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
+    if isinstance(data, Mix):
+        raise SourceError(
+            "a Mix is for training, and can't be a source of another one",
+            'Pass it as datasets={"train": Mix(…)}; its weights may be those of all sources',
+        )
     if is_place(data):
         return from_places([str(data)], columns, listed=False)
     if isinstance(data, list | tuple) and not data:

@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.config.configs import DataConfig
+from polytrain.data.plan.mixture import Mixture
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.read.describe import Source
 from polytrain.data.read.file_pieces import UNKNOWN
 from polytrain.data.read.indexed import IndexedPiece
+from polytrain.data.read.mix import ConformedPiece
 from polytrain.data.read.pieces import Piece
 from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
@@ -61,9 +63,14 @@ class RunDataset:
         return rows
 
     @property
+    def _mixture(self) -> Mixture | None:
+        return None if self.source.mix is None else self.source.mix.mixture
+
+    @property
     def user_code(self) -> list[Any]:
         """Its classes and functions that a user may have written in a script."""
-        items = [type(p.dataset) for p in self.source.pieces if isinstance(p, IndexedPiece)]
+        pieces = map(_read_piece, self.source.pieces)
+        items = [type(piece.dataset) for piece in pieces if isinstance(piece, IndexedPiece)]
         return [*items, self.config.transform]
 
     def spec(
@@ -89,7 +96,7 @@ class RunDataset:
         held = self._held(as_tables=as_tables, only_tables=only_tables)
         starts = self.group_starts
         items = self.num_rows if starts is None else len(starts) - 1
-        if whole:
+        if whole or self._mixture is not None:
             shards = 1
         elif self.config.shards is not None:
             # No shard may be empty.
@@ -105,6 +112,7 @@ class RunDataset:
                 # A window of groups has as many rows on average.
                 window=max(1, self._window_rows() * items // self.num_rows),
                 seed=self.config.seed,
+                mix=self._mixture,
             ),
             remainder=self.config.remainder,
             held=held,
@@ -131,13 +139,20 @@ class RunDataset:
         return HeldRows(pieces=self.source.pieces, schema=self.source.schema, rows=rows)
 
     def _held(self, *, as_tables: bool, only_tables: bool) -> Held:
-        if self.source.in_memory:
+        if self.source.in_memory or (self._mixture is not None and not self._can_be_read_apart):
             return Held.ALL
         if only_tables:
             return Held.SHARE
         if not as_tables and self._seekable(scattered=self.config.shuffle is True):
             return Held.NOTHING
         return Held.SHARDS
+
+    @property
+    def _can_be_read_apart(self) -> bool:
+        """Whether each worker may read its rows of a mix by itself, from anywhere in it."""
+        return self._seekable(scattered=self.config.shuffle is True) and not any(
+            piece.in_memory for piece in self.source.pieces
+        )
 
     def _shards(self, held: Held, world_size: int, items: int) -> int:
         """Choose the number of canonical shards, so that none is empty.
@@ -174,7 +189,9 @@ class RunDataset:
         """Estimate the size of a row by its types, or by its file if that is larger."""
         files = dict(map(_file_of, self.source.pieces))
         return max(
-            1, sum(map(_width, self.source.schema.types)), sum(files.values()) // self.num_rows
+            1,
+            sum(map(_width, self.source.schema.types)),
+            sum(files.values()) // self.source.stored_rows,
         )
 
 
@@ -197,10 +214,16 @@ class HeldRows:
 
 def _file_of(piece: Piece) -> tuple[str, int]:
     """The path of a piece's file, and its size in bytes; 0 if that isn't known."""
-    while isinstance(piece, TransformedPiece):
-        piece = piece.piece
+    piece = _read_piece(piece)
     version = getattr(piece, "version", UNKNOWN)
     return getattr(piece, "path", ""), version.size or 0
+
+
+def _read_piece(piece: Piece) -> Piece:
+    """The piece itself, without what is done to its rows."""
+    while isinstance(piece, TransformedPiece | ConformedPiece):
+        piece = piece.piece
+    return piece
 
 
 def _width(kind: pa.DataType) -> int:

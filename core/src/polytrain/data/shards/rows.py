@@ -14,9 +14,10 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from polytrain.data.plan.mixture import SourceOrder
 from polytrain.data.plan.order import GroupOrder, Selection, ShardOrder
 from polytrain.data.read.pieces import Piece
-from polytrain.data.shards.decoded import Array, DecodedTable, TableRows
+from polytrain.data.shards.decoded import Array, DecodedTable, TableRows, to_batch
 from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.types.columns import empty_table
 from polytrain.data.types.wide_types import in_one_piece
@@ -28,12 +29,14 @@ _SPARE_MEMORY = 4
 _READERS = 4
 """Threads that read ahead, however many canonical shards a rank reads from."""
 
-OrderOfShard: TypeAlias = Callable[[int], ShardOrder | GroupOrder]
+AnyOrder: TypeAlias = ShardOrder | GroupOrder | SourceOrder
+
+OrderOfShard: TypeAlias = Callable[[int], AnyOrder]
 """Returns the order of a canonical shard in one epoch, for its number."""
 
-Take: TypeAlias = Callable[[Sequence[tuple[int, range]]], list[TableRows]]
-"""Returns the rows at indices of canonical shards, in that order. Called for increasing indices;
-those that wrap around begin at a shard's start again."""
+Take: TypeAlias = Callable[[Sequence[tuple[int, range]], Array | None], list[TableRows]]
+"""Returns the rows at indices of canonical shards, in that order, or in the order that is given.
+Called for increasing indices; those that wrap around begin at a shard's start again."""
 
 
 class ReadableRows(ABC):
@@ -86,8 +89,10 @@ class MappedRows(ReadableRows):
 
     @contextmanager
     def reading(self, orders: OrderOfShard) -> Iterator[Take]:
-        def take(share: Sequence[tuple[int, range]]) -> list[TableRows]:
+        def take(share: Sequence[tuple[int, range]], order: Array | None) -> list[TableRows]:
             found = [part.rows for shard, at in share for part in orders(shard).select(at)]
+            if order is not None:
+                return [self._taken(np.concatenate([*map(np.asarray, found)])[order])]
             arrays = [rows for rows in found if not isinstance(rows, range)]
             if len(arrays) > 1 and len(arrays) == len(found):
                 # One gather for all shards.
@@ -155,20 +160,20 @@ class PieceRows(ReadableRows):
     @contextmanager
     def reading(self, orders: OrderOfShard) -> Iterator[Take]:
         if all(piece.seekable(scattered=True) for piece in self._pieces):
-            yield partial(self._take_items, orders)
+            yield lambda share, order: _ordered(self._take_items(orders, share), order)
             return
         kept = KeptPieces(self._pieces, self.schema.names)
         shards: dict[int, _ReadAhead] = {}
 
-        def take(share: Sequence[tuple[int, range]]) -> list[TableRows]:
+        def take(share: Sequence[tuple[int, range]], order: Array | None) -> list[TableRows]:
             found: list[TableRows] = []
             for shard, indices in share:
-                order = orders(shard)
+                of_shard = orders(shard)
                 if shard not in shards:
-                    regions = self._regions(order, range(indices.start, len(order)))
+                    regions = self._regions(of_shard, range(indices.start, len(of_shard)))
                     shards[shard] = _ReadAhead(regions, partial(self._load, kept), readers)
-                found += map(shards[shard].take, self._regions(order, indices))
-            return found
+                found += map(shards[shard].take, self._regions(of_shard, indices))
+            return _ordered(found, order)
 
         with ThreadPoolExecutor(_READERS, thread_name_prefix="polytrain-read") as readers:
             try:
@@ -189,7 +194,7 @@ class PieceRows(ReadableRows):
                 tables += [self.read(rows)] if isinstance(rows, range) else self.take(rows.tolist())
         return [TableRows.of(table, lends=lends) for table in tables]
 
-    def _regions(self, order: ShardOrder | GroupOrder, indices: range) -> Iterator[Selection]:
+    def _regions(self, order: AnyOrder, indices: range) -> Iterator[Selection]:
         """Select rows by the regions that are read at once: windows, or pieces if not shuffled."""
         for selection in order.select(indices):
             if selection.rows_at is not None:
@@ -202,6 +207,7 @@ class PieceRows(ReadableRows):
                 yield Selection(
                     region=range(start, min(self._ends[piece], region.stop)),
                     places=range(first + part.start - start, first + part.stop - start),
+                    number=selection.number,
                 )
 
     def _load(self, kept: KeptPieces, selection: Selection) -> DecodedTable:
@@ -241,6 +247,13 @@ class PieceRows(ReadableRows):
         return self._pieces[piece].read(part.start, part.stop, self.schema.names)
 
 
+def _ordered(found: list[TableRows], order: Array | None) -> list[TableRows]:
+    """The rows in this order, if there is one."""
+    if order is None:
+        return found
+    return [TableRows.of(to_batch(found, "arrow").take(pa.array(order)), lends=True)]
+
+
 class _ReadAhead:
     """The regions of one canonical shard: one is in memory, the next one is being read."""
 
@@ -253,30 +266,35 @@ class _ReadAhead:
         self._regions = regions
         self._load = load
         self._readers = readers
-        self._held: tuple[range, DecodedTable] | None = None
+        self._held: tuple[tuple[range, int], DecodedTable] | None = None
         self._taken = 0
-        self._ahead: tuple[range, Future[DecodedTable]] | None = None
+        self._ahead: tuple[tuple[range, int], Future[DecodedTable]] | None = None
         self._read_next()
 
     def take(self, selection: Selection) -> TableRows:
         """Take rows of one region."""
         while self._ahead is not None and not self._holds(selection):
-            region, table = self._ahead
+            key, table = self._ahead
             # The former region's memory is free before the next one is read.
-            self._held, self._taken = (region, table.result()), 0
+            self._held, self._taken = (key, table.result()), 0
             self._read_next()
         if not self._holds(selection) or selection.places.start < self._taken:
             # Padding begins at the start again. Earlier batches may have been written to.
-            self._held = selection.region, self._load(selection)
+            self._held = _key(selection), self._load(selection)
         assert self._held is not None
         self._taken = selection.places.stop
         return TableRows(self._held[1], selection.places)
 
     def _holds(self, selection: Selection) -> bool:
-        return self._held is not None and self._held[0] == selection.region
+        return self._held is not None and self._held[0] == _key(selection)
 
     def _read_next(self) -> None:
         selection = next(self._regions, None)
         self._ahead = None
         if selection is not None:
-            self._ahead = selection.region, self._readers.submit(self._load, selection)
+            self._ahead = _key(selection), self._readers.submit(self._load, selection)
+
+
+def _key(selection: Selection) -> tuple[range, int]:
+    """A region as it is in one pass over it."""
+    return selection.region, selection.number

@@ -14,7 +14,7 @@ from polytrain.data.plan.order import GroupOrder, ShardOrder
 from polytrain.data.plan.position import DataPosition
 from polytrain.data.plan.row_plan import Cut, EpochOrder
 from polytrain.data.shards.decoded import TableRows, to_batch
-from polytrain.data.shards.rows import ReadableRows
+from polytrain.data.shards.rows import AnyOrder, ReadableRows
 from polytrain.data.shards.shard import BatchedShard, UnformattedBatch
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.types.columns import empty_table
@@ -63,18 +63,27 @@ class RowsShard(BatchedShard):
         return self._spec.whole
 
     def count(self) -> int:
-        return self._rows.count(self._share)
+        return len(self) if self._plan.mix is not None else self._rows.count(self._share)
 
     def to_arrow(self) -> pa.Table:
         return self.read(range(len(self._share)))
 
     def read(self, rows: range) -> pa.Table:
         wanted = self._share[rows.start : rows.stop]
-        table = self._rows.read(wanted)
+        table = self._rows.read(wanted) if self._plan.mix is None else self._first_rows(wanted)
         if self._spec.transform is None:
             return table
         key = self._plan.seed, wanted.start
         return self._spec.transform.of(table, f"rows {wanted.start} to {wanted.stop - 1}", *key)
+
+    def _first_rows(self, positions: range) -> pa.Table:
+        """Read the rows of a mix at these positions of the first epoch."""
+        if not positions:
+            return empty_table(self._spec.schema)
+        with self._rows.reading(self._plan.epoch(0).of_shard) as take:
+            place = positions.start, positions.stop, 1, 0
+            share, order = self._plan.batch_share(*place), self._plan.batch_order(*place)
+            return to_batch(take([*share], order), "arrow")
 
     def _num_batches_from(
         self,
@@ -95,9 +104,13 @@ class RowsShard(BatchedShard):
         orders = plan.epoch(epoch.number)
 
         @cache
-        def order_of(shard: int) -> ShardOrder | GroupOrder:
+        def order_of(shard: int) -> AnyOrder:
             order = orders.of_shard(shard)
-            return order if starts is None else GroupOrder(order, starts)
+            return (
+                GroupOrder(order, starts)
+                if isinstance(order, ShardOrder) and starts is not None
+                else order
+            )
 
         with self._rows.reading(order_of) as take:
             for positions in plan.global_batches(
@@ -107,7 +120,11 @@ class RowsShard(BatchedShard):
                 global_count = self._global_rows_at(positions, orders)
                 # In order: the rows of one canonical shard may be in several parts.
                 taken = [
-                    take([*plan.batch_share(start, stop, world_size, part)]) for part in self._parts
+                    take(
+                        [*plan.batch_share(start, stop, world_size, part)],
+                        plan.batch_order(start, stop, world_size, part),
+                    )
+                    for part in self._parts
                 ]
                 for part, tables in reversed([*zip(self._parts, taken, strict=True)]):
                     rows = sum(map(len, tables))

@@ -38,6 +38,8 @@ class ShardSpec:
 
     name: str
     num_rows: int
+    """Rows of an epoch."""
+
     schema: pa.Schema
     """Schema of the rows that are read, before `transform`."""
 
@@ -80,7 +82,8 @@ class ShardSpec:
         """The rows that the rank's agent holds."""
         match self.held:
             case Held.ALL:
-                return range(self.num_rows)
+                mix = self.plan.mix
+                return range(self.num_rows if mix is None else mix.all_rows)
             case Held.SHARDS:
                 return self._rows_of(self._items(self.plan.reach, world_size, rank))
             case Held.SHARE:

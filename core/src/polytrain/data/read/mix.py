@@ -1,0 +1,275 @@
+"""Describes a mix of data sets as one, whose rows are those of its sources one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from polytrain.config.configs import DataConfig
+from polytrain.config.mix import Mix
+from polytrain.data.plan.mixture import Mixture, parts_of
+from polytrain.data.read.describe import Mixed, Source, describe, info_of
+from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.read.random_transforms import random_transform, wants_generator
+from polytrain.data.read.selection import subschema
+from polytrain.data.types.missing import InLists, may_be_missing, may_lack_numbers, noted
+from polytrain.data.types.schemas import conformed, merged_schema
+from polytrain.data_errors import SourceError
+from polytrain.text.plain_values import is_whole
+from polytrain_plugins import Problem
+from polytrain_plugins.close_names import did_you_mean
+from polytrain_plugins.type_names import a_type, quoted
+
+_ENDS = ("first_exhausted", "all_exhausted")
+
+
+@dataclass(frozen=True, slots=True)
+class ConformedPiece(Piece):
+    """A piece of a source, in the types of the mix."""
+
+    piece: Piece
+    schema: pa.Schema
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]  # derived here, stored elsewhere
+        return self.piece.rows
+
+    @property
+    def where(self) -> str:
+        return self.piece.where
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        return self._of(self.piece.read(start, stop, columns), columns)
+
+    def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
+        return self._of(self.piece.take(rows, columns), columns)
+
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        for table in self.piece.scan(start, stop, columns):
+            yield self._of(table, columns)
+
+    def seekable(self, *, scattered: bool) -> bool:
+        return self.piece.seekable(scattered=scattered)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.piece.in_memory
+
+    @property
+    def reads_into_own_memory(self) -> bool:
+        return self.piece.reads_into_own_memory
+
+    def _of(self, table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+        schema = self.schema if columns is None else subschema(self.schema, list(columns))
+        return conformed(table, schema, self.where)
+
+
+def describe_mix(name: str, mix: Mix, config: DataConfig) -> tuple[Source | None, list[Problem]]:
+    """Describe a mix, and find problems with it.
+
+    Args:
+        name: the data set's.
+        mix: the user's.
+        config: the data set's options.
+    """
+    field = f"datasets[{name!r}]"
+    problems = [*_problems(name, field, mix), *_option_problems(name, config)]
+    known: dict[str, Source] = {}
+    given: Any = mix.sources
+    for source, data in given.items() if isinstance(given, Mapping) else ():
+        try:
+            known[source] = _described(source, data, config)
+        except SourceError as error:
+            problems.append(
+                Problem(field=f"{field}.sources[{source!r}]", what=error.what, remedy=error.remedy)
+            )
+    if problems:
+        return None, problems
+    try:
+        return _joined(name, mix, known, config.transform), []
+    except SourceError as error:
+        return None, [Problem(field=field, what=error.what, remedy=error.remedy)]
+
+
+def _described(name: str, data: Any, config: DataConfig) -> Source:
+    """Describe a source.
+
+    Raises:
+        SourceError: it can't be read, or not in a mix.
+    """
+    transform = config.transform
+    if transform is not None and wants_generator(transform):
+        # It is applied to batches of the mix.
+        transform = None
+    source = describe(name, data, columns=config.columns, transform=transform)
+    if source.stream is not None:
+        raise SourceError(
+            "a Ray data set that streams has no number of rows, which a mix needs",
+            "Pass dataset.materialize()",
+        )
+    return source
+
+
+def _joined(
+    name: str, mix: Mix, sources: Mapping[str, Source], transform: Callable[..., Any] | None
+) -> Source:
+    """The sources as one data set.
+
+    Raises:
+        SourceError: their columns disagree, or the transform fails.
+    """
+    schema = _agreed(sources)
+    pieces = tuple(
+        piece
+        if source.schema.equals(schema, check_metadata=True)
+        else ConformedPiece(piece, schema)
+        for source in sources.values()
+        for piece in source.pieces
+    )
+    drawn = None
+    if transform is not None and wants_generator(transform):
+        drawn = random_transform(name, Pieces(schema=schema, pieces=pieces), transform)
+    rows = tuple(sum(piece.rows for piece in source.pieces) for source in sources.values())
+    mixture = Mixture(rows=rows, parts=parts_of([mix.weights[source] for source in sources]))
+    length = _length(mix.epoch, mixture)
+    return Source(
+        info=info_of(name, schema if drawn is None else drawn.schema, length),
+        schema=schema,
+        pieces=pieces,
+        transform=drawn,
+        index=tuple({each: None for source in sources.values() for each in source.index}),
+        mix=Mixed(
+            mixture=mixture,
+            pieces={each: len(source.pieces) for each, source in sources.items()},
+        ),
+    )
+
+
+def _length(epoch: int | str, mixture: Mixture) -> int:
+    """Number of rows in an epoch."""
+    if epoch == "first_exhausted":
+        # The next row would be one that came before.
+        return min(mixture.position_of(source, rows) for source, rows in enumerate(mixture.rows))
+    if epoch == "all_exhausted":
+        last = (mixture.position_of(source, rows - 1) for source, rows in enumerate(mixture.rows))
+        return max(last) + 1
+    return int(epoch)
+
+
+def _agreed(sources: Mapping[str, Source]) -> pa.Schema:
+    """The schema that holds the rows of all sources.
+
+    Raises:
+        SourceError: one lacks a column, or has another type.
+    """
+    (first, one), *rest = sources.items()
+    names = one.schema.names
+    for other, source in rest:
+        for less, more, odd in (
+            (other, first, [each for each in names if each not in source.schema.names]),
+            (first, other, [each for each in source.schema.names if each not in names]),
+        ):
+            if odd:
+                raise SourceError(
+                    f"the source {less!r} has no column {', '.join(map(repr, odd))}, which the "
+                    f"source {more!r} has",
+                    "Give all sources the same columns, or name those that all have in "
+                    "DataConfig(columns=[…])",
+                )
+    schema = merged_schema(
+        [(f"the source {each!r}", source.schema) for each, source in sources.items()],
+        "Give the columns of all sources the same types, for example with DataConfig(transform=…)",
+        names,
+    )
+    fields = [field for source in sources.values() for field in source.schema]
+    missing = {
+        *(field.name for field in fields if may_be_missing(field) or pa.types.is_null(field.type)),
+        *(InLists(field.name) for field in fields if may_lack_numbers(field)),
+    }
+    return noted(schema, missing)
+
+
+def _problems(name: str, field: str, mix: Mix) -> Iterator[Problem]:
+    if name != "train":
+        yield Problem(
+            field=field,
+            what="a mix is for the data set 'train': its sources begin again when they are "
+            "exhausted, and an epoch may leave rows out",
+            remedy="Pass each source as a data set of its own, which is read once",
+        )
+    sources: Any = mix.sources
+    if not (isinstance(sources, Mapping) and sources):
+        named = "empty" if isinstance(sources, Mapping) else a_type(sources)
+        yield Problem(
+            field=f"{field}.sources",
+            what=f"it is {named}, not data sets by name",
+            remedy='Pass Mix({"code": …, "web": …}, weights={"code": 0.3, "web": 0.7})',
+        )
+        return
+    yield from _weight_problems(f"{field}.weights", mix)
+    epoch: Any = mix.epoch
+    if not (epoch in _ENDS if isinstance(epoch, str) else is_whole(epoch) and epoch >= 1):
+        yield Problem(
+            field=f"{field}.epoch",
+            what=f"it is {quoted(epoch)}",
+            remedy="Give a number of rows, at least 1, 'first_exhausted' or 'all_exhausted'",
+        )
+
+
+def _weight_problems(field: str, mix: Mix) -> Iterator[Problem]:
+    weights: Any = mix.weights
+    if not isinstance(weights, Mapping):
+        yield Problem(
+            field=field,
+            what=f"it is {a_type(weights)}, not numbers by the sources' names",
+            remedy="Pass weights={" + ", ".join(f"{each!r}: …" for each in mix.sources) + "}",
+        )
+        return
+    for source in weights:
+        if source not in mix.sources:
+            yield Problem(
+                field=f"{field}[{source!r}]",
+                what="there is no such source",
+                remedy=f"{did_you_mean(source, mix.sources)}There are: "
+                f"{', '.join(map(str, mix.sources))}",
+            )
+    for source in mix.sources:
+        if source not in weights:
+            yield Problem(
+                field=f"{field}[{source!r}]",
+                what="it is missing",
+                remedy="Give each source a number above 0, or leave the source out",
+            )
+        elif not _is_weight(weights[source]):
+            yield Problem(
+                field=f"{field}[{source!r}]",
+                what=f"it is {quoted(weights[source])}",
+                remedy="Give a number above 0, or leave the source out",
+            )
+
+
+def _is_weight(value: Any) -> bool:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return not isinstance(value, str | bytes | bool) and math.isfinite(number) and number > 0
+
+
+def _option_problems(name: str, config: DataConfig) -> Iterator[Problem]:
+    for option, why in (
+        ("group", "batches of groups have no exact shares"),
+        ("shards", "its batches take rows from anywhere in its sources"),
+    ):
+        if getattr(config, option) is not None:
+            yield Problem(
+                field=f"dataset_config[{name!r}].{option}",
+                what=f"it isn't for a mix: {why}",
+                remedy="Leave it out",
+            )
