@@ -126,6 +126,11 @@ PROMISES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
             "tests/e2e/test_torch_state.py::test_a_killed_sharded_run_ends_in_the_same_weights",
         ),
         (
+            "sharded states, resumed on another number of workers",
+            "but for rounding",
+            "tests/e2e/test_torch_shards.py::test_shards_are_resumed_on_any_number_of_workers",
+        ),
+        (
             "no step is repeated if another worker is left, on CPUs",
             "yes",
             "tests/e2e/test_survivors.py::test_no_step_is_repeated",
