@@ -64,7 +64,8 @@ class Booster(Backend):
     """Parameters, as for the framework's own `train`; None stands for the default."""
 
     num_boost_round: Annotated[int, _ROUNDS] = 10
-    """Boosting rounds in total, including those before a restart."""
+    """Boosting rounds in total, with those before a restart and those of the run whose checkpoint
+    `restore_from` names: after 10 rounds there, 15 trains 5 more."""
 
     label: Annotated[str | None, COLUMN] = None
     """Column to predict."""
