@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UNIT := .venv-unit
 LINT := .venv-lint
+DOCS := .venv-docs
 NEWEST := .venv-newest
 LOWEST := .venv-lowest
 ARGS ?=
@@ -27,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test newest lowest sweep hosts gpu conformance crash chaos bench-script bench-startup bench-scale bench-report bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test newest lowest sweep hosts gpu conformance crash chaos docs bench-script bench-startup bench-scale bench-report bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
 	bench-boosters bench-torch bench-cuts bench-faults bench-exact bench-preflight reference screenshot booster-table clean
 
@@ -160,6 +161,10 @@ bench-preflight: install ## time in which the nodes of a run try their connectio
 bench-torch: $(VENV)/.stamp-bench ## steps per second and whole runs, against torchrun, Lightning, Accelerate, Ray Train and bare TensorFlow
 	@$(BIN)/python tests/benchmarks/bench_torch.py $(ARGS)
 
+docs: $(DOCS)/.stamp-install ## the documentation as a site, in build/docs; needs no framework
+	@$(DOCS)/bin/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs . build/docs
+	@echo "build/docs/docs/index.html is written"
+
 reference: install ## write the pages that are made from docstrings and tables
 	@$(BIN)/python .ci/reference_page.py
 	@$(BIN)/python .ci/data_types_page.py
@@ -172,7 +177,7 @@ booster-table: install ## hashes of models that should be the same
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)
 
 clean: ## remove the environment, the caches and what was built
-	rm -rf $(VENV) $(UNIT) $(LINT) $(NEWEST) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(UNIT) $(LINT) $(DOCS) $(NEWEST) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian splits ensurepip into a package of its own: without it, the interpreter's pip puts one in.
@@ -194,7 +199,7 @@ $(VENV)/.stamp-install: $(CONSTRAINTS)
 $(NEWEST)/.stamp-install: CONSTRAINTS :=
 $(LOWEST)/.stamp-install: CONSTRAINTS := .ci/constraints-lowest.txt
 $(LOWEST)/.stamp-install: .ci/constraints-lowest.txt
-INSTALLED := members.txt frameworks.txt libraries.txt dev.txt examples.txt
+INSTALLED := members.txt frameworks.txt libraries.txt dev.txt examples.txt docs.txt
 # The oldest jax that the examples take and the oldest TensorFlow exclude each other.
 $(LOWEST)/.stamp-install: INSTALLED := members.txt frameworks.txt libraries.txt dev.txt
 
@@ -217,6 +222,10 @@ $(LINT)/.stamp-install: $(LINT)/.stamp-venv $(REQUIREMENTS)/build.txt $(REQUIREM
 	@$(call pip_install,$(LINT)) -r $(REQUIREMENTS)/build.txt
 	@$(call pip_install,$(LINT)) --no-build-isolation -e ./plugins -e ./core -r $(REQUIREMENTS)/lint.txt
 	@$(call pip_install,$(LINT)) --no-deps --no-build-isolation $(addprefix -e ./,$(MEMBERS))
+	@touch $@
+
+$(DOCS)/.stamp-install: $(DOCS)/.stamp-venv $(REQUIREMENTS)/docs.txt
+	@$(call pip_install,$(DOCS)) -r $(REQUIREMENTS)/docs.txt
 	@touch $@
 
 $(VENV)/.stamp-gpu: $(VENV)/.stamp-install $(REQUIREMENTS)/gpu.txt

@@ -1,18 +1,21 @@
-"""Writes docs/reference.md from the docstrings of all public names.
+"""Writes docs/reference.md and the pages below it from the docstrings of all public names.
 
 The sources are read, not imported, so neither Ray nor a framework is needed.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import griffe
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference.md"
+FOLDER = ROOT / "docs" / "reference"
 
 PACKAGES = {
     "polytrain": "core",
@@ -23,48 +26,118 @@ PACKAGES = {
     "polytrain_tf": "plugin_tf",
 }
 
-SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "Everywhere": ("polytrain", "polytrain.collective", "polytrain.trackers"),
-    "torch": (
-        "polytrain_torch",
-        "polytrain_torch.lightning",
-        "polytrain_torch.transformers",
-        "polytrain_torch.accelerate",
-        "polytrain_torch.deepspeed",
-        "polytrain_torch.keras",
-        "polytrain_torch.horovod",
-        "polytrain_torch.horovod.elastic",
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One page of the reference.
+
+    Attributes:
+        modules: their public names are on the page, or only those in `names`.
+        names: of `polytrain`, which has too many for one page.
+    """
+
+    file: str
+    title: str
+    modules: tuple[str, ...] = ("polytrain",)
+    names: tuple[str, ...] | None = None
+
+
+GROUPS = (
+    Group(
+        file="trainers",
+        title="Trainers and configuration",
+        names=(
+            *("make_trainer", "Trainer", "DataParallelTrainer", "backend_names", "UserCallback"),
+            *("ScalingConfig", "RunConfig", "FailureConfig", "CheckpointConfig", "DataConfig"),
+            *("Mix", "TRAIN_DATASET_KEY"),
+            *("ValidationConfig", "ValidationFn", "ValidationTaskConfig"),
+            *("CheckpointConsistencyMode", "CheckpointUploadMode", "Rollback"),
+        ),
     ),
-    "XGBoost": (
-        "polytrain_xgboost",
-        "polytrain_xgboost.reporting",
-        "polytrain_xgboost.estimators",
+    Group(
+        file="training-functions",
+        title="In a training function",
+        modules=("polytrain", "polytrain.collective"),
+        names=(
+            *("report", "get_checkpoint", "checkpoint_requested", "get_dataset_shard", "heartbeat"),
+            *("get_context", "Context", "TrainContext", "TrainRunContext"),
+            *("get_preemption_info", "PreemptionInfo"),
+            *("get_all_reported_checkpoints", "ReportedCheckpoint", "ReportedCheckpointStatus"),
+        ),
     ),
-    "LightGBM": (
-        "polytrain_lightgbm",
-        "polytrain_lightgbm.reporting",
-        "polytrain_lightgbm.estimators",
+    Group(
+        file="results",
+        title="Runs, results and checkpoints",
+        names=(
+            *("Result", "RunHandle", "RunStatus", "load", "Checkpoint", "PredictionOutput"),
+            *("Replay", "Failure", "FailureKind"),
+        ),
     ),
-    "TensorFlow and Keras": (
-        "polytrain_tf",
-        "polytrain_tf.reporting",
-        "polytrain_tf.keras_callback",
+    Group(
+        file="errors",
+        title="Errors",
+        names=(
+            *("PolytrainError", "InvalidJobError", "TrainingFailedError", "BadDataError"),
+            *("CheckpointError", "DamagedFileError", "NotInWorkerError", "ReturnValueError"),
+            *("PredictionFailedError", "RunFormatError", "RunNotFoundError", "RunOwnedError"),
+        ),
     ),
-    "For authors of backends and observers": ("polytrain_plugins", "polytrain_plugins.hookspecs"),
-}
-"""Heading of the page to the modules whose public names are below it."""
+    Group(file="trackers", title="Trackers", modules=("polytrain.trackers",)),
+    Group(
+        file="torch",
+        title="torch",
+        modules=(
+            "polytrain_torch",
+            "polytrain_torch.lightning",
+            "polytrain_torch.transformers",
+            "polytrain_torch.accelerate",
+            "polytrain_torch.deepspeed",
+            "polytrain_torch.keras",
+            "polytrain_torch.horovod",
+            "polytrain_torch.horovod.elastic",
+        ),
+    ),
+    Group(
+        file="xgboost",
+        title="XGBoost",
+        modules=(
+            "polytrain_xgboost",
+            "polytrain_xgboost.reporting",
+            "polytrain_xgboost.estimators",
+        ),
+    ),
+    Group(
+        file="lightgbm",
+        title="LightGBM",
+        modules=(
+            "polytrain_lightgbm",
+            "polytrain_lightgbm.reporting",
+            "polytrain_lightgbm.estimators",
+        ),
+    ),
+    Group(
+        file="tensorflow",
+        title="TensorFlow and Keras",
+        modules=("polytrain_tf", "polytrain_tf.reporting", "polytrain_tf.keras_callback"),
+    ),
+    Group(
+        file="extensions",
+        title="For authors of backends and observers",
+        modules=("polytrain_plugins", "polytrain_plugins.hookspecs"),
+    ),
+)
 
 HEAD = """\
 # Reference
 
-Every public name, from its docstring. `make reference` writes this page.
+Every public name, from its docstring. `make reference` writes these pages.
 """
 
 Documented = griffe.Class | griffe.Function | griffe.Attribute
 
 
-def page() -> str:
-    """The whole page, as Markdown."""
+def pages() -> dict[Path, str]:
+    """The text of each page, as Markdown."""
     loader = griffe.GriffeLoader(
         search_paths=[ROOT / folder / "src" for folder in PACKAGES.values()],
         docstring_parser=griffe.Parser.google,
@@ -73,18 +146,63 @@ def page() -> str:
     )
     packages = {name: loader.load(name) for name in PACKAGES}
     loader.resolve_aliases(implicit=True, external=False)
-    lines = [HEAD]
+    ungrouped = {name for name, _ in public_members(packages["polytrain"])}
+    ungrouped -= {name for group in GROUPS for name in group.names or ()}
+    if ungrouped:
+        raise SystemExit(f"add to a group in {Path(__file__).name}: {', '.join(sorted(ungrouped))}")
     seen: set[str] = set()
-    for heading, modules in SECTIONS.items():
-        lines.append(f"## {heading}\n")
-        for module in modules:
-            package, _, inner = module.partition(".")
-            found = packages[package][inner] if inner else packages[package]
-            for name, member in public_members(found):
-                if member.path not in seen:
-                    seen.add(member.path)
-                    lines += entry(f"{module}.{name}", member)
-    return "\n".join(lines)
+    found = {group: list(unseen(entries_of(group, packages), seen)) for group in GROUPS}
+    places = {
+        member.path: f"[`{path}`]({group.file}.md#{anchor(path)})"
+        for group, entries in found.items()
+        for path, member in entries
+    }
+    written = {
+        FOLDER / f"{group.file}.md": "\n".join(
+            [f"# {group.title}\n", *(line for each in entries for line in entry(*each, places))]
+        )
+        for group, entries in found.items()
+    }
+    overview = [HEAD, *(line for group, each in found.items() for line in listed(group, each))]
+    return {PAGE: "\n".join(overview), **written}
+
+
+Entry = tuple[str, Documented]
+"""A name by which users import it, and what it is."""
+
+
+def entries_of(
+    group: Group, packages: Mapping[str, griffe.Module | griffe.Class]
+) -> Iterator[Entry]:
+    """The names of a page, those of a module in order of name, or as the group lists them."""
+    for module in group.modules:
+        package, _, inner = module.partition(".")
+        members = dict(public_members(packages[package][inner] if inner else packages[package]))
+        for name in (group.names or ()) if module == "polytrain" else members:
+            yield f"{module}.{name}", members[name]
+
+
+def unseen(entries: Iterable[Entry], seen: set[str]) -> Iterator[Entry]:
+    """Those that no earlier page has: what two modules export is described once."""
+    for path, member in entries:
+        if member.path not in seen:
+            seen.add(member.path)
+            yield path, member
+
+
+def listed(group: Group, entries: Iterable[Entry]) -> Iterator[str]:
+    """A group in the overview: each name with its first sentence."""
+    yield f"## {group.title}\n"
+    for path, member in entries:
+        text = member.docstring.value if member.docstring is not None else ""
+        sentence = re.split(r"(?<=[.:])\s", folded(text.partition("\n\n")[0]))[0].rstrip(":")
+        yield f"- [`{path}`](reference/{group.file}.md#{anchor(path)}): {sentence}"
+    yield ""
+
+
+def anchor(path: str) -> str:
+    """The name of a heading in a link."""
+    return path.lower().replace(".", "")
 
 
 def public_members(module: griffe.Module | griffe.Class) -> Iterator[tuple[str, Documented]]:
@@ -99,14 +217,18 @@ def public_members(module: griffe.Module | griffe.Class) -> Iterator[tuple[str, 
             yield str(name), target
 
 
-def entry(path: str, found: Documented) -> Iterator[str]:
-    """One name: its signature, what it does, and what belongs to it."""
-    yield f"### `{path}`\n"
+def entry(path: str, found: Documented, places: Mapping[str, str]) -> Iterator[str]:
+    """One name: its signature, what it does, and what belongs to it.
+
+    Args:
+        places: links to all classes that have an entry, by the path where each is defined.
+    """
+    yield f"## `{path}`\n"
     if isinstance(found, griffe.Function):
         yield f"```text\n{signature(found)}\n```\n"
     yield from described(found)
     if isinstance(found, griffe.Class):
-        yield from members(found)
+        yield from members(found, places)
 
 
 def signature(function: griffe.Function, name: str | None = None) -> str:
@@ -161,8 +283,11 @@ def described(found: Documented) -> Iterator[str]:
                 yield ""
 
 
-def members(found: griffe.Class) -> Iterator[str]:
-    """Fields, properties and methods of a class, inherited ones included, if they are ours."""
+def members(found: griffe.Class, places: Mapping[str, str]) -> Iterator[str]:
+    """Fields, properties and methods of a class.
+
+    Those inherited from a class with an entry of its own are only named.
+    """
     constructor = found.all_members.get("__init__")
     if isinstance(constructor, griffe.Alias):
         constructor = constructor.final_target
@@ -170,19 +295,32 @@ def members(found: griffe.Class) -> Iterator[str]:
         yield f"```text\n{signature(constructor, found.name)}\n```\n"
         yield from described(constructor)
     attributes, methods = [], []
+    inherited: dict[str, list[str]] = {}
     for name, member in found.all_members.items():
         target = member.final_target if isinstance(member, griffe.Alias) else member
-        if name.startswith("_"):
+        if name.startswith("_") or not has_entry(target):
             continue
-        if isinstance(target, griffe.Attribute):
+        base = places.get(target.parent.path) if target.parent is not None else None
+        if name not in found.members and base is not None:
+            inherited.setdefault(base, []).append(f"`{name}`")
+        elif isinstance(target, griffe.Attribute):
             attributes.append(attribute(name, target))
-        elif isinstance(target, griffe.Function) and target.has_docstring:
+        elif isinstance(target, griffe.Function):
             methods.append((name, target))
     yield from (*attributes, *([""] if attributes else []))
+    for base, names in inherited.items():
+        yield f"Inherited from {base}: {', '.join(names)}.\n"
     for name, method in methods:
-        yield f"#### `{found.name}.{name}`\n"
+        yield f"### `{found.name}.{name}`\n"
         yield f"```text\n{signature(method)}\n```\n"
         yield from described(method)
+
+
+def has_entry(member: griffe.Object) -> bool:
+    """Whether a member of a class is described: fields always, methods if they say what they do."""
+    return isinstance(member, griffe.Attribute) or (
+        isinstance(member, griffe.Function) and member.has_docstring
+    )
 
 
 def attribute(name: str, found: griffe.Attribute) -> str:
@@ -208,5 +346,7 @@ def folded(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
-    sys.stdout.write(f"{PAGE.relative_to(ROOT)} is written\n")
+    FOLDER.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text)
+        sys.stdout.write(f"{path.relative_to(ROOT)} is written\n")

@@ -20,7 +20,7 @@ EXTRAS = {
     ].items()
 }
 UNIONS = ("all", "all-cpu")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 MODULES = {
     "scikit-learn": ("sklearn",),
@@ -110,7 +110,7 @@ def test_commands_name_what_exists(place: Path) -> None:
                 known = {*EXTRAS, *UNIONS}
             elif bare.startswith("polytrain["):
                 # Only in code, which replaces it by the checkout.
-                assert place.suffix == ".py" or place.name == "reference.md", command
+                assert place.suffix == ".py" or place.parent.name == "reference", command
                 extras, known = bare.rstrip("]").partition("[")[2], {*EXTRAS}
             elif re.match(r"[a-z]", bare):
                 name = re.split(r"[<>=\[]", bare)[0]

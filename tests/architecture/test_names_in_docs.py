@@ -21,7 +21,7 @@ TAGS = {"command", "num_workers", "resumed_with.lr", "version.torch"}
 NAMED = sorted(
     {
         (page.name, name)
-        for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+        for page in [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
         for name in re.findall(r"`(polytrain(?:_\w+)?(?:\.\w+)+)[`(]", page.read_text())
         if name.removeprefix("polytrain.") not in ENTRY_POINTS | ATTRIBUTES | TAGS
         # A module that the page itself writes.
