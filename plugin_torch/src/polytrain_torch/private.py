@@ -26,7 +26,7 @@ __all__ = [
     "PARAMETER_CLONE",
     "SHARD_LIST_GLOBALS",
     "Accelerated",
-    "Losses",
+    "LogSums",
     "add_event",
     "after_backward",
     "backward_pass",
@@ -274,8 +274,11 @@ def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> Callable[..
     return end
 
 
-class Losses:
-    """The losses that a Transformers trainer adds up for its logs. Its checkpoints lack them."""
+class LogSums:
+    """What a Transformers trainer, or one of TRL's, adds up for its logs.
+
+    Its checkpoints lack it: without it, logs after a restart would be of the steps since.
+    """
 
     _NAMES = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 
@@ -283,27 +286,51 @@ class Losses:
         self._trainer = trainer
 
     @property
-    def sum(self) -> torch.Tensor:
-        """This rank's sum since the last log, which the trainer changes in place."""
+    def loss(self) -> torch.Tensor:
+        """This rank's sum of losses since the last log, which the trainer changes in place."""
         return self._trainer._tr_loss
 
-    def kept(self, more: torch.Tensor | None = None) -> dict[str, float]:
+    def kept(self, more: torch.Tensor | None = None) -> dict[str, Any]:
         """Return all of them, and at which steps they were logged or began, by their names.
 
         Args:
             more: a loss that is about to be added.
         """
         own = {name: float(getattr(self._trainer, name)) for name in self._NAMES}
-        return own if more is None else {**own, "_tr_loss": float(self.sum + more)}
+        if more is not None:
+            own["_tr_loss"] = float(self.loss + more)
+        return {**own, **self._of_trl()}
 
-    def restore(self, kept: Mapping[str, float]) -> None:
+    def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue what `kept` has returned."""
+        trainer = self._trainer
         for name in self._NAMES:
-            own = getattr(self._trainer, name)
+            own = getattr(trainer, name)
             if isinstance(own, torch.Tensor):
                 own.fill_(kept[name])
             else:
-                setattr(self._trainer, name, type(own)(kept[name]))
+                setattr(trainer, name, type(own)(kept[name]))
+        if "_metrics" not in kept or not self._of_trl():
+            return
+        trainer._total_train_tokens = kept["_total_train_tokens"]
+        for mode, metrics in kept["_metrics"].items():
+            trainer._metrics[mode].clear()
+            trainer._metrics[mode].update({name: [*each] for name, each in metrics.items()})
+
+    def _of_trl(self) -> dict[str, Any]:
+        """Return the values of each metric since the last log, and the tokens since the first."""
+        tokens = getattr(self._trainer, "_total_train_tokens", None)
+        if not isinstance(tokens, int | float):
+            return {}
+        metrics = {
+            mode: {name: [*each] for name, each in by_name.items() if all(map(_is_number, each))}
+            for mode, by_name in self._trainer._metrics.items()
+        }
+        return {"_metrics": metrics, "_total_train_tokens": tokens}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def write_events(callback: Any, arguments: Any) -> None:

@@ -7,6 +7,7 @@ restart does the rest, and then begins the next step, as from a checkpoint that 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,7 +29,7 @@ from polytrain_torch.checkpoints.read_back import is_first_save
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.libraries import needed
 from polytrain_torch.models.parallel import prepared_models, unwrapped
-from polytrain_torch.private import Losses
+from polytrain_torch.private import LogSums
 from polytrain_torch.randomness import (
     random_state,
     restore_random_state,
@@ -77,6 +78,7 @@ class KeptSteps(TrainerCallback):
         reports: ReportCallback,
         *,
         end_step: Callable[..., None],
+        sums: LogSums,
         write_beside: Callable[[Path], None],
         read_back: Callable[..., None],
     ) -> None:
@@ -85,6 +87,7 @@ class KeptSteps(TrainerCallback):
             trainer: this rank's trainer.
             reports: the callback that reports its checkpoints.
             end_step: does what a step ends with, with the arguments of the trainer's method.
+            sums: what the trainer adds up for its logs.
             write_beside: writes what a checkpoint has beside the trainer's files.
             read_back: loads these files into copies of the trainer's objects.
         """
@@ -95,7 +98,7 @@ class KeptSteps(TrainerCallback):
         self._read_back = read_back
         self._parts: dict[str, Any] = {}
         self._keeper: Keeper | None = None
-        self._losses = Losses(trainer)
+        self._sums = sums
         self._end: State = {}
         """What is known of the current end of a step or an epoch; empty between them."""
 
@@ -214,7 +217,7 @@ class KeptSteps(TrainerCallback):
         return {**known, "log_history": [*state.log_history], "stateful_callbacks": of_callbacks}
 
     def _own(self) -> State:
-        return {"losses": self._losses.kept()}
+        return {"sums": self._sums.kept()}
 
     @property
     def _flags(self) -> dict[str, bool]:
@@ -275,7 +278,7 @@ class KeptSteps(TrainerCallback):
     def _step(self, *args: Any, **options: Any) -> Any:
         loss = self._own_step(*args, **options)
         if self._keeper is not None:
-            self._keeper.after_forward({"losses": self._losses.kept(loss)})
+            self._keeper.after_forward({"sums": self._sums.kept(loss)})
         return loss
 
     # Called by the survivor's thread
@@ -286,8 +289,11 @@ class KeptSteps(TrainerCallback):
         model, parts = unwrapped(self._trainer.model), whole["parts"]
         if isinstance(model, PreTrainedModel):
             model.config.save_pretrained(files)
-        # Models save themselves only on rank 0. This file may have tied weights more than once.
-        save_safely(parts["model"], files / WEIGHTS_NAME)
+        if _is_adapted(model):
+            model.save_pretrained(str(files), state_dict=parts["model"])
+        else:
+            # Models save themselves only on rank 0. This file may have tied weights twice.
+            save_safely(parts["model"], files / WEIGHTS_NAME)
         save_safely(parts["optimizer"], files / "optimizer.pt")
         save_safely(parts["lr_scheduler"], files / "scheduler.pt")
         TrainerState(**of_library.state).save_to_json(str(files / "trainer_state.json"))
@@ -304,7 +310,7 @@ class KeptSteps(TrainerCallback):
         own, found = {"own": saved["own"]}, found_beside(directory)
         if found is not None:
             own = own_states(own, found, directory)
-        self._losses.restore(own["own"]["losses"])
+        self._sums.restore(own["own"]["sums"])
         trainer.current_flos = saved["end"]["operations"]
         restore_random_states(directory)
         self._end_again(saved["end"])
@@ -324,7 +330,7 @@ class KeptSteps(TrainerCallback):
 
         def end_step() -> None:
             self._end_step(
-                self._losses.sum,
+                self._sums.loss,
                 end["grad_norm"],
                 trainer.model_wrapped,
                 None,
@@ -349,6 +355,13 @@ class KeptSteps(TrainerCallback):
         # The trainer looks for a stop only after a step, which the training has stopped before.
         resumed.stops, resumed.skips_end = False, resumed.is_between_epochs
         return [], None
+
+
+def _is_adapted(model: Any) -> bool:
+    """Whether a model is PEFT's, of which checkpoints have the adapters alone."""
+    # Whoever has one has imported PEFT.
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def draws_again(loader: Any) -> bool:

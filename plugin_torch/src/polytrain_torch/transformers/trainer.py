@@ -29,7 +29,7 @@ from polytrain_torch.collectives.stopping import any_rank_stops
 from polytrain_torch.libraries import needed
 from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
-from polytrain_torch.private import replace_end_of_step
+from polytrain_torch.private import LogSums, replace_end_of_step
 from polytrain_torch.transformers.shards import check_epoch, epoch_of, take_batches
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
@@ -107,12 +107,12 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         events.are_repeated = is_first_call and get_context().get_attempt() > 0
         is_first_call = False
         if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer):
-            resume_from_checkpoint = str(_files_of(checkpoint))
             reports.resumes_from = Path(checkpoint.path)
+            resume_from_checkpoint = str(_files_of(reports.resumes_from))
             reports.best = restore_best(
                 Path(resume_from_checkpoint), trainer.args, files_in=reports.CHECKPOINT_NAME
             )
-            is_resumed = _made_by(checkpoint) is not None
+            is_resumed = _made_by(reports.resumes_from) is not None
             events.are_repeated = True
         if reports.is_whole:
             if trainer.args.ddp_broadcast_buffers is not False:
@@ -135,10 +135,12 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
         return end_step
 
+    reports._sums = LogSums(trainer)
     steps = KeptSteps(
         trainer,
         reports,
         end_step=replace_end_of_step(trainer, ending_step),
+        sums=reports._sums,
         write_beside=lambda files: _write_made_by(files, reports, trainer.args),
         read_back=_read_back,
     )
@@ -173,6 +175,9 @@ class ReportCallback(TrainerCallback):
         self._before_report: Callable[[Mapping[str, Any]], None] = lambda _: None
         """Called with the metrics before a checkpoint is reported."""
 
+        self._sums: LogSums | None = None
+        """What the trainer adds up for its logs."""
+
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
         self._logged_step = -1
@@ -183,6 +188,7 @@ class ReportCallback(TrainerCallback):
             state.best_model_checkpoint = str(self.best)
         if self.resumes_from is not None:
             _restore_own(self.resumes_from, objects)
+            self._restore_sums(self.resumes_from)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report metrics, unless the step is saved: `on_save` then reports them."""
@@ -201,11 +207,12 @@ class ReportCallback(TrainerCallback):
         if is_first_save(self) and dist.get_rank() == 0:
             _refuse_unsafe(directory)
             _read_back(directory, **objects)
+        sums = {} if self._sums is None else self._sums.kept()
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
-                _write_made_by(part / self.CHECKPOINT_NAME, self, args)
-            if self.is_whole:
-                _save_own(part, objects, only_model=args.save_only_model)
+                _write_made_by(part / self.CHECKPOINT_NAME, self, args, sums)
+            names = () if not self.is_whole else _PARTS[:1] if args.save_only_model else _PARTS
+            _save_own(part, {name: objects.get(name) for name in names}, sums)
             self._before_report(self._held)
             self._report(part)
 
@@ -213,6 +220,16 @@ class ReportCallback(TrainerCallback):
         """Report the remaining metrics."""
         if self._held:
             self._report(None)
+
+    def _restore_sums(self, directory: Path) -> None:
+        """Continue what the trainer had added up for its logs when it saved a checkpoint."""
+        sums = (_made_by(directory) or {}).get(_SUMS)
+        if not sums or self._sums is None:
+            return
+        found = found_beside(directory)
+        if found is not None:
+            sums = own_states({_SUMS: {_SUMS: sums}}, found, directory)[_SUMS][_SUMS]
+        self._sums.restore(sums)
 
     def _report(self, part: Path | None) -> None:
         metrics, self._held = self._held, {}
@@ -243,9 +260,8 @@ def _reports(callback: Any) -> bool:
     return isinstance(callback, ReportCallback)
 
 
-def _files_of(checkpoint: Checkpoint) -> Path:
+def _files_of(directory: Path) -> Path:
     """Return the directory of the trainer's files in a checkpoint of either callback."""
-    directory = Path(checkpoint.path)
     apart = directory / RayTrainReportCallback.CHECKPOINT_NAME
     return apart if apart.is_dir() else directory
 
@@ -284,15 +300,19 @@ def _load_file(file: Path, copied: Any) -> None:
 
 
 _PARTS = ("model", "optimizer", "lr_scheduler")
+_SUMS = "sums"
+"""Kind and name of what a trainer adds up for its logs, among the states that differ by rank."""
 
 
-def _save_own(part: Path | None, objects: Mapping[str, Any], *, only_model: bool) -> None:
-    """Write states that differ by rank. All ranks call this."""
-    names = _PARTS[:1] if only_model else _PARTS
-    parts = {name: objects[name] for name in names if objects.get(name) is not None}
-    states: States = {"parts": {name: unwrapped(each).state_dict() for name, each in parts.items()}}
+def _save_own(part: Path | None, objects: Mapping[str, Any], sums: Mapping[str, Any]) -> None:
+    """Write states that differ by rank, and what is added up for logs. All ranks call this."""
+    parts = {name: each for name, each in objects.items() if each is not None}
+    states: States = {
+        "parts": {name: unwrapped(each).state_dict() for name, each in parts.items()},
+        _SUMS: {_SUMS: sums},
+    }
     compared = {name: comparable(parts[name], state) for name, state in states["parts"].items()}
-    save_beside(states, {"parts": compared}, part)
+    save_beside(states, {**states, "parts": compared}, part)
 
 
 def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
@@ -309,20 +329,30 @@ def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
         unwrapped(objects[name]).load_state_dict(state)
 
 
-def _write_made_by(directory: Path, reports: ReportCallback, args: Any) -> None:
-    """Write which call saves the trainer's files in a directory, and its rows per step."""
+def _write_made_by(
+    directory: Path, reports: ReportCallback, args: Any, sums: Mapping[str, Any] | None = None
+) -> None:
+    """Write which call saves the trainer's files in a directory, and its rows per step.
+
+    Args:
+        directory: that of the files.
+        reports: the callback that reports them.
+        args: the trainer's.
+        sums: what it has added up for its logs, on rank 0; None if that is elsewhere.
+    """
     made_by = {
         "call": reports.call,
         "workers": dist.get_world_size(),
         "rows_per_step": _rows(args),
         "batches_per_epoch": reports.batches_per_epoch,
+        _SUMS: sums,
     }
     (directory / _FILE).write_text(json.dumps(made_by))
 
 
-def _made_by(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+def _made_by(directory: Path) -> Mapping[str, Any] | None:
     """Return the content of `_FILE` in the checkpoint; None if another trainer saved it."""
-    file = _files_of(checkpoint) / _FILE
+    file = _files_of(directory) / _FILE
     if not file.exists():
         return None
     made_by: Mapping[str, Any] = json.loads(file.read_text())
@@ -335,7 +365,7 @@ def _is_resumed_from(checkpoint: Checkpoint, call: int, trainer: Trainer) -> boo
     Raises:
         ValueError: it can do neither: a later call saved the checkpoint, or its steps differ.
     """
-    made_by = _made_by(checkpoint)
+    made_by = _made_by(Path(checkpoint.path))
     if made_by is None:
         return True
     resumes = _calls.resumes(call, made_by=made_by["call"])
