@@ -28,12 +28,17 @@ PROMISES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
             "tests/e2e/test_exactly_once.py::test_every_row_is_used_once_per_epoch",
         ),
         (
-            "the same for torch's data loaders",
+            "the batches of a mix of data sets, over kills and other numbers of workers",
+            "yes",
+            "tests/e2e/test_mix.py::test_a_mix_has_the_same_batches_after_kills_and_at_another_size",
+        ),
+        (
+            "each row once in torch's data loaders",
             "yes",
             "tests/e2e/test_torch_sweep.py::test_every_row_comes_once_in_each_epoch",
         ),
         (
-            "the same for a Ray Data pipeline that yields the same blocks again",
+            "each row once in a Ray Data pipeline that yields the same blocks again",
             "yes",
             "tests/core/test_ray_stream.py"
             "::test_every_row_reaches_one_rank_and_the_epoch_goes_on_anywhere",
