@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,11 @@ def train(config: dict[str, Any]) -> None:
         while step < EPOCHS * STEPS_PER_EPOCH:
             for batch in shard.iter_batches(global_batch_size=GLOBAL_BATCH):
                 step += 1
-                line = {"step": step, "rank": rank, "rows": batch["id"].tolist()}
+                line = {
+                    "step": step,
+                    "rank": rank,
+                    "rows": batch["id"].reshape(len(batch["id"]), -1)[:, 0].tolist(),
+                }
                 print(json.dumps(line), file=diary, flush=True)
                 dist.all_reduce(torch.ones(1))
                 if config["kills"].get(attempt) == [rank, step]:
@@ -75,13 +80,24 @@ def steps_in(directory: Path) -> list[dict[int, list[int]]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["memory", "files"])
+def ragged(tokens: range) -> pa.Table:
+    """Lists of one to seven tokens, four of which make a row."""
+    sizes = [1 + number * 5 % 7 for number in range(len(tokens))]
+    starts = [start for start in accumulate(sizes, initial=0) if start < len(tokens)]
+    lists = [[*tokens[start:stop]] for start, stop in pairwise([*starts, len(tokens)])]
+    return pa.table({"id": lists})
+
+
+@pytest.mark.parametrize("kind", ["memory", "files", "packed files"])
 def test_a_mix_has_the_same_batches_after_kills_and_at_another_size(
     quiet: RunConfig, tmp_path: Path, kind: str
 ) -> None:
+    pack = 4 if kind == "packed files" else None
     code, web = pa.table({"id": np.arange(50)}), pa.table({"id": np.arange(1000, 1900)})
+    if pack is not None:
+        code, web = ragged(range(200)), ragged(range(1000, 4600))
     sources: dict[str, Any] = {"code": code, "web": web}
-    if kind == "files":
+    if kind != "memory":
         for name, table in sources.items():
             pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=30)
             sources[name] = tmp_path / f"{name}.parquet"
@@ -89,13 +105,15 @@ def test_a_mix_has_the_same_batches_after_kills_and_at_another_size(
     for diary in diaries.values():
         diary.mkdir()
 
+    options = DataConfig(shuffle="window", window_rows=20, seed=3, pack=pack)
+
     def trainer(run: str, diary: str, workers: int, kills: Any, **arguments: Any) -> Any:
         return make_trainer(
             "torch",
             train,
             train_loop_config={"kills": kills, "diary": str(diaries[diary])},
             datasets={"train": Mix(sources, weights={"code": 0.3, "web": 0.7}, epoch=200)},
-            dataset_config={"train": DataConfig(shuffle="window", window_rows=20, seed=3)},
+            dataset_config={"train": options},
             scaling_config=ScalingConfig(num_workers=workers),
             run_config=dataclasses.replace(
                 quiet, name=run, failure_config=FailureConfig(max_failures=1)
@@ -122,4 +140,5 @@ def test_a_mix_has_the_same_batches_after_kills_and_at_another_size(
             assert rows == whole[step] or (step == max(steps) and {*rows} <= {*whole[step]})
     of_code = [row for rows in whole.values() for row in rows if row < 1000]
     assert len(of_code) == 120
-    assert {of_code.count(row) for row in range(50)} == {2, 3}
+    assert len({*of_code}) == 50
+    assert {of_code.count(row) for row in of_code} == {2, 3}

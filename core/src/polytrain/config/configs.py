@@ -195,6 +195,14 @@ class DataConfig(Config):
     `rng` it is applied to each batch of each epoch instead, and gets a NumPy generator that is
     seeded by `seed`, the epoch, the batch's place in it and the rank."""
 
+    pack: Annotated[int | None, Whole(of="tokens", least=1, remedy="Give 1 or more, or None")] = (
+        None
+    )
+    """Tokens in a row: the lists in all columns that are read (after `transform`) are joined in the
+    order of the data, over the whole data set, and cut into rows of this length, which are then
+    shuffled. The column `position_ids` counts from 0 at the start of each list, and of each row.
+    The last tokens, fewer than a row, are left out. All lists are read once before the run."""
+
     group: str | None = None
     """Rows with the same value in this column stay together, on one worker and in one batch. They
     must be consecutive. Batch sizes then count groups."""

@@ -55,7 +55,13 @@ def described(
             known += [] if mix is None else [RunDataset(source=mix, config=config)]
             continue
         try:
-            source = describe(str(name), data, columns=config.columns, transform=config.transform)
+            source = describe(
+                str(name),
+                data,
+                columns=config.columns,
+                transform=config.transform,
+                pack=config.pack,
+            )
         except SourceError as error:
             problems.append(_problem(name, error))
         else:

@@ -35,6 +35,7 @@ from polytrain.data.plan.position import (
 from polytrain.data.read.describe import Source
 from polytrain.data.read.file_pieces import FilePiece
 from polytrain.data.read.mix import ConformedPiece
+from polytrain.data.read.packing import PackedPiece
 from polytrain.data.read.pieces import Piece, TablePiece
 from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
@@ -216,7 +217,7 @@ def _sampled_blocks(sizes: Sequence[tuple[str, int]]) -> Iterator[bytes]:
 
 
 def _untransformed(piece: Piece) -> Piece:
-    if isinstance(piece, TransformedPiece | ConformedPiece):
+    if isinstance(piece, TransformedPiece | ConformedPiece | PackedPiece):
         return _untransformed(piece.piece)
     return piece
 

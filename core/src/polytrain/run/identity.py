@@ -22,7 +22,7 @@ from polytrain.record.secrecy import digests, shown, without_secrets
 from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Problem
 
-_ORDERING = ("shuffle", "seed", "shards", "remainder", "group", "window_rows")
+_ORDERING = ("shuffle", "seed", "shards", "remainder", "pack", "group", "window_rows")
 """The options of a data set that determine the order of rows."""
 
 

@@ -51,7 +51,13 @@ def shard_of(
         if source is None:
             raise InvalidJobError(tuple(wrong))
     else:
-        source = describe("train", data, columns=wanted.columns, transform=wanted.transform)
+        source = describe(
+            "train",
+            data,
+            columns=wanted.columns,
+            transform=wanted.transform,
+            pack=wanted.pack,
+        )
     dataset = RunDataset(source=source, config=wanted, digests=digests(source))
     spec = dataset.spec(
         world_size=world_size,

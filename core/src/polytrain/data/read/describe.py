@@ -18,6 +18,7 @@ from polytrain.data.read.arrow_datasets import from_arrow_dataset, is_arrow_data
 from polytrain.data.read.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
 from polytrain.data.read.files import from_places
 from polytrain.data.read.indexed import from_items, is_map_style
+from polytrain.data.read.packing import packed
 from polytrain.data.read.pieces import Piece, Pieces
 from polytrain.data.read.random_transforms import (
     RandomTransform,
@@ -90,6 +91,7 @@ def describe(
     *,
     columns: Sequence[str] | None = None,
     transform: Callable[..., Mapping[str, Any]] | None = None,
+    pack: int | None = None,
 ) -> Source:
     """Describe a data set.
 
@@ -107,22 +109,31 @@ def describe(
         transform: applied wherever rows are read: takes a dict of column name to array, of
             consecutive rows, and returns such a dict of as many rows. With a parameter `rng` it is
             applied to batches.
+        pack: see `DataConfig.pack`.
 
     Raises:
         SourceError: if there is nothing, or nothing that can be read.
     """
     columns = _as_list(columns)
     if is_ray_dataset(data) and not is_computed(data):
+        if pack is not None:
+            raise SourceError(
+                "pack is not for a Ray dataset that streams: the lengths of all lists must be "
+                "known",
+                "Pass dataset.materialize()",
+            )
         return _streaming(name, data, columns, transform)
     found = _found(data, columns)
     num_rows = sum(piece.rows for piece in found.pieces)
     if num_rows == 0:
         raise SourceError("it has no rows", "Pass a data set with rows")
-    drawn = None
-    if transform is not None and wants_generator(transform):
-        drawn = random_transform(name, found, transform)
-    elif transform is not None:
+    draws = transform is not None and wants_generator(transform)
+    if transform is not None and not draws:
         found = transformed(name, found, transform)
+    if pack is not None:
+        found = packed(found, pack)
+        num_rows = sum(piece.rows for piece in found.pieces)
+    drawn = random_transform(name, found, transform) if transform is not None and draws else None
     return Source(
         info=info_of(name, found.schema if drawn is None else drawn.schema, num_rows),
         schema=found.schema,

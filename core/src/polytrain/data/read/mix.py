@@ -107,7 +107,7 @@ def _described(name: str, data: Any, config: DataConfig) -> Source:
     if transform is not None and wants_generator(transform):
         # It is applied to batches of the mix.
         transform = None
-    source = describe(name, data, columns=config.columns, transform=transform)
+    source = describe(name, data, columns=config.columns, transform=transform, pack=config.pack)
     if source.stream is not None:
         raise SourceError(
             "a Ray data set that streams has no number of rows, which a mix needs",

@@ -16,6 +16,7 @@ from polytrain.data.read.describe import Source
 from polytrain.data.read.file_pieces import UNKNOWN
 from polytrain.data.read.indexed import IndexedPiece
 from polytrain.data.read.mix import ConformedPiece
+from polytrain.data.read.packing import PackedPiece
 from polytrain.data.read.pieces import Piece
 from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
@@ -221,7 +222,7 @@ def _file_of(piece: Piece) -> tuple[str, int]:
 
 def _read_piece(piece: Piece) -> Piece:
     """The piece itself, without what is done to its rows."""
-    while isinstance(piece, TransformedPiece | ConformedPiece):
+    while isinstance(piece, TransformedPiece | ConformedPiece | PackedPiece):
         piece = piece.piece
     return piece
 
