@@ -468,6 +468,23 @@ def test_a_copy_is_committed_also_if_it_is_behind_the_reports(
     assert (asked["rank"], asked["step"], asked["reason"]) == (0, 2, "")
 
 
+def test_the_journal_says_why_the_only_copy_could_not_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copying(tmp_path, monkeypatch, max_failures=1)
+    life = run.life
+
+    def hangs(order: LaunchOrder) -> Sequence[AgentEvent]:
+        late = StateUnwritten(attempt=0, rank=0, reason="/runs hasn't taken it within 20 s")
+        return [late if isinstance(each, StateWritten) else each for each in life(order)]
+
+    run.life = hangs
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 1)]
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert asked["reason"] == "/runs hasn't taken it within 20 s"
+
+
 def test_a_copy_of_what_has_diverged_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

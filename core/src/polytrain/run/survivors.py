@@ -246,6 +246,8 @@ class Survivors:
                 self._stored[rank] = event
                 if len(self._stored) == self._world_size:
                     self._join(self._stored)
+            case StateUnwritten(reason=reason) if self.is_alone:
+                self.refused(reason)
             case StateUnwritten(rank=rank, reason=reason) if self._stored is not None:
                 self._stored = None
                 self.refused(f"rank {rank}: {reason}")

@@ -1,10 +1,16 @@
-"""Stores an agent's parts of checkpoints, one at a time, on a thread."""
+"""Stores an agent's parts of checkpoints, one at a time, on a thread.
+
+The state that a survivor has written, or a copy, has a thread of its own and a limited time: a
+restart waits for it, and can do without it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from polytrain.checkpoint.parts import (
@@ -19,7 +25,12 @@ from polytrain.checkpoint.parts import (
 from polytrain.checkpoint.staging import remove
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import Failed, StateUnwritten
+from polytrain.storage.retry import StorageHealth
 from polytrain.workers.agents.calls import AgentEvent
+
+_STATE_WITHIN_S = 20.0
+_STATE_BYTES_PER_S = 50e6
+"""The storage has this time to take a state, and more for a large one."""
 
 StoredAlready = Mapping[str, str]
 """Name → SHA-256 of files that are stored already."""
@@ -32,7 +43,7 @@ AsEvent = Callable[[Outcome], AgentEvent]
 
 
 class PartStorer:
-    """Stores one part at a time, on its own thread. Its methods run on one event loop."""
+    """Stores one part at a time, on its own threads. Its methods run on one event loop."""
 
     def __init__(
         self, store: CheckpointStore, *, merges_files: bool, tell: Callable[[AgentEvent], None]
@@ -47,6 +58,7 @@ class PartStorer:
         self._merges_files = merges_files
         self._tell = tell
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
+        self._thread_of_states = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store-state")
         self._tasks: set[asyncio.Task[None]] = set()
         self._rank_0: dict[tuple[int, int], asyncio.Future[StoredAlready | None]] = {}
         """Attempt and number of a checkpoint → future files of rank 0, for a waiting part."""
@@ -84,7 +96,7 @@ class PartStorer:
             rank_0.set_result(stored_already)
 
     async def finish(self) -> None:
-        """Wait until all parts are stored or dropped."""
+        """Wait until all parts are stored or dropped; a state may be late."""
         await asyncio.gather(*self._tasks)
 
     def forget_copies(self, *, before: int) -> None:
@@ -97,7 +109,8 @@ class PartStorer:
         if self._store.location.health.has_failed:
             for part in self._unstored.values():
                 kept_if_unstored(self._store, part)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._thread_of_states):
+            thread.shutdown(wait=False, cancel_futures=True)
 
     async def _store_part(
         self,
@@ -109,16 +122,54 @@ class PartStorer:
         if stored_already is None:
             clear_staged(part)
             return
+        if as_event is not None:
+            await self._store_state(part, as_event)
+            return
         self._unstored[part.checkpoint] = part
         outcome = await asyncio.get_running_loop().run_in_executor(
             self._thread, stored_part, self._store, part, stored_already
         )
         del self._unstored[part.checkpoint]
+        self._clear(part)
+        self._tell(outcome)
+
+    async def _store_state(self, part: StagedPart, as_event: AsEvent) -> None:
+        limit_s = _limit_s(part)
+        location = self._store.location
+        # That a state comes too late says nothing about the storage.
+        limited = replace(location, retry_s=min(location.retry_s, limit_s), health=StorageHealth())
+        storing = asyncio.get_running_loop().run_in_executor(
+            self._thread_of_states, stored_part, CheckpointStore(location=limited), part
+        )
+        done, _ = await asyncio.wait([storing], timeout=limit_s)
+        if done:
+            self._clear(part)
+            self._tell(as_event(storing.result()))
+            return
+        late = PartVoid(
+            attempt=part.attempt_id.attempt,
+            rank=part.rank,
+            checkpoint=part.checkpoint,
+            reason=f"{location.address} hasn't taken its state within {limit_s:.0f} s",
+        )
+        self._tell(as_event(late))
+
+    def _clear(self, part: StagedPart) -> None:
+        """Delete a staged part that is stored, unless an attempt may resume from this copy."""
         if self._store.location.is_local or part.staged is None:
             clear_staged(part)
         else:
             self._copies[part.checkpoint] = part.staged
-        self._tell(outcome if as_event is None else as_event(outcome))
+
+
+def _limit_s(part: StagedPart) -> float:
+    """Return how long to wait until a state is stored."""
+    size = sum(
+        Path(directory, name).stat().st_size
+        for directory, _, names in os.walk(part.staged or "")
+        for name in names
+    )
+    return _STATE_WITHIN_S + size / _STATE_BYTES_PER_S
 
 
 def of_state(

@@ -1,0 +1,97 @@
+"""A restart waits for the state that a survivor left, but not long if the storage hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.checkpoint.checkpoints import ATTEMPT, stage, store_in
+
+from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.events.attempt import StateUnwritten
+from polytrain.workers.agents import part_storer
+from polytrain.workers.agents.part_storer import PartStorer, of_state
+
+
+def part(store: CheckpointStore, number: int) -> StagedPart:
+    return StagedPart(
+        attempt_id=ATTEMPT,
+        rank=0,
+        checkpoint=number,
+        staged=stage(store, number, model=str(number)),
+        stamps={},
+        step=number,
+        metrics={},
+        positions={},
+    )
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the storage of checkpoint 1 hang until the test is over."""
+    over = threading.Event()
+    real = CheckpointStore.store_part
+
+    def store_part(self: CheckpointStore, directory: str, *given: Any, **options: Any) -> Any:
+        if "000001" in directory:
+            over.wait()
+        return real(self, directory, *given, **options)
+
+    monkeypatch.setattr(CheckpointStore, "store_part", store_part)
+    yield
+    over.set()
+
+
+def told(store: CheckpointStore, *parts: tuple[StagedPart, Any]) -> list[Any]:
+    """Store parts, and return what the driver hears until all are stored or late."""
+    events: list[Any] = []
+
+    async def run() -> None:
+        storer = PartStorer(store, merges_files=False, tell=events.append)
+        for each, as_event in parts:
+            storer.take(each, as_event)
+        await storer.finish()
+        storer.close()
+
+    asyncio.run(run())
+    return events
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_state_that_the_storage_does_not_take_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part_storer, "_STATE_WITHIN_S", 0.01)
+    store = store_in(tmp_path)
+    state, next_part = part(store, 1), part(store, 2)
+    as_event = of_state(state, is_report=False, is_ahead=False, is_copy=True)
+    events = told(store, (state, as_event), (next_part, None))
+    [late] = [each for each in events if isinstance(each, StateUnwritten)]
+    assert f"{tmp_path} hasn't taken its state within 0 s" in late.reason
+    # The checkpoints of the next attempt don't wait for it either.
+    [stored] = [each for each in events if isinstance(each, PartStored)]
+    assert stored.checkpoint == 2
+
+
+def test_a_state_is_stored_beside_the_checkpoints(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    state = part(store, 1)
+    as_event = of_state(state, is_report=False, is_ahead=False)
+    [written] = told(store, (state, as_event))
+    assert isinstance(written, StateWritten)
+    assert written.part.step == 1
+
+
+def test_a_large_state_has_more_time(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    large = part(store, 1)
+    assert large.staged is not None
+    with (large.staged / "weights").open("wb") as file:
+        file.truncate(5_000_000_000)
+    assert part_storer._limit_s(large) == pytest.approx(120)
+    assert part_storer._limit_s(part(store, 2)) == pytest.approx(20)
