@@ -60,7 +60,8 @@ def train(config: dict[str, Any]) -> None:
     state = polytrain_torch.TrainingState(**parts)
     done = state.restore()
     context = polytrain.get_context()
-    fails = context.get_attempt() == 0 and context.get_world_rank() == config["rank"]
+    rank = context.get_world_rank()
+    fails = context.get_attempt() == 0 and config["rank"] in (rank, "all")
 
     class Steps:
         """Counts what this attempt does; nothing that trains reads it."""
@@ -182,6 +183,25 @@ def test_a_worker_without_peers_continues_from_its_copy(
     assert result.history == alone.history
     assert 0 == alone.ledger.seconds["snapshot"] < result.ledger.seconds["snapshot"]
     assert len(steps.read_text().split()) == 30 + again
+
+
+COPIED = {"checkpoint_config": CheckpointConfig(memory=1)}
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "again"), [("forward", 3, 0), ("begin", 8, 0), ("optimizer", 14, 0)]
+)
+def test_if_all_ranks_are_lost_at_once_they_continue_from_their_copies(
+    quiet: RunConfig, undisturbed: Result, tmp_path: Path, place: str, step: int, again: int
+) -> None:
+    steps = tmp_path / "steps"
+    result = fit(quiet, place, step, COPIED, rank="all", steps=str(steps))
+    assert result.restarts == 1
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    assert equal(result.load_model(), undisturbed.load_model())
+    assert result.history == undisturbed.history
+    assert len(steps.read_text().split()) == 2 * (15 + again)
 
 
 def test_another_number_of_workers_goes_on_from_it(quiet: RunConfig) -> None:

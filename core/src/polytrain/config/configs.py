@@ -330,13 +330,12 @@ class CheckpointConfig(Config):
     block."""
 
     memory: Annotated[Literal["auto"] | int | None, Checked(copies)] = None
-    """Copy the state of a run with one worker, or each worker's shards (FSDP2), to the node's
-    temporary directory while it trains, whose files are in memory first. After a failure of its
-    worker process the run continues from the newest copy, if that is newer than its last
-    checkpoint. A number is that of steps (rounds of boosters) from copy to copy; with "auto",
-    copies take at most 3 % of the time. It is for loops with torch's `TrainingState`, on CPUs, for
-    Keras's `fit`, and for XGBoost and LightGBM from options. Where other workers have the same
-    state, nothing is copied."""
+    """Copy the training's state to the node's temporary directory while it trains, whose files are
+    in memory first. After a failure the run continues from the newest copy, if that is newer than
+    its last checkpoint and no other worker has the state. A number is that of steps (rounds of
+    boosters) from copy to copy; with "auto", copies take at most 3 % of the time. It is for loops
+    with torch's `TrainingState`, on CPUs; with one worker also for Keras's `fit`, and for XGBoost
+    and LightGBM from options."""
 
     report_timeout_s: Annotated[float, Seconds()] = 600.0
     """If every rank writes: seconds that a rank may be behind after another rank has reported its

@@ -124,6 +124,9 @@ class Survivors:
     """The ranks to ask next."""
 
     _refused: dict[int, str] = field(default_factory=dict)
+    _why_unanswered: str = ""
+    """Why no survivor has written a state, though some were asked; empty if one has."""
+
     _number: int = 0
     _until: float = 0.0
     _written: StateWritten | None = None
@@ -162,7 +165,7 @@ class Survivors:
     def launched(self, attempt: int, world_size: int) -> None:
         """Note that an attempt starts."""
         self._attempt, self._world_size, self._size = attempt, world_size, 0
-        self._is_asking, self._written = False, None
+        self._is_asking, self._written, self._why_unanswered = False, None, ""
         self._stored = None
         self._dropped, self._are_copies_over = 0, False
         its = (self._keepers, self._unkept, self._kept, self._left, self._refused)
@@ -202,6 +205,8 @@ class Survivors:
             number: a number for the checkpoint, which no other has.
         """
         ending = state.phase
+        if self._is_asking:
+            self._end_without(self._refusals or "all ranks were lost at once")
         is_wanted = self.has_copies and self._world_size > 1 and self._written is None
         if not is_wanted or not isinstance(ending, Ending):
             return False
@@ -209,12 +214,7 @@ class Survivors:
             return False
         newest = newest_common(self._held, self._world_size)
         if newest is None:
-            if self._held:
-                unable = {**self._unkept, **self._uncopied}
-                whose = [f"rank {rank} couldn't copy: {unable[rank]}" for rank in sorted(unable)]
-                self.refused("; ".join((_NONE_IN_COMMON, *whose)))
-            elif not self._keepers:
-                self._say_why_not(state)
+            self._say_why_no_copy(state)
             return False
         self._stored = {}
         self.group.call(StoreCopy(attempt=self._attempt, checkpoint=number, number=newest))
@@ -310,6 +310,18 @@ class Survivors:
             # No warning: most backends have nothing that keeps a state.
             self._note(reason=_NOT_KEPT)
 
+    def _say_why_no_copy(self, state: State) -> None:
+        """Say why there is neither a survivor's state nor a copy that all ranks have."""
+        why = [self._why_unanswered] if self._why_unanswered else []
+        if self._held:
+            unable = {**self._unkept, **self._uncopied}
+            whose = [f"rank {rank} couldn't copy: {unable[rank]}" for rank in sorted(unable)]
+            why += [_NONE_IN_COMMON, *whose]
+        if why:
+            self.refused("; ".join(why))
+        elif not self._keepers:
+            self._say_why_not(state)
+
     def _join(self, stored: Mapping[int, StateWritten]) -> None:
         """Make one state of all ranks' parts, if they are those of one moment of the training."""
         self._stored = None
@@ -364,7 +376,11 @@ class Survivors:
         )
 
     def _end_without(self, reason: str) -> None:
-        self.refused(reason)
+        if self.has_copies:
+            # They are looked for when all processes are gone.
+            self._why_unanswered = reason
+        else:
+            self.refused(reason)
         self._end()
 
     def _end(self) -> None:

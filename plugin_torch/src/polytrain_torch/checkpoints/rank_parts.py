@@ -31,6 +31,9 @@ States = dict[str, dict[str, Any]]
 Differences = dict[str, Any]
 """"ranks" → number of ranks that saved; "names" → kind → names of states that differed."""
 
+CHANGES = "changes"
+"""Key of a rank's own states: names of parts of which it has only what may differ from rank 0's."""
+
 _FOUND_FILE = "differs.pt"
 
 
@@ -203,7 +206,7 @@ def own_states(states: States, found: Differences, directory: Path) -> States:
                 for name, state in by_name.items()
                 if name not in found["names"].get(kind, ())
             },
-            **own.get(kind, {}),
+            **{name: _whole(own, kind, name, by_name.get(name)) for name in own.get(kind, ())},
         }
         for kind, by_name in states.items()
     }
@@ -222,7 +225,20 @@ def states_of_all(
         directory: the checkpoint's directory.
     """
     others = (loaded(directory / file_of(rank)) for rank in range(1, found["ranks"]))
-    return [first, *(each[kind][name] for each in others)]
+    return [first, *(_whole(each, kind, name, first) for each in others)]
+
+
+def _whole(own: Mapping[str, Any], kind: str, name: str, first: Any) -> Any:
+    """Return a rank's whole state of a part.
+
+    Args:
+        own: the rank's own states.
+        kind: the part's kind.
+        name: the part's name.
+        first: rank 0's state.
+    """
+    is_change = kind == "parts" and name in own.get(CHANGES, ())
+    return {**first, **own[kind][name]} if is_change else own[kind][name]
 
 
 def refuse_other_ranks(names: Iterable[str], found: Differences) -> None:

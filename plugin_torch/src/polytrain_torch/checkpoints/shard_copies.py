@@ -1,4 +1,4 @@
-"""A rank's own part of a sharded training state, which it writes without the other ranks.
+"""A rank's own part of a training state, which it writes without the other ranks.
 
 Nobody has compared the ranks, or knows where all shards are: whoever reads the parts finds out.
 """
@@ -6,7 +6,7 @@ Nobody has compared the ranks, or knows where all shards are: whoever reads the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
-from polytrain_torch.checkpoints.rank_parts import comparable, digests_of, file_of
+from polytrain_torch.checkpoints.rank_parts import (
+    CHANGES,
+    States,
+    comparable,
+    digests_of,
+    file_of,
+)
 from polytrain_torch.checkpoints.rank_states import own_rank_state, write_rank_state
 from polytrain_torch.checkpoints.safe_serialization import refuse_unsafe, save_safely
 from polytrain_torch.checkpoints.sharded import METADATA_FILE, data_file, metadata_file
@@ -25,8 +31,34 @@ from polytrain_torch.checkpoints.state_files import UNKNOWN, digests_file, write
 from polytrain_torch.models.parallel import unwrapped
 
 
+def write_replica(
+    directory: Path, whole: States, may_differ: States, *, changes: Collection[str]
+) -> None:
+    """Write this rank's part of a state of which all ranks have the same weights.
+
+    Rank 0's has everything, that of another rank what it may have alone.
+
+    Args:
+        directory: an empty directory.
+        whole: this rank's states of all parts, and its progress.
+        may_differ: what of them may differ between ranks.
+        changes: names of the parts of which that is less than the whole.
+
+    Raises:
+        TypeError: a value isn't plain data, and couldn't be loaded safely.
+    """
+    rank = dist.get_rank()
+    write_rank_state(directory, rank, own_rank_state())
+    save_safely(digests_of(may_differ), directory / digests_file(rank))
+    if rank:
+        save_safely({**may_differ, CHANGES: [*changes]}, directory / file_of(rank))
+        return
+    found = {"ranks": dist.get_world_size(), "names": UNKNOWN}
+    write_state(directory, whole["parts"], progress=whole["progress"], found=found)
+
+
 def write_part(directory: Path, parts: Mapping[str, Any], *, progress: Mapping[str, Any]) -> None:
-    """Write this rank's part of a checkpoint. It waits for no other rank.
+    """Write this rank's part of a sharded state. It waits for no other rank.
 
     Args:
         directory: an empty directory.

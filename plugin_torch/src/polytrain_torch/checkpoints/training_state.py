@@ -284,8 +284,7 @@ class TrainingState:
         equal = [] if virtual is None else [*filter(self._is_trained, self._parts)]
         found = differences(compared if self._compares_ranks else {}, equal=equal)
         check_replicas(self._parts, found)
-        if any(map(is_sharded, self._parts.values())):
-            _agree_on_copies()
+        _agree_on_copies()
         save_own({**compared, "parts": whole}, found, directory)
         save_rank_states(directory)
         if dist.get_rank() != 0:
@@ -395,7 +394,7 @@ class _OfGenerator:
 
 
 def _agree_on_copies() -> None:
-    """Have all ranks copy their shards as seldom as the slowest of them wants. All call this."""
+    """Have all ranks copy their parts as seldom as the slowest of them wants. All call this."""
     copies = survivor().copies
     if copies is not None and not copies.is_alone and copies.pace.every == "auto":
         copies.pace.agree(gathered(copies.pace.wanted))

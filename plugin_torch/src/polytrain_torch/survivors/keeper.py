@@ -34,7 +34,7 @@ from polytrain_torch.checkpoints.rank_parts import (
     write_own,
 )
 from polytrain_torch.checkpoints.safe_serialization import save_safely
-from polytrain_torch.checkpoints.shard_copies import write_part
+from polytrain_torch.checkpoints.shard_copies import write_part, write_replica
 from polytrain_torch.checkpoints.state_files import write_state
 from polytrain_torch.loaders import stream_places
 from polytrain_torch.models.parallel import after_forward
@@ -376,18 +376,34 @@ class Keeper:
             self._number, self._point = number, point
             self._is_dirty = self._has_stepped = False
         if has_stepped and self._survivor.copies is not None:
-            step = self._steps if self._live.is_sharded else None
-            self._survivor.copies.step(self._copy, number=step, size=self._size)
+            step = self._steps if self._live.is_sharded or self._copies_replicas else None
+            has_large = self._live.is_sharded or dist.get_rank() == 0
+            size = self._size if has_large else 0
+            self._survivor.copies.step(self._copy, number=step, size=size)
+
+    @property
+    def _copies_replicas(self) -> bool:
+        """Whether ranks that have the same weights copy them, for a loss of all at once."""
+        are_equal = dist.get_world_size() > 1 and not self._live.compares
+        # A library's trainer writes files of its own.
+        return are_equal and self._files is write_files
 
     def _copy(self, directory: Path) -> Place:
         assert self._point is not None
         self._written = self._point
         self._prove(self._point)
-        if not self._live.is_sharded:
+        live = self._live
+        if live.is_sharded:
+            live.expect_finite([live.buffers])
+            write_part(directory, live.parts, progress=self._point.progress)
+        elif dist.get_world_size() > 1:
+            live.expect_finite([live.buffers], with_large=dist.get_rank() == 0)
+            whole = live.whole(self._small(), live.buffers)
+            changes = [*live.modules, *live.optimizers]
+            write_replica(directory, whole, live.compared(whole), changes=changes)
+        else:
             return self.write({}, self._point.number, directory)
-        self._live.expect_finite([self._live.buffers])
-        write_part(directory, self._live.parts, progress=self._point.progress)
-        self._live.expect_unchanged(self._point.versions, self._point.sample)
+        live.expect_unchanged(self._point.versions, self._point.sample)
         return self._point.place
 
     def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:

@@ -54,7 +54,7 @@ class LiveParts:
         self.sent: set[int] = set()
         """Ids of the buffers that DDP sends from rank 0."""
 
-        self._compares = False
+        self.compares = False
         """Whether ranks' parameters have to be compared, because no DDP model has sent them."""
 
         self._states = -1
@@ -116,7 +116,7 @@ class LiveParts:
         if not is_alone and any(id(each) not in averaged for each in trained):
             return "an optimizer trains parameters outside of DDP"
         # Nothing has made these equal on all ranks but the training function.
-        self._compares = not averaged <= in_ddp
+        self.compares = not averaged <= in_ddp
         kept = set(map(id, self._parameters))
         if any(id(each) not in kept for each in trained):
             return f"an optimizer trains parameters that aren't in {whose}"
@@ -154,7 +154,7 @@ class LiveParts:
                 for name, optimizer in self.optimizers.items()
             },
             "parts": {name: part.state_dict() for name, part in self._others.items()},
-            "sample": self.sample() if self._compares else None,
+            "sample": self.sample() if self.compares else None,
         }
 
     def large(self) -> list[torch.Tensor]:
@@ -229,15 +229,19 @@ class LiveParts:
         if self.versions() != versions or not is_sampled:
             raise NotCleanError("parameters were changed after the step, outside of an optimizer")
 
-    def expect_finite(self, by_rank: Sequence[Sequence[torch.Tensor]]) -> None:
+    def expect_finite(
+        self, by_rank: Sequence[Sequence[torch.Tensor]], *, with_large: bool = True
+    ) -> None:
         """
         Args:
             by_rank: each rank's buffers.
+            with_large: whether to look at the tensors that aren't copied, too.
 
         Raises:
             NotCleanError: training couldn't continue from the values, as from an older checkpoint.
         """
-        are_finite = all(torch.isfinite(_local(each)).all() for each in self._large) and all(
+        large = self._large if with_large else []
+        are_finite = all(torch.isfinite(_local(each)).all() for each in large) and all(
             not torch.isnan(each).any()
             if number in self._may_be_infinite
             else torch.isfinite(each).all()
@@ -281,7 +285,7 @@ class LiveParts:
                     if key in state and id(buffer) not in self.sent
                 }
             elif name in self.optimizers:
-                parts[name] = state["param_groups"]
+                parts[name] = {"param_groups": state["param_groups"]}
             else:
                 parts[name] = state
         return {**whole, "parts": parts}
