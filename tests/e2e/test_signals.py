@@ -256,6 +256,7 @@ def test_however_many_signals_come_nothing_is_left(
 
 IN_AN_EPOCH = """
 import tempfile
+from pathlib import Path
 import numpy as np
 
 os.environ["TMPDIR"] = HERE
@@ -265,52 +266,72 @@ def train():
     import torch
     from polytrain.torch import TrainingState, prepare_model
 
-    model = prepare_model(torch.nn.Linear(1, 1))
+    class Steps:
+        taken = 0
+
+    model = prepare_model(torch.nn.Linear(1, 2), parallel_strategy=STRATEGY)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     state = TrainingState(model=model, optimizer=optimizer)
-    if not state.restore():
+    if not state.restore() and REPORTS_FIRST:
         # A stop waits for another checkpoint: that of the epoch's end.
         state.report({"epoch": 0}, epoch=0)
     shard = polytrain.get_dataset_shard("train")
     for batch in shard.iter_torch_batches(batch_size=1, dtypes=torch.float32):
+        if Steps.taken == 20:
+            Path(HERE, "trains").touch()
         optimizer.zero_grad()
         model(batch["x"][:, None]).square().mean().backward()
         optimizer.step()
+        Steps.taken += 1
         time.sleep(0.01)
     state.report({"epoch": 1}, epoch=1)
 
 make_trainer(
     "torch", train, datasets={"train": {"x": np.linspace(0, 1, 100_000)}},
-    scaling_config=ScalingConfig(num_workers=1, cluster="local"),
+    scaling_config=ScalingConfig(num_workers=WORKERS, cluster="local"),
     run_config=RunConfig(
         storage_path="runs", name="run", progress=False,
-        checkpoint_config=polytrain.CheckpointConfig(memory=1),
+        checkpoint_config=polytrain.CheckpointConfig(memory=MEMORY),
     ),
 ).fit()
 """
 
 
-def test_a_second_signal_keeps_the_copy_that_is_there(
-    tmp_path: Path, started: list[subprocess.Popen[str]]
+@pytest.mark.parametrize(
+    ("signals", "workers", "memory", "strategy"),
+    [
+        (2, 1, 1, "ddp"),
+        (2, 2, None, "ddp"),
+        (2, 2, 1, "fsdp"),
+        (1, 2, None, "ddp"),
+        (1, 2, 1, "fsdp"),
+    ],
+)
+def test_a_stop_that_waits_for_no_checkpoint_keeps_the_state_that_is_there(
+    tmp_path: Path,
+    started: list[subprocess.Popen[str]],
+    signals: int,
+    workers: int,
+    memory: int | None,
+    strategy: str,
 ) -> None:
-    """The first one waits for the end of a long epoch."""
-    driver = start_driver(tmp_path, IN_AN_EPOCH.replace("HERE", repr(str(tmp_path))))
+    """The first signal waits for the end of a long epoch, if a checkpoint was made before."""
+    names = {"HERE": str(tmp_path), "STRATEGY": strategy, "REPORTS_FIRST": signals > 1}
+    code = IN_AN_EPOCH
+    for name, value in {**names, "WORKERS": workers, "MEMORY": memory}.items():
+        code = code.replace(name, repr(value))
+    driver = start_driver(tmp_path, code)
     started.append(driver)
-
-    def is_copied() -> bool:
-        """The third copy is begun once the second is complete."""
-        names = [each.name for each in tmp_path.glob("polytrain-*/run-*/copies/checkpoint_*")]
-        return any(int(name.split("_")[1].split("-")[0]) > 2 for name in names)
-
-    assert eventually(is_copied, seconds=60)
+    assert eventually((tmp_path / "trains").exists, seconds=60)
     driver.send_signal(signal.SIGINT)
-    assert driver.stderr is not None
-    assert any("A second signal ends it at once" in line for line in driver.stderr)
-    driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=60)
+    if signals > 1:
+        assert driver.stderr is not None
+        assert any("A second signal ends it at once" in line for line in driver.stderr)
+        driver.send_signal(signal.SIGINT)
+    _, errors = driver.communicate(timeout=60)
     assert driver.returncode == -signal.SIGINT
     kept = Result.from_path(tmp_path / "runs" / "run").checkpoint
-    assert kept is not None
+    assert kept is not None, errors
     kept.verify()
     position = json.loads(Path(kept.path, "polytrain-manifest.json").read_text())["manifest"]
-    assert position["positions"]["train"]["start"] > 0
+    assert position["positions"]["train"]["start"] >= 19 * workers

@@ -28,6 +28,7 @@ from polytrain.events.attempt import (
     KeepsState,
     KeptRead,
     StateUnwritten,
+    stop_wanted,
 )
 from polytrain.linux.kept_states import KeptState
 from polytrain.policy.divergence import DivergenceRule
@@ -41,7 +42,7 @@ from polytrain.run.survivors import Survivors, in_order, newest_common, newest_p
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import AgentEvent, Kill, ReadKept, StoreCopy, WriteState
 from polytrain.workers.session.job import LaunchOrder
-from polytrain_plugins import CheckpointKind
+from polytrain_plugins import CheckpointKind, Stopped
 
 
 def read(rank: int, *points: int, alive: bool = True, forecast: int | None = None) -> KeptRead:
@@ -576,9 +577,12 @@ def sharing(
             written.append(
                 StateWritten(attempt=0, rank=rank, part=part, is_report=False, is_copy=True)
             )
+        # An answer to what a rank was asked for before it was lost changes nothing.
+        late = StateUnwritten(attempt=0, rank=0, reason="its process is gone")
         if unstored:
-            return [written[0], StateUnwritten(attempt=0, rank=1, reason=unstored)]
-        return written
+            refusal = StateUnwritten(attempt=0, rank=1, reason=unstored, is_copy=True)
+            return [late, written[0], refusal]
+        return [late, *written]
 
     run.life = life
     return run
@@ -659,6 +663,44 @@ def test_copies_of_what_has_diverged_are_not_stored(
     run = sharing(tmp_path, monkeypatch, {0: (4,), 1: (4,)}, raised(FailureKind.DIVERGED))
     run.conclude()
     assert run.group.of("store_copy") == []
+
+
+def test_if_all_ranks_are_lost_while_some_are_asked_their_copies_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = {0: (4,), 1: (4,)}
+    also = Exited(attempt=0, rank=0, how="killed by SIGKILL", killed=False)
+    run = sharing(tmp_path, monkeypatch, held, also)
+    life = run.life
+
+    def keeps(order: LaunchOrder) -> Sequence[AgentEvent]:
+        if order.attempt:
+            return life(order)
+        run.group.alive.clear()
+        return [*(KeepsState(attempt=0, rank=rank, size=10) for rank in (0, 1)), *life(order)]
+
+    run.life = keeps
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 2)]
+    [asked] = lines(tmp_path, "SurvivorsAsked")
+    assert (asked["step"], asked["reason"]) == (2, "")
+
+
+def test_a_rank_is_killed_at_a_stop_so_that_the_others_can_be_asked() -> None:
+    run = Run()
+    run.keep()
+    stopped = Stopped(by="signal", reason="SIGINT")
+    drain = stop_wanted(stopped)
+    run.state = replace(run.state, phase=Ending(), drain=drain, saves=False)
+    assert run.survivors.ask(run.state, number=4)
+    assert run.last() == (Kill(attempt=0), (2,))
+    run.survivors.gone(2)
+    assert isinstance(run.last()[0], ReadKept)
+    # A training that makes checkpoints has stopped after one.
+    run.survivors.launched(1, 3)
+    run.survivors.take(KeepsState(attempt=1, rank=0, size=10))
+    assert not run.survivors.ask(replace(run.state, saves=True), number=5)
+    assert run.survivors.deadline is None
 
 
 def test_a_copy_counts_only_if_every_rank_has_it() -> None:

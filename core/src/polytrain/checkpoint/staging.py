@@ -102,6 +102,14 @@ def beneath(staged: Path) -> tuple[Beneath, str]:
     return Beneath(staged.parent.parent), f"{staged.parent.name}/{staged.name}"
 
 
+def size_of(staged: Path) -> int:
+    """Return how many bytes a staged part has; 0 if it can't be read."""
+    files, path = beneath(staged)
+    with contextlib.suppress(OSError):
+        return sum(status.st_size for _, status in files.files(path))
+    return 0
+
+
 def remove(staged: Path) -> None:
     """Delete a staged part. After an error the next attempt deletes it."""
     files, path = beneath(staged)

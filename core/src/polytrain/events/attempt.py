@@ -284,11 +284,13 @@ class KeptRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateUnwritten:
-    """A survivor has no clean state, or couldn't write it in time."""
+    """A survivor has no clean state, or couldn't write it in time; or a copy can't be stored."""
 
     attempt: int
     rank: int
     reason: str
+    is_copy: bool = False
+    """Whether it is about a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

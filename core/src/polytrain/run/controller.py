@@ -88,8 +88,8 @@ logger = logging.getLogger(__name__)
 
 _OF_WORKER_0 = "rank 0 hasn't reported the step, and no other rank has virtual worker 0's metrics"
 
-_COPY_WITHIN_S = 5.0
-"""Seconds that a second signal waits at most for the end of the process, and for its copy."""
+_STATE_WITHIN_S = 5.0
+"""Seconds that a second signal waits at most for the processes' end, and for their state."""
 
 _GIT_WITHIN_S = 1.0
 """Seconds that the end of a run waits for git."""
@@ -178,32 +178,44 @@ class Controller:
         )
         return conclusion
 
-    def keep_copy(self) -> None:
-        """Commit the newest copy of the only rank's state, before a signal ends the run at once.
+    def keep_state(self) -> None:
+        """Commit the newest state that the ranks have, before a signal ends the run at once.
 
-        It lies complete on the node, and would be deleted there. Nothing more is written to a
+        Copies lie complete on the nodes, and would be deleted there. Nothing more is written to a
         storage that doesn't answer.
         """
-        if not self.survivors.is_alone or not isinstance(self.state.phase, Training):
+        if not self.survivors.know_states or not isinstance(self.state.phase, Training):
             return
-        until = time.monotonic() + _COPY_WITHIN_S
-        if not self.background_tasks.finish(within_s=_COPY_WITHIN_S):
+        until = time.monotonic() + _STATE_WITHIN_S
+        if not self.background_tasks.finish(within_s=_STATE_WITHIN_S):
             return
         self._take_results()
-        is_gone = False
+        left = set(range(self.state.world_size))
 
         def take(event: AgentEvent) -> None:
-            nonlocal is_gone
             if isinstance(event, Exited | AgentLost):
-                is_gone = True
+                left.discard(event.rank)
+                self.survivors.gone(event.rank)
+                if isinstance(event, AgentLost):
+                    self.survivors.copies_lost(event.rank)
+                    self.survivors.lost(event.rank)
             elif isinstance(event, SurvivorEvent | Reported | Output):
                 # What else comes changes nothing any more.
                 self._take(event)
 
-        self.group.call(Kill(attempt=self.state.attempt))
-        while not is_gone and time.monotonic() < until and not self.interrupts.are_urgent:
-            self.group.wait(take, until - time.monotonic())
-        if is_gone:
+        def wait_while(is_busy: Callable[[], object]) -> None:
+            while is_busy() and time.monotonic() < until and not self.interrupts.are_urgent:
+                deadline = self.survivors.deadline or until
+                self.group.wait(take, max(0.0, min(deadline, until) - time.monotonic()))
+                self.survivors.overdue()
+
+        number = self.checkpoints.unused_number
+        if not self.survivors.ask_at_stop(number=number):
+            self.group.call(Kill(attempt=self.state.attempt))
+        wait_while(lambda: left)
+        if not left and self.survivors.store_copies(self.state, number=number):
+            wait_while(lambda: self.survivors.is_storing)
+        if not left:
             self._commit_state()
 
     def _validated(self, conclusion: Conclude) -> Conclude:
@@ -329,6 +341,7 @@ class Controller:
             self.health_monitor.take(event)
         if isinstance(event, Exited | AgentLost):
             self._fail_if(self.checkpoints.gone(event.rank))
+            self.survivors.gone(event.rank)
             if isinstance(event, AgentLost):
                 self.survivors.copies_lost(event.rank)
             if self.state.is_last(event.rank):

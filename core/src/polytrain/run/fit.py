@@ -354,7 +354,7 @@ def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conc
         if interrupts.first is not None:
             # The interrupt is what the program gets.
             with contextlib.suppress(StorageError):
-                controller.keep_copy()
+                controller.keep_state()
         raise
     except StorageError as error:
         # The journal and the manifests remain, so the run can be resumed. Don't retry for the logs:

@@ -24,7 +24,7 @@ from polytrain.events.attempt import (
 )
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
-from polytrain.run.states import Ending, State
+from polytrain.run.states import Ending, Phase, State, Training
 from polytrain.workers.agents.calls import (
     DropCopy,
     Kill,
@@ -94,6 +94,21 @@ def _is_trusted(ending: Ending) -> bool:
     return not {failure.kind for failure in ending.failures}.intersection(_NOT_ASKED)
 
 
+def _has_failed(phase: Phase) -> bool:
+    """Return whether an attempt has failed, and its newest state may be committed."""
+    return isinstance(phase, Ending) and not phase.is_planned and _is_trusted(phase)
+
+
+def _stops_at_once(state: State) -> bool:
+    """Return whether a request ends the training without waiting for another checkpoint.
+
+    It waits for one before it ends the attempt, unless it doesn't know of any, or is repeated.
+    """
+    stopped = None if state.drain is None else state.drain.stopped
+    is_at_once = isinstance(state.phase, Training) or not state.saves
+    return stopped is not None and not stopped.is_final and is_at_once
+
+
 def _point(read: KeptRead) -> int:
     return max((state.point for state in read.states if not state.is_forecast), default=-1)
 
@@ -117,6 +132,9 @@ class Survivors:
 
     _unkept: dict[int, str] = field(default_factory=dict)
     """The ranks that can't, and why."""
+
+    _sacrificed: int | None = None
+    """The rank that is killed so that the others wait for it, and can be asked; None if none is."""
 
     _is_asking: bool = False
     _kept: dict[int, KeptRead] = field(default_factory=dict)
@@ -153,6 +171,11 @@ class Survivors:
         return self.has_copies and self._world_size == 1
 
     @property
+    def know_states(self) -> bool:
+        """Whether the end of the training may leave a state that no checkpoint has."""
+        return self.has_copies or (bool(self._keepers) and self._world_size > 1)
+
+    @property
     def deadline(self) -> float | None:
         """The monotonic time at which to call `overdue` without an event."""
         return self._until if self._is_asking else None
@@ -166,7 +189,7 @@ class Survivors:
         """Note that an attempt starts."""
         self._attempt, self._world_size, self._size = attempt, world_size, 0
         self._is_asking, self._written, self._why_unanswered = False, None, ""
-        self._stored = None
+        self._stored = self._sacrificed = None
         self._dropped, self._are_copies_over = 0, False
         its = (self._keepers, self._unkept, self._kept, self._left, self._refused)
         for known in (*its, self._held, self._uncopied):
@@ -183,19 +206,44 @@ class Survivors:
         if not isinstance(ending, Ending):
             # All processes were gone at once.
             return False
-        if ending.is_planned or not _is_trusted(ending) or self.is_alone:
+        if ending.is_planned:
+            return _stops_at_once(state) and self.ask_at_stop(number=number)
+        if not _is_trusted(ending) or self.is_alone:
             return False
         if not self._keepers:
             if not self.has_copies:
                 # Copies are looked for when all processes are gone.
                 self._say_why_not(state)
             return False
-        self._is_asking, self._number = True, number
-        self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
+        self._begin(number)
         self.group.call(ReadKept(attempt=self._attempt))
         for rank in ending.lost_agents:
             self.lost(rank)
         return True
+
+    def ask_at_stop(self, *, number: int) -> bool:
+        """Ask the ranks of a training that a stop ends at once; return whether any is asked.
+
+        The last one is killed: then the others wait for it, and have a state that stays.
+
+        Args:
+            number: see `ask`.
+        """
+        if not self._keepers or self._world_size == 1:
+            return False
+        self._begin(number)
+        self._sacrificed = self._world_size - 1
+        self.group.call(Kill(attempt=self._attempt), (self._sacrificed,))
+        return True
+
+    def gone(self, rank: int) -> None:
+        """Note that a rank's process is gone."""
+        if self._is_asking and rank == self._sacrificed:
+            self.group.call(ReadKept(attempt=self._attempt))
+
+    def _begin(self, number: int) -> None:
+        self._is_asking, self._number = True, number
+        self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
 
     def store_copies(self, state: State, *, number: int) -> bool:
         """Have the newest copies of which every rank has one stored; return whether there are any.
@@ -204,13 +252,10 @@ class Survivors:
             state: the run's state: all processes of its attempt are gone.
             number: a number for the checkpoint, which no other has.
         """
-        ending = state.phase
         if self._is_asking:
             self._end_without(self._refusals or "all ranks were lost at once")
         is_wanted = self.has_copies and self._world_size > 1 and self._written is None
-        if not is_wanted or not isinstance(ending, Ending):
-            return False
-        if ending.is_planned or not _is_trusted(ending):
+        if not is_wanted or not (_has_failed(state.phase) or _stops_at_once(state)):
             return False
         newest = newest_common(self._held, self._world_size)
         if newest is None:
@@ -248,7 +293,7 @@ class Survivors:
                     self._join(self._stored)
             case StateUnwritten(reason=reason) if self.is_alone:
                 self.refused(reason)
-            case StateUnwritten(rank=rank, reason=reason) if self._stored is not None:
+            case StateUnwritten(rank=rank, reason=reason, is_copy=True) if self._stored is not None:
                 self._stored = None
                 self.refused(f"rank {rank}: {reason}")
             case StateWritten() if self._is_asking:

@@ -239,7 +239,9 @@ class TrainingState:
                 load = partial(trial._load, name, state)
             if name in copies:
                 trial._parts = {**parts, **copies}
-                try_loading(name, load)
+                # To load shards into an optimizer without a state, torch takes a step.
+                with keeper.unnoted_steps():
+                    try_loading(name, load)
 
     def save(self, directory: str | Path, **progress: Any) -> None:
         """Write all parts into a directory of this rank. All ranks call this.

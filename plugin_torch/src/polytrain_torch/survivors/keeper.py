@@ -14,7 +14,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -558,6 +558,12 @@ def start(keeps: Keeper) -> Keeper:
 def keeper() -> Keeper | None:
     """Return this attempt's keeper; None if no `TrainingState` was restored."""
     return None if _current is None else _current[1]
+
+
+def unnoted_steps() -> AbstractContextManager[None]:
+    """Have this attempt's keeper take no notice of optimizers' steps in a block."""
+    keeps = keeper()
+    return nullcontext() if keeps is None else keeps.noting_steps_itself()
 
 
 def _before_step(optimizer: Any, *_: Any) -> None:

@@ -250,8 +250,8 @@ class Agent:
             self._asked = None
             self._unwritten(asked.attempt, why)
 
-    def _unwritten(self, attempt: int, why: str) -> None:
-        unwritten = StateUnwritten(attempt=attempt, rank=self._rank, reason=why)
+    def _unwritten(self, attempt: int, why: str, *, is_copy: bool = False) -> None:
+        unwritten = StateUnwritten(attempt=attempt, rank=self._rank, reason=why, is_copy=is_copy)
         self._events.put_nowait(unwritten)
 
     def _take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
@@ -519,7 +519,7 @@ class Agent:
     def _store_copy(self, call: StoreCopy) -> None:
         last = self._last
         if last is None or last.attempt != call.attempt or call.number not in last.copies:
-            self._unwritten(call.attempt, f"it has no copy of step {call.number}")
+            self._unwritten(call.attempt, f"it has no copy of step {call.number}", is_copy=True)
         else:
             self._take_copy(last, call.number, checkpoint=call.checkpoint)
 
@@ -529,7 +529,7 @@ class Agent:
         misplaced = misplaced_part(part, scratch=self._scratch.path / COPIES, near=None)
         if misplaced is not None:
             self._events.put_nowait(misplaced)
-            self._unwritten(worker.attempt, misplaced.failure.message)
+            self._unwritten(worker.attempt, misplaced.failure.message, is_copy=True)
             return
         as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
         self._parts.take(replace(part, checkpoint=checkpoint), as_event)

@@ -7,7 +7,6 @@ restart waits for it, and can do without it.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +21,7 @@ from polytrain.checkpoint.parts import (
     kept_if_unstored,
     stored_part,
 )
-from polytrain.checkpoint.staging import remove
+from polytrain.checkpoint.staging import remove, size_of
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import Failed, StateUnwritten
 from polytrain.storage.retry import StorageHealth
@@ -164,11 +163,7 @@ class PartStorer:
 
 def _limit_s(part: StagedPart) -> float:
     """Return how long to wait until a state is stored."""
-    size = sum(
-        Path(directory, name).stat().st_size
-        for directory, _, names in os.walk(part.staged or "")
-        for name in names
-    )
+    size = 0 if part.staged is None else size_of(part.staged)
     return _STATE_WITHIN_S + size / _STATE_BYTES_PER_S
 
 
@@ -189,6 +184,6 @@ def of_state(
                 is_copy=is_copy,
             )
         why = outcome.reason if isinstance(outcome, PartVoid) else outcome.failure.message
-        return StateUnwritten(attempt=attempt, rank=rank, reason=why)
+        return StateUnwritten(attempt=attempt, rank=rank, reason=why, is_copy=is_copy)
 
     return event
