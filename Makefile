@@ -6,6 +6,7 @@ LINT := .venv-lint
 DOCS := .venv-docs
 NEWEST := .venv-newest
 LOWEST := .venv-lowest
+DIST := .venv-dist
 ARGS ?=
 # Processes that run tests at once. Much of what tests do is to wait for other processes.
 JOBS ?= 3
@@ -28,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test newest lowest sweep hosts gpu conformance crash chaos docs bench-script bench-startup bench-scale bench-report bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test newest lowest sweep hosts gpu dist conformance crash chaos docs bench-script bench-startup bench-scale bench-report bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
 	bench-boosters bench-torch bench-cuts bench-faults bench-exact bench-preflight reference screenshot booster-table clean
 
@@ -43,12 +44,12 @@ demo: install ## the shortest complete run
 # $(1): where the tools are. All of them have their say.
 define check_code
 status=0; \
-for check in "ruff check" "ruff format --check" "lint-imports --no-logo" mypy; do \
+for check in "ruff check" "ruff format --check" "lint-imports --no-logo" mypy "zizmor --offline --quiet .github"; do \
 	$(1)/$$check || status=1; \
 done
 endef
 
-lint: $(LINT)/.stamp-install ## style, import contracts, types; needs no framework
+lint: $(LINT)/.stamp-install ## style, import contracts, types, workflows; needs no framework
 	@$(call check_code,$(LINT)/bin); exit $$status
 
 fix: $(LINT)/.stamp-install ## format, and repair what can be repaired
@@ -82,6 +83,12 @@ hosts: install ## all tests on several hosts made of namespaces; needs root
 
 gpu: $(VENV)/.stamp-gpu ## the tests that need an NVIDIA GPU, one; elsewhere they are skipped
 	@$(BIN)/pytest tests/gpu -rs $(ARGS)
+
+dist: $(DIST)/.stamp-install ## build all distributions in dist/, check them, and run them from there without a network
+	@rm -rf dist
+	@$(DIST)/bin/python .ci/distributions.py dist
+	@$(DIST)/bin/python .ci/api_breaks.py
+	@$(DIST)/bin/python .ci/try_distributions.py dist
 
 conformance: install ## the conformance kit over every backend
 	@$(BIN)/pytest tests/conformance $(ARGS)
@@ -177,7 +184,7 @@ booster-table: install ## hashes of models that should be the same
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)
 
 clean: ## remove the environment, the caches and what was built
-	rm -rf $(VENV) $(UNIT) $(LINT) $(DOCS) $(NEWEST) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(UNIT) $(LINT) $(DOCS) $(NEWEST) $(LOWEST) $(DIST) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian splits ensurepip into a package of its own: without it, the interpreter's pip puts one in.
@@ -199,7 +206,7 @@ $(VENV)/.stamp-install: $(CONSTRAINTS)
 $(NEWEST)/.stamp-install: CONSTRAINTS :=
 $(LOWEST)/.stamp-install: CONSTRAINTS := .ci/constraints-lowest.txt
 $(LOWEST)/.stamp-install: .ci/constraints-lowest.txt
-INSTALLED := members.txt frameworks.txt libraries.txt dev.txt examples.txt docs.txt
+INSTALLED := members.txt frameworks.txt libraries.txt dev.txt dist.txt examples.txt docs.txt
 # The oldest jax that the examples take and the oldest TensorFlow exclude each other.
 $(LOWEST)/.stamp-install: INSTALLED := members.txt frameworks.txt libraries.txt dev.txt
 
@@ -226,6 +233,10 @@ $(LINT)/.stamp-install: $(LINT)/.stamp-venv $(REQUIREMENTS)/build.txt $(REQUIREM
 
 $(DOCS)/.stamp-install: $(DOCS)/.stamp-venv $(REQUIREMENTS)/docs.txt
 	@$(call pip_install,$(DOCS)) -r $(REQUIREMENTS)/docs.txt
+	@touch $@
+
+$(DIST)/.stamp-install: $(DIST)/.stamp-venv $(REQUIREMENTS)/build.txt $(REQUIREMENTS)/dist.txt $(CONSTRAINTS)
+	@$(call pip_install,$(DIST)) $(addprefix -r $(REQUIREMENTS)/,build.txt dist.txt)
 	@touch $@
 
 $(VENV)/.stamp-gpu: $(VENV)/.stamp-install $(REQUIREMENTS)/gpu.txt
