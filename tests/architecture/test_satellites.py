@@ -58,7 +58,6 @@ OWN_ROOMS = {
         "api.backend_checks",
         "policy.links",
         "policy.placement",
-        "policy.versions",
         # The kit, for a backend that `polytrain new-backend` writes.
         "testing",
         "workers",

@@ -18,8 +18,8 @@ from polytrain.linux.clock import Clock
 from polytrain.record.ledger import Ledger
 from polytrain.storage.location import Location
 from polytrain.trackers import CSV, MLflow, Prometheus, TensorBoard, WandB
+from polytrain.trackers.attached import exposed_figures
 from polytrain.trackers.delivery import TrackedFacts
-from polytrain.trackers.exposed_figures import exposed_figures
 from polytrain.trackers.tracker import Tracker
 from polytrain.trackers.tracking import Tracking
 from polytrain_plugins import RunInfo

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from polytrain.ray_names.callbacks import TrainRunContext, UserCallback
     from polytrain.ray_names.trainers import DataParallelTrainer
     from polytrain.record.repetition import Replay
-    from polytrain.workers.session.checkpoint_handling import CheckpointUploadMode
+    from polytrain.workers.session.checkpoint_files import CheckpointUploadMode
     from polytrain.workers.session.context import Context, TrainContext
     from polytrain.workers.session.reported_checkpoints import (
         CheckpointConsistencyMode,
@@ -165,7 +165,7 @@ _NAMES = LazyNames(
         "polytrain.prediction.predict": ("PredictionOutput",),
         "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
         "polytrain.record.repetition": ("Replay",),
-        "polytrain.workers.session.checkpoint_handling": ("CheckpointUploadMode",),
+        "polytrain.workers.session.checkpoint_files": ("CheckpointUploadMode",),
         "polytrain.workers.session.context": ("Context", "TrainContext"),
         "polytrain.workers.session.reported_checkpoints": (
             "CheckpointConsistencyMode",

@@ -93,11 +93,6 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as strictly valid JSON."""
         body = asdict(self)
-        # Earlier versions read the manifests of all other checkpoints.
-        if not self.is_rescue:
-            del body["is_rescue"]
-        if self.virtual_workers is None:
-            del body["virtual_workers"]
         digest = _digest(FORMAT, body)
         entry = {"format": FORMAT, "sha256": digest, "manifest": body}
         return json.dumps(strict_json.plain(entry), indent=1, allow_nan=False)

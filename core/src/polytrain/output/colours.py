@@ -10,7 +10,7 @@ import os
 from enum import StrEnum
 from typing import TextIO
 
-from polytrain.output.notebook_output import is_notebook
+from polytrain.output.streams import is_notebook
 
 _RESET = "\x1b[0m"
 _FORCE = ("FORCE_COLOR", "CLICOLOR_FORCE")

@@ -13,8 +13,7 @@ from typing import TextIO
 
 from polytrain.output.colours import Style, has_colours, painted
 from polytrain.output.line_layout import printable
-from polytrain.output.notebook_output import is_notebook
-from polytrain.output.streams import write_text
+from polytrain.output.streams import is_notebook, write_text
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _NO_COLOUR = "\x1b[0m"

@@ -1,4 +1,4 @@
-"""Writes to the user's streams, whose readers may have stopped."""
+"""The user's streams: whether a notebook shows them, and writes that outlive their readers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import io
 import os
 import select
 import stat
+import sys
 from typing import TextIO
-
-from polytrain.output.notebook_output import is_notebook
 
 
 def write_text(stream: TextIO, text: str) -> None:
@@ -72,3 +71,10 @@ def _waiting_descriptor(stream: TextIO) -> int | None:
 def _escaped(text: str, encoding: str) -> bytes:
     """Return encoded text, with escapes for characters that the encoding lacks."""
     return text.encode(encoding, "backslashreplace")
+
+
+def is_notebook() -> bool:
+    """Return whether this program is a notebook's kernel. Imports nothing."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None

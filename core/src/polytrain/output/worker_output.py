@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from polytrain.output.call_queues import CallQueues
 from polytrain.output.colours import has_colours
 from polytrain.output.echo import rank_line, without_colours, write_line
 from polytrain.output.lines import LineBuffer
-from polytrain.output.live_bars import LiveBars
 from polytrain.output.rank_log import RankLog
 from polytrain.output.streams import are_one
 from polytrain.storage.beneath import Beneath
@@ -41,6 +41,35 @@ _OVERHEAD = 200
 """Bytes of overhead of each waiting text."""
 
 logger = logging.getLogger(__name__)
+
+
+class LiveBars:
+    """The bars of each rank. One thread notes them, another shows them."""
+
+    def __init__(self) -> None:
+        self.are_shown = False
+        """Whether somebody shows them; else nobody has to say how they move."""
+
+        self._lock = threading.Lock()
+        self._rows: dict[int, tuple[str, ...]] = {}
+
+    def put(self, rank: int, rows: tuple[str, ...]) -> None:
+        """Note a rank's bars, from the top; no rows if it has none any more."""
+        with self._lock:
+            if rows:
+                self._rows[rank] = rows
+            else:
+                self._rows.pop(rank, None)
+
+    def clear(self) -> None:
+        """Forget all bars: their writers are gone."""
+        with self._lock:
+            self._rows.clear()
+
+    def rows(self) -> list[tuple[int, str]]:
+        """Return all bars with their ranks, in the order of the ranks."""
+        with self._lock:
+            return [(rank, row) for rank, rows in sorted(self._rows.items()) for row in rows]
 
 
 class WorkerOutput:

@@ -31,8 +31,11 @@ class OnRollbackError(Exception):
 class ConfigChanges:
     """What `on_rollback` makes of a request, from one rollback to the next."""
 
-    spec: RunSpec | None = None
-    """The original request; None if nothing changes it."""
+    spec: RunSpec
+    """The original request."""
+
+    function: Callable[..., Any]
+    """The user's `on_rollback`."""
 
     _done: int = 0
     """Number of rollbacks that are dealt with."""
@@ -40,10 +43,10 @@ class ConfigChanges:
     _changes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: RunSpec) -> ConfigChanges:
-        """Return those of a request."""
+    def of(cls, spec: RunSpec) -> ConfigChanges | None:
+        """Return those of a request; None if nothing changes it."""
         function = spec.run_config.failure_config.on_rollback
-        return cls(spec=None if function is None else spec)
+        return None if function is None else cls(spec=spec, function=function)
 
     def after(self, rollbacks: Sequence[Rollback]) -> bytes | None:
         """Return the changed arguments of the request, pickled; None if there are none.
@@ -55,15 +58,11 @@ class ConfigChanges:
         Raises:
             OnRollbackError: the function has failed.
         """
-        if self.spec is None or not rollbacks:
-            return None
-        function = self.spec.run_config.failure_config.on_rollback
-        assert function is not None
         for rollback in rollbacks[self._done :]:
             try:
                 # What has left batches out, before the function was given, has changed nothing.
                 if not rollback.skipped:
-                    self._changes = self._changed(function, self.spec, rollback)
+                    self._changes = self._changed(rollback)
             except Exception as error:
                 raise OnRollbackError(error, rollback) from error
             self._done += 1
@@ -74,15 +73,14 @@ class ConfigChanges:
         except Exception as error:
             raise OnRollbackError(error, rollbacks[-1]) from error
 
-    def _changed(
-        self, function: Callable[..., Any], spec: RunSpec, rollback: Rollback
-    ) -> dict[str, Any]:
+    def _changed(self, rollback: Rollback) -> dict[str, Any]:
+        spec = self.spec
         # The function may change what it gets, and returns nothing then: that would be lost.
         if spec.train_loop_per_worker is not None:
             given = self._changes.get("train_loop_config", spec.train_loop_config)
-            return {"train_loop_config": _returned(function(deepcopy(given), rollback))}
+            return {"train_loop_config": _returned(self.function(deepcopy(given), rollback))}
         backend: Any = self._changes.get("backend", spec.backend)
-        params = _returned(function(deepcopy(backend.params), rollback))
+        params = _returned(self.function(deepcopy(backend.params), rollback))
         return {"backend": replace(backend, params=params)}
 
 

@@ -114,7 +114,9 @@ class Controller:
     attached: AttachedWork = field(default_factory=AttachedWork)
     commit_search: CommitSearch = field(default_factory=CommitSearch)
     stop_rule: StopRule = field(default_factory=StopRule)
-    config_changes: ConfigChanges = field(default_factory=ConfigChanges)
+    config_changes: ConfigChanges | None = None
+    """What `on_rollback` changes for later attempts; None without it."""
+
     virtual_workers: int | None = None
     code_after: Callable[[], CodeContent | None] = lambda: None
     """Returns `RunConcluded.code` once training has ended."""
@@ -520,8 +522,10 @@ class Controller:
         )
 
     def _launch(self, attempt: int) -> None:
+        changes = None
         try:
-            changes = self.config_changes.after(self.journal.history.divergences.rollbacks)
+            if self.config_changes is not None:
+                changes = self.config_changes.after(self.journal.history.divergences.rollbacks)
         except OnRollbackError as error:
             self.state = replace(self.state, phase=Concluded(succeeded=False))
             failures = (error.failure,)

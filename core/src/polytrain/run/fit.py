@@ -19,10 +19,9 @@ from polytrain.events.output import OutputRoute
 from polytrain.events.rollback import Rollback
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.live_bars import LiveBars
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
-from polytrain.output.worker_output import WorkerOutput, is_one_place, opened_output
+from polytrain.output.worker_output import LiveBars, WorkerOutput, is_one_place, opened_output
 from polytrain.policy.divergence import divergence_rule
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.configuration import (

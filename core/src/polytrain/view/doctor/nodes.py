@@ -14,12 +14,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.policy.placement import NodeAddress
-from polytrain.policy.versions import other_versions
 from polytrain.storage.location import Location
 from polytrain.storage.trial import Refusal, refusal
 from polytrain.view.doctor import machine
 from polytrain.view.doctor.finding import CheckFailed, Finding, checked
 from polytrain.view.doctor.links import findings_of_links
+from polytrain.workers.agents.installed import other_versions
 from polytrain.workers.ray.runtime import running_ray
 from polytrain_plugins import Backend
 

@@ -17,13 +17,14 @@ from polytrain.output.call_queues import CallQueue, CallQueues
 from polytrain.output.colours import Style, has_colours, painted
 from polytrain.output.echo import write_line
 from polytrain.output.line_layout import printable
-from polytrain.output.live_bars import LiveBars
-from polytrain.output.notebook_output import NotebookOutput, is_notebook
+from polytrain.output.streams import is_notebook
+from polytrain.output.worker_output import LiveBars
 from polytrain.record.entries import Entry, MetricsReported
 from polytrain.record.journal import Take
 from polytrain.record.ledger import Ledger
 from polytrain.record.progress import Progress
 from polytrain.view.progress.as_json import ended_line, event_line, progress_line, started_line
+from polytrain.view.progress.notebook import NotebookOutput
 from polytrain.view.progress.status_lines import StatusLines, can_stay
 from polytrain.view.progress.text import (
     UNICODE,

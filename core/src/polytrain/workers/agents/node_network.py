@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -33,3 +34,15 @@ def on_network(
         f"RunConfig(network_interface={network!r}) names; it has: {has}. If the names differ among "
         'nodes, give their subnet, such as network_interface="10.1.0.0/16"',
     )
+
+
+def ipv4_interfaces() -> dict[str, list[str]]:
+    """Return each interface's IPv4 addresses; interfaces without one are left out."""
+    # Import it late: few runs need it.
+    import psutil
+
+    found = {
+        name: [each.address for each in addresses if each.family == socket.AF_INET]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    return {name: addresses for name, addresses in found.items() if addresses}

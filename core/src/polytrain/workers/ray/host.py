@@ -12,13 +12,12 @@ from pathlib import Path
 import ray
 
 from polytrain.data.read.ray_pipeline import allow_blocking_get
-from polytrain.linux.network_interfaces import ipv4_interfaces
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, RankAssignment, assigned
 from polytrain.workers.agents.link_end import LinkEnd, Listening
-from polytrain.workers.agents.node_network import on_network
+from polytrain.workers.agents.node_network import ipv4_interfaces, on_network
 
 
 class RayHost:

@@ -27,12 +27,12 @@ from polytrain.policy.validation import ValidationStatus
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import (
     CheckpointFiles,
+    CheckpointHandling,
     directory_to_delete,
     expect_checkpoint,
     expect_stored,
     files_of,
 )
-from polytrain.workers.session.checkpoint_handling import CheckpointHandling
 from polytrain.workers.session.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.session.context import Context, RunStorage
 from polytrain.workers.session.copies import Copies

@@ -12,8 +12,8 @@ from polytrain.config.validation_config import ValidationTaskConfig
 from polytrain.errors import NotInWorkerError
 from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.progress_page import beat
-from polytrain.workers.session.checkpoint_handling import (
-    DEFAULT,
+from polytrain.workers.session.checkpoint_files import (
+    DEFAULT_HANDLING,
     CheckpointUploadMode,
     handling_of,
 )
@@ -90,7 +90,7 @@ def report(
         CheckpointError: the checkpoint's directory doesn't exist, or the disk has no room.
         NotInWorkerError: outside a training function, or in a child process of it.
     """
-    handling = DEFAULT
+    handling = DEFAULT_HANDLING
     if not (
         upload is None
         and checkpoint_dir_name is None

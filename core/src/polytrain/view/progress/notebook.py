@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import html
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
-
-
-def is_notebook() -> bool:
-    """Return whether this program is a notebook's kernel. Imports nothing."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None
 
 
 class NotebookOutput:
