@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import DEEPSPEED
+from tests.e2e.torch_runs import DEEPSPEED, equal
 from tests.sweeps import only_in_sweep
 
 from polytrain import FailureConfig, Result, RunConfig
@@ -350,12 +351,57 @@ def accelerated(config: dict[str, Any]) -> None:
                 polytrain.report({"loss": loss.item()})
 
 
+def batch_norm(config: dict[str, Any]) -> None:
+    """Train an adapter of a model whose statistics training changes, and PEFT doesn't save."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+
+    import polytrain
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Regression(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.first, self.norm = torch.nn.Linear(3, 64), torch.nn.BatchNorm1d(64)
+            self.second, self.last = torch.nn.Linear(64, 256), torch.nn.Linear(256, 1)
+            self.post_init()
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            predicted = self.last(self.second(self.norm(self.first(x))))[:, 0]
+            return {"loss": (predicted - labels).square().mean(), "logits": predicted}
+
+    torch.manual_seed(3)
+    inner = Regression(PretrainedConfig())
+    x = torch.arange(3.0 * ROWS).reshape(ROWS, 3) / ROWS
+    arguments = TrainingArguments(
+        output_dir=config["output"],
+        per_device_train_batch_size=4,
+        label_names=["labels"],
+        ddp_broadcast_buffers=config["broadcasts"],
+        **ARGUMENTS,
+    )
+    trainer = Trainer(
+        get_peft_model(inner, LoraConfig(r=1, target_modules=["second", "last"])),
+        arguments,
+        train_dataset=[{"x": row, "labels": row.sum()} for row in x],
+    )
+    recorder = Recorder(config, lambda: trainer.state.global_step + 1)
+    trainer.add_callback(dies_in_steps(recorder))
+    prepare_trainer(trainer).train()
+    rank = polytrain.get_context().get_world_rank()
+    torch.save(inner.state_dict(), f"{config['output']}/weights-{rank}.pt")
+
+
 SCRIPTS = {
     "sft": sft,
     "dpo": dpo,
     "adapter": adapter,
     "fsdp2": fsdp2,
     "accelerated": accelerated,
+    "batch_norm": batch_norm,
 }
 
 LIBRARIES = (
@@ -381,16 +427,15 @@ class Trained:
     """Rank and step to the rows of each batch, in the last attempt that took the step."""
 
 
-def trained(
-    directory: Path, script: str, kills: Sequence[Kill] = (), *, has_generator: bool = True
-) -> Trained:
+def trained(directory: Path, script: str, kills: Sequence[Kill] = (), **options: Any) -> Trained:
     rows = directory / "rows"
     rows.mkdir(parents=True)
     config = {
         "output": str(directory / "output"),
         "rows": str(rows),
         "kills": kills,
-        "has_generator": has_generator,
+        "has_generator": True,
+        **options,
     }
     result = torch_runs.fit(
         RunConfig(storage_path=directory / "runs", progress=False),
@@ -495,3 +540,24 @@ def test_an_iterator_of_accelerate_draws_a_number_of_torchs(tmp_path: Path) -> N
     killed = trained(tmp_path / "killed", "accelerated", kills, has_generator=False)
     assert killed.rows == expected.rows
     assert killed.reports != expected.reports
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("broadcasts", [False, only_in_sweep(True)])
+def test_statistics_of_an_adapted_model_come_back(tmp_path: Path, broadcasts: bool) -> None:
+    """Those that each rank has of its own, too."""
+    # The second kill leaves a state to the other rank, the first one doesn't.
+    kills: list[Kill] = [("end", [0, 1], 6), ("optimizer", [1], 7)]
+    expected = trained(tmp_path / "undisturbed", "batch_norm", broadcasts=broadcasts)
+    killed = trained(tmp_path / "killed", "batch_norm", kills, broadcasts=broadcasts)
+    assert killed.reports == expected.reports
+    for name in ("weights-0.pt", "weights-1.pt"):
+        theirs, ours = (
+            torch.load(tmp_path / run / "output" / name, weights_only=True)
+            for run in ("undisturbed", "killed")
+        )
+        assert equal(ours, theirs)
+    frozen = sum(4 * each.numel() for name, each in ours.items() if "base_layer" in name)
+    for directory in Path(killed.result.path, "checkpoints").iterdir():
+        assert (directory / "adapter_model.safetensors").exists()
+        assert max(file.stat().st_size for file in directory.iterdir()) < frozen / 2

@@ -7,7 +7,6 @@ restart does the rest, and then begins the next step, as from a checkpoint that 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -38,6 +37,7 @@ from polytrain_torch.randomness import (
 from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import State
+from polytrain_torch.transformers.adapters import is_adapted, write_buffers
 
 if TYPE_CHECKING:
     from polytrain_torch.transformers.trainer import ReportCallback
@@ -289,8 +289,9 @@ class KeptSteps(TrainerCallback):
         model, parts = unwrapped(self._trainer.model), whole["parts"]
         if isinstance(model, PreTrainedModel):
             model.config.save_pretrained(files)
-        if _is_adapted(model):
+        if is_adapted(model):
             model.save_pretrained(str(files), state_dict=parts["model"])
+            write_buffers(model, parts["model"], files)
         else:
             # Models save themselves only on rank 0. This file may have tied weights twice.
             save_safely(parts["model"], files / WEIGHTS_NAME)
@@ -355,13 +356,6 @@ class KeptSteps(TrainerCallback):
         # The trainer looks for a stop only after a step, which the training has stopped before.
         resumed.stops, resumed.skips_end = False, resumed.is_between_epochs
         return [], None
-
-
-def _is_adapted(model: Any) -> bool:
-    """Whether a model is PEFT's, of which checkpoints have the adapters alone."""
-    # Whoever has one has imported PEFT.
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(model, peft.PeftModel)
 
 
 def draws_again(loader: Any) -> bool:

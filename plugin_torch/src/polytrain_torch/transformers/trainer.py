@@ -30,6 +30,12 @@ from polytrain_torch.libraries import needed
 from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.private import LogSums, replace_end_of_step
+from polytrain_torch.transformers.adapters import (
+    is_adapted,
+    load_buffers,
+    without_frozen,
+    write_buffers,
+)
 from polytrain_torch.transformers.shards import check_epoch, epoch_of, take_batches
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
@@ -187,6 +193,7 @@ class ReportCallback(TrainerCallback):
         if self.best is not None:
             state.best_model_checkpoint = str(self.best)
         if self.resumes_from is not None:
+            load_buffers(unwrapped(objects["model"]), _files_of(self.resumes_from))
             _restore_own(self.resumes_from, objects)
             self._restore_sums(self.resumes_from)
 
@@ -211,6 +218,9 @@ class ReportCallback(TrainerCallback):
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
                 _write_made_by(part / self.CHECKPOINT_NAME, self, args, sums)
+                model = unwrapped(objects["model"])
+                if self.is_whole and is_adapted(model):
+                    write_buffers(model, model.state_dict(), part / self.CHECKPOINT_NAME)
             names = () if not self.is_whole else _PARTS[:1] if args.save_only_model else _PARTS
             _save_own(part, {name: objects.get(name) for name in names}, sums)
             self._before_report(self._held)
@@ -308,11 +318,16 @@ def _save_own(part: Path | None, objects: Mapping[str, Any], sums: Mapping[str, 
     """Write states that differ by rank, and what is added up for logs. All ranks call this."""
     parts = {name: each for name, each in objects.items() if each is not None}
     states: States = {
-        "parts": {name: unwrapped(each).state_dict() for name, each in parts.items()},
+        "parts": {name: _state(unwrapped(each)) for name, each in parts.items()},
         _SUMS: {_SUMS: sums},
     }
     compared = {name: comparable(parts[name], state) for name, state in states["parts"].items()}
     save_beside(states, {**states, "parts": compared}, part)
+
+
+def _state(part: Any) -> Mapping[str, Any]:
+    state: Mapping[str, Any] = part.state_dict()
+    return without_frozen(part, state) if is_adapted(part) else state
 
 
 def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
@@ -326,7 +341,8 @@ def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
         return
     refuse_other_ranks(found["names"].get("parts", ()), found)
     for name, state in own_states({"parts": {}}, found, directory)["parts"].items():
-        unwrapped(objects[name]).load_state_dict(state)
+        part = unwrapped(objects[name])
+        part.load_state_dict(state, **({"strict": False} if is_adapted(part) else {}))
 
 
 def _write_made_by(
