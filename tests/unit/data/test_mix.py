@@ -38,6 +38,8 @@ class Items:
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """The same rows as `WEB`, in files with two types of numbers."""
+    tmp_path = tmp_path / "web"
+    tmp_path.mkdir()
     for number, kind in enumerate((np.int64, np.int32)):
         rows = np.array_split(WEB, 2)[number].astype(kind)
         pq.write_table(pa.table({"x": rows}), tmp_path / f"{number}.parquet", row_group_size=400)
@@ -54,20 +56,23 @@ def rows_of(data: Any, world_size: int = 1, epochs: int = 1, **config: Any) -> l
     ]
 
 
+@pytest.mark.parametrize("epoch", ["first_exhausted", "all_exhausted"])
 @pytest.mark.parametrize("shuffle", [False, True, "window"])
 def test_sources_of_any_kind_give_the_same_rows_in_the_same_order(
-    shuffle: Any, files: Path
+    shuffle: Any, epoch: Any, files: Path
 ) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "window_rows": 64, "seed": 5}
-    wanted = rows_of(
-        Mix({"code": {"x": CODE}, "web": {"x": WEB}}, weights=WEIGHTS), 1, 2, **options
-    )
+    in_memory = Mix({"code": {"x": CODE}, "web": {"x": WEB}}, weights=WEIGHTS, epoch=epoch)
+    wanted = rows_of(in_memory, 1, 2, **options)
+    code = files.parent / "code.parquet"
+    pq.write_table(pa.table({"x": CODE}), code, row_group_size=30)
     for sources in (
         {"code": Items(), "web": files},
+        {"code": code, "web": files},
         {"code": {"x": CODE.astype(np.int16)}, "web": files},
         {"code": [{"x": int(x)} for x in CODE], "web": pa.table({"x": WEB})},
     ):
-        assert rows_of(Mix(sources, weights=WEIGHTS), 3, 2, **options) == wanted
+        assert rows_of(Mix(sources, weights=WEIGHTS, epoch=epoch), 3, 2, **options) == wanted
 
 
 def test_an_epoch_ends_with_the_first_source_that_is_exhausted() -> None:
