@@ -114,7 +114,7 @@ bench-report: $(VENV)/.stamp-bench ## cost of one report, against Ray Train
 bench-lost-rounds: install ## rounds that random kills cost, and the model at the end, for boosters
 	@$(BIN)/python tests/benchmarks/bench_lost_rounds.py $(ARGS)
 
-bench-lost-steps: install ## steps that random kills cost, and the weights at the end, for torch
+bench-lost-steps: install ## steps that random kills cost, and the weights at the end, for torch and Keras
 	@$(BIN)/python tests/benchmarks/bench_lost_steps.py $(ARGS)
 
 bench-recovery: $(VENV)/.stamp-bench ## time from a kill to the next step, against Ray Train

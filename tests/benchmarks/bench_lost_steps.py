@@ -19,9 +19,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import load_file
 
 from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
+
+WEIGHTS = "weights.pt"
+"""File for the weights of a library that leaves no checkpoint of its own."""
+
+LONGEST_S = (0.3, 3.0)
+"""Seconds from a first step to a kill, at most; Keras's first batches take longer than others."""
 
 
 def train(config: dict[str, Any]) -> None:
@@ -155,6 +163,144 @@ def train_transformers(config: dict[str, Any]) -> None:
     prepare_trainer(trainer).train()
 
 
+def train_lightning(config: dict[str, Any]) -> None:
+    """The same network and steps by Lightning's trainer, which validates after each epoch."""
+    import os
+    import time
+    from pathlib import Path
+
+    import lightning
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch.lightning import Trainer
+
+    class Regression(lightning.LightningModule):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(8, width),
+                torch.nn.BatchNorm1d(width),
+                torch.nn.Dropout(0.2),
+                torch.nn.Linear(width, width),
+                torch.nn.Tanh(),
+                torch.nn.Linear(width, 1),
+            )
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            x, y = batch
+            loss = (self.layers(x)[:, 0] - y).square().mean()
+            self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            x, y = batch
+            self.log("error", (self.layers(x)[:, 0] - y).abs().mean(), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    context = polytrain.get_context()
+    me = context.get_attempt(), context.get_world_rank()
+    log = os.open(config["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(event: str, steps: int) -> None:
+        line = f"{event} {me[0]} {me[1]} {steps} {time.time()} {os.getpid()}\n"
+        os.write(log, line.encode())
+
+    class Begins(lightning.Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            note("begins", trainer.global_step)
+
+    register_optimizer_step_post_hook(
+        lambda *_: note("step", trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+    )
+    lightning.seed_everything(1, verbose=False)
+    x = torch.randn(64 * config["batches"], 8)
+    rows = TensorDataset(x, x.sum(1))
+    module = Regression(config["width"])
+    trainer = Trainer(
+        default_root_dir=config["output"],
+        max_epochs=config["epochs"],
+        callbacks=[Begins()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(
+        module,
+        DataLoader(rows, batch_size=32, shuffle=True),
+        DataLoader(TensorDataset(*rows[:320]), batch_size=32),
+    )
+    if trainer.global_rank == 0:
+        torch.save(module.state_dict(), Path(config["output"], WEIGHTS))
+
+
+def keras_options(config: dict[str, Any]) -> dict[str, Any]:
+    """A `fit` from options, of a network and data like those above."""
+
+    def model() -> Any:
+        import os
+        import time
+
+        import keras
+
+        import polytrain
+
+        keras.utils.set_random_seed(0)
+        width = config["width"]
+        network = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(width),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.2),
+                keras.layers.Dense(width, activation="tanh"),
+                keras.layers.Dense(1),
+            ]
+        )
+        context = polytrain.get_context()
+        me = context.get_attempt(), context.get_world_rank()
+        log = os.open(config["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        own, strategy = network.make_train_function, network.distribute_strategy
+        noted: list[int] = []
+
+        def note(event: str) -> None:
+            local = strategy.experimental_local_results(network.optimizer.iterations.value)
+            noted.append(int(local[0].numpy()))
+            line = f"{event} {me[0]} {me[1]} {noted[-1]} {time.time()} {os.getpid()}\n"
+            os.write(log, line.encode())
+
+        def make(force: bool = False) -> None:
+            own(force)
+            step = network.train_function
+
+            def train(iterator: Any) -> Any:
+                if not noted:
+                    note("begins")
+                outputs = step(iterator)
+                note("step")
+                return outputs
+
+            network.train_function = train
+
+        network.make_train_function = make
+        return network
+
+    x = np.random.default_rng(0).normal(size=(64 * config["batches"], 8)).astype("float32")
+    return {
+        "model": model,
+        "compile": {"optimizer": "adamw", "loss": "mse", "metrics": ["mae"]},
+        "epochs": config["epochs"],
+        "label": "y",
+        "batch_size": 32,
+        "datasets": {"train": {"x": x, "y": x.sum(1)}},
+    }
+
+
 class Killer(threading.Thread):
     """Kills a random rank at random moments, once in each attempt."""
 
@@ -202,10 +348,16 @@ def fit(directory: Path, by: str, width: int, epochs: int, batches: int) -> Resu
         "log": str(directory / "steps"),
         "output": str(directory / "output"),
     }
+    (directory / "output").mkdir()
+    functions = {"transformers": train_transformers, "lightning": train_lightning}
+    options: dict[str, Any] = (
+        keras_options(config)
+        if by == "keras"
+        else {"train_loop_per_worker": functions.get(by, train), "train_loop_config": config}
+    )
     return make_trainer(
-        "torch",
-        train_transformers if by == "transformers" else train,
-        train_loop_config=config,
+        "tensorflow" if by == "keras" else "torch",
+        **options,
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
             storage_path=directory,
@@ -216,21 +368,29 @@ def fit(directory: Path, by: str, width: int, epochs: int, batches: int) -> Resu
     ).fit()
 
 
-def weights(result: Result) -> bytes:
-    assert result.checkpoint is not None
-    file = Path(result.checkpoint.path, "model.safetensors")
-    found = load_file(file) if file.exists() else result.load_model()
-    return b"".join(each.numpy().tobytes() for each in found.values())
+def weights(result: Result, directory: Path) -> bytes:
+    if (own := directory / "output" / WEIGHTS).exists():
+        found = torch.load(own, weights_only=True).values()
+    else:
+        assert result.checkpoint is not None
+        file = Path(result.checkpoint.path, "model.safetensors")
+        found = load_file(file).values() if file.exists() else values(result.load_model())
+    return b"".join(np.asarray(each).tobytes() for each in found)
+
+
+def values(model: Any) -> Any:
+    """Return the values of a state of torch's, or of a Keras model."""
+    return model.values() if isinstance(model, dict) else model.variables
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--by", default="shared,gloo,transformers")
+    parser.add_argument("--by", default="shared,gloo,transformers,lightning,keras")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batches", type=int, default=500)
-    parser.add_argument("--longest-s", type=float, default=0.3)
+    parser.add_argument("--longest-s", type=float, help="from a first step to a kill, at most")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     sizes = arguments.width, arguments.epochs, arguments.batches
@@ -239,8 +399,9 @@ def main() -> None:
             undisturbed, killed = Path(there, "undisturbed"), Path(there, "killed")
             for each in (undisturbed, killed):
                 each.mkdir()
-            expected = weights(fit(undisturbed, by, *sizes))
-            killer = Killer(killed / "steps", arguments.kills, arguments.seed, arguments.longest_s)
+            expected = weights(fit(undisturbed, by, *sizes), undisturbed)
+            longest_s = arguments.longest_s or LONGEST_S[by == "keras"]
+            killer = Killer(killed / "steps", arguments.kills, arguments.seed, longest_s)
             killer.start()
             result = fit(killed, by, *sizes)
             found = lines(killed / "steps")
@@ -258,7 +419,7 @@ def main() -> None:
                 entry = json.loads(line)
                 if entry["event"] == "SurvivorsAsked" and entry["reason"]:
                     reasons.append(entry["reason"])
-            is_equal = weights(result) == expected
+            is_equal = weights(result, killed) == expected
             print(
                 f"{by}: {result.restarts} kills, {sum(lost)} steps lost in "
                 f"{sum(each > 0 for each in lost)} of them (at most {max(lost, default=0)}), "
