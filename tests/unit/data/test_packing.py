@@ -116,6 +116,16 @@ def test_sources_of_a_mix_are_packed_each_by_itself() -> None:
     assert batch["input_ids"][:, 0].tolist() == [0, 100, 8, 100]
 
 
+def test_sources_of_a_mix_may_have_tokens_of_different_widths() -> None:
+    wide, narrow = (
+        pa.table({"ids": pa.array([[1, 2, 3], [4]], pa.list_(kind))})
+        for kind in (pa.int64(), pa.int32())
+    )
+    mix = Mix({"wide": wide, "narrow": narrow}, weights={"wide": 1, "narrow": 1})
+    [batch] = shard_of(mix, pack=2).iter_batches(batch_size=4)
+    assert batch["ids"].tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
+
+
 def test_a_transform_makes_the_tokens() -> None:
     def encoded(batch: dict[str, Any]) -> dict[str, Any]:
         lists = np.empty(len(batch["text"]), object)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from polytrain.data.read.ray_data import unified
+from polytrain.data.types.nested import tensors_as_lists, tensors_of
 from polytrain.data.types.schemas import conformed, unified_type
 from polytrain.data_errors import ReadError, SourceError, TransformError
 from polytrain.testing.shards import shard_of
@@ -81,6 +82,15 @@ def test_values_that_it_holds() -> None:
     found = conformed(pa.table({"x": values}), pa.schema([("x", pa.float32())]), "here")
     assert found.schema.types == [pa.float32()]
     assert str(found.column("x").to_pylist()) == str(values.to_pylist())
+
+
+def test_tensors_of_narrower_numbers_fit_a_tensor_of_wider_ones() -> None:
+    narrow = pa.chunked_array([tensors_of(np.arange(6, dtype=np.int32).reshape(3, 2))])
+    wide = schema(x=pa.fixed_shape_tensor(pa.int64(), [2]))
+    for column in (narrow, narrow.slice(1), narrow.slice(0, 0)):
+        found = conformed(pa.table({"x": column}), wide, "here").column("x")
+        assert found.type == wide.field("x").type
+        assert tensors_as_lists(found).to_pylist() == tensors_as_lists(column).to_pylist()
 
 
 def test_what_a_transform_returns_later_is_not_rounded() -> None:

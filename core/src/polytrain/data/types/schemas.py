@@ -192,4 +192,9 @@ def _conformed_tensors(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Chunked
     if kind.shape != column.type.shape:
         # Arrow's own cast would take the numbers and forget how they lie.
         raise pa.ArrowInvalid(f"their shape is {tuple(column.type.shape)}")
-    return column.cast(kind)
+    # Arrow has no cast from tensors to tensors of other numbers.
+    numbers = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    cast = exactly(numbers, kind.storage_type)
+    return pa.chunked_array(
+        [pa.ExtensionArray.from_storage(kind, each) for each in cast.chunks], kind
+    )
