@@ -23,6 +23,8 @@ from polytrain_plugins import Problem
 
 _OURS = str(Path(__file__).parents[1])
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_LONGEST = 300
+"""Characters of an exception's text in a message."""
 
 
 class DataError(Exception):
@@ -88,10 +90,10 @@ def is_library(file: str) -> bool:
     )
 
 
-def one_line(error: BaseException, *, limit: int = 300) -> str:
+def one_line(error: BaseException) -> str:
     """An exception's type and text, short enough for a message."""
     text = " ".join(str(error).split())
-    shown = text if len(text) <= limit else f"{text[:limit]}…"
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
 from polytrain.record.entries import CommitFound
 from polytrain.record.history import JOURNAL, read_history
-from polytrain.run.program import CommitSearch, found_commit
+from polytrain.run.program import commit_search, found_commit
 from polytrain.storage.location import Location
 from polytrain.view.cli.show import command as show
 
@@ -117,17 +117,16 @@ def test_no_child_process_disturbs_what_trains_in_this_process(
     assert ends == [len(git_that_ends.read_text().splitlines())]
 
 
-def test_the_commit_is_told_once(git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_there_when_the_driver_is_woken(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path / "code")
-    answered = threading.Event()
-    search = CommitSearch()
-    assert search.take(wait_s=1) is None
-    search.start(answered.set)
-    found = search.take(wait_s=60)
-    assert answered.is_set()
+    woken = threading.Event()
+    answer = commit_search(woken.set, at_once=False)
+    assert woken.wait(60)
+    found = answer.result(timeout=0)
     assert found is not None
     assert found.commit == git("rev-parse", "HEAD")
-    assert search.take() is None
 
 
 def test_a_run_that_is_resumed_has_the_facts_of_each_driver(

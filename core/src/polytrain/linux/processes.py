@@ -58,11 +58,6 @@ def kill_session(leader: int) -> None:
             kill(leader, signal.SIGKILL)
 
 
-def kill_children_except(spared: set[int]) -> None:
-    """SIGKILL and reap every child of this process except these."""
-    kill_children(lambda pid: pid not in spared)
-
-
 def kill_children(is_doomed: Callable[[int], bool]) -> None:
     """SIGKILL and reap this process's children that `is_doomed` selects, until none is left."""
     while strays := set(filter(is_doomed, children_of(os.getpid()))):

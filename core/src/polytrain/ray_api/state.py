@@ -11,6 +11,9 @@ import ray
 
 from polytrain.ray_api.private import cluster_state
 
+_ANSWERS_WITHIN_S = 2.0
+"""Seconds after which a node counts as one that doesn't answer."""
+
 
 def death_of_node(node_id: str) -> str | None:
     """Return Ray's reason for a node's death; None if it isn't dead."""
@@ -20,30 +23,20 @@ def death_of_node(node_id: str) -> str | None:
     return None
 
 
-def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
-    """Return whether a node's raylet listens on its port. Ray takes seconds to detect its loss.
-
-    Args:
-        node_id: the node.
-        timeout_s: seconds after which to return False.
-    """
+def is_reachable(node_id: str) -> bool:
+    """Return whether a node's raylet listens on its port. Ray takes seconds to detect its loss."""
     with (
         contextlib.suppress(OSError, LookupError),
-        socket.create_connection(raylet_addresses()[node_id], timeout_s),
+        socket.create_connection(raylet_addresses()[node_id], _ANSWERS_WITHIN_S),
     ):
         return True
     return False
 
 
-def is_refused(node_id: str, timeout_s: float = 2.0) -> bool:
-    """Return whether a node's host answers that its raylet has ended: it refuses connections.
-
-    Args:
-        node_id: the node.
-        timeout_s: seconds after which to return False.
-    """
+def is_refused(node_id: str) -> bool:
+    """Return whether a node's host answers that its raylet has ended: it refuses connections."""
     try:
-        socket.create_connection(raylet_addresses()[node_id], timeout_s).close()
+        socket.create_connection(raylet_addresses()[node_id], _ANSWERS_WITHIN_S).close()
     except ConnectionRefusedError:
         return True
     except (OSError, LookupError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
@@ -36,6 +37,7 @@ from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import (
     AttemptEnded,
     CodeContent,
+    CommitFound,
     Launched,
     RunConcluded,
     StopConditionMet,
@@ -52,7 +54,7 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
-from polytrain.run.program import CommitSearch
+from polytrain.run.program import commit_search
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StacksRequests, StopRequests
 from polytrain.run.states import (
@@ -112,7 +114,9 @@ class Controller:
     remote_requests: RemoteRequests
     survivors: Survivors
     attached: AttachedWork = field(default_factory=AttachedWork)
-    commit_search: CommitSearch = field(default_factory=CommitSearch)
+    asks_git_at_once: bool = False
+    """Whether the run waits for git before its first worker; see `commit_search`."""
+
     stop_rule: StopRule = field(default_factory=StopRule)
     config_changes: ConfigChanges | None = None
     """What `on_rollback` changes for later attempts; None without it."""
@@ -129,6 +133,9 @@ class Controller:
 
     interrupts: Interrupts = field(default_factory=Interrupts)
     """Lets signals interrupt only code that waits."""
+
+    _commit: Future[CommitFound | None] | None = None
+    """Git's answer; None once it is noted."""
 
     _conclusion: Conclude | None = None
     _unanswered: list[CheckpointsAsked] = field(default_factory=list)
@@ -149,7 +156,7 @@ class Controller:
         self.lease.notify(self._wake)
         self.stop_requests.notify(self._wake)
         self.remote_requests.notify(self._wake)
-        self.commit_search.start(self._wake)
+        self._commit = commit_search(self._wake, at_once=self.asks_git_at_once)
         self._follow(None, begin(self.state))
         # A stop requested before the run began starts no worker.
         self._take_stop_requests()
@@ -408,9 +415,13 @@ class Controller:
 
     def _note_commit(self, *, wait_s: float = 0.0) -> None:
         """Note the commit of the driver's code, once git has answered."""
-        found = self.commit_search.take(wait_s=wait_s)
-        if found is not None:
-            self.journal.write(found)
+        if self._commit is None:
+            return
+        wait([self._commit], wait_s)
+        if self._commit.done():
+            found, self._commit = self._commit.result(), None
+            if found is not None:
+                self.journal.write(found)
 
     def _take_stop_requests(self) -> None:
         while (stopped := self.stop_requests.take()) is not None:

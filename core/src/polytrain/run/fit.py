@@ -43,7 +43,7 @@ from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.identity import code_of, salt_of
 from polytrain.run.interrupts import Interrupts
-from polytrain.run.program import CommitSearch, command_line, script
+from polytrain.run.program import command_line, script
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests
 from polytrain.run.resume import function_fingerprint, unreported, versions_of
@@ -153,7 +153,7 @@ def controller_of(
             config=run.spec.run_config.failure_config, group=group, journal=journal
         ),
         attached=attached,
-        commit_search=CommitSearch(at_once=run.spec.is_inline),
+        asks_git_at_once=run.spec.is_inline,
         stop_requests=run.stop_requests,
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -52,55 +53,34 @@ def script() -> str:
     return "" if any(map(path.is_relative_to, places)) else str(path)
 
 
-class CommitSearch:
-    """Asks git for the commit of a driver's code, on a thread of its own.
+def commit_search(wake: Callable[[], None], *, at_once: bool) -> Future[CommitFound | None]:
+    """Ask git for the commit of this driver's code, on a thread of its own.
 
     The code is in the directory of the script, or in the working directory if there is none.
+
+    Args:
+        wake: called from the thread when git has answered.
+        at_once: whether to return with the answer. A framework that is used in this process is
+            disturbed by a child process: until that is git, it holds copies of ports that the
+            framework binds, and its end interrupts system calls.
+
+    Returns:
+        The answer: see `found_commit`.
     """
+    file, directory = script(), os.getcwd()
+    within_s = _AT_ONCE_WITHIN_S if at_once else _ANSWERS_WITHIN_S
+    answer: Future[CommitFound | None] = Future()
 
-    def __init__(self, *, at_once: bool = False) -> None:
-        """
-        Args:
-            at_once: whether `start` asks, and has the answer when it returns. A framework that is
-                used in this process is disturbed by a child process: until that is git, it holds
-                copies of ports that the framework binds, and its end interrupts system calls.
-        """
-        self._at_once = at_once
-        self._found: CommitFound | None = None
-        self._thread: threading.Thread | None = None
+    def ask() -> None:
+        found = found_commit(os.path.dirname(file) or directory, file, within_s=within_s)
+        answer.set_result(found)
+        wake()
 
-    def start(self, wake: Callable[[], None]) -> None:
-        """Begin to ask.
-
-        Args:
-            wake: called from the thread when `take` has the answer.
-        """
-
-        file, directory = script(), os.getcwd()
-        within_s = _AT_ONCE_WITHIN_S if self._at_once else _ANSWERS_WITHIN_S
-
-        def ask() -> None:
-            self._found = found_commit(os.path.dirname(file) or directory, file, within_s=within_s)
-            wake()
-
-        self._thread = threading.Thread(target=ask, name="polytrain-git", daemon=True)
-        self._thread.start()
-        if self._at_once:
-            self._thread.join()
-
-    def take(self, *, wait_s: float = 0.0) -> CommitFound | None:
-        """Return the commit, once; None if there is none, or git hasn't answered.
-
-        Args:
-            wait_s: seconds to wait for git.
-        """
-        if self._thread is None:
-            return None
-        if wait_s:
-            self._thread.join(wait_s)
-        if self._found is not None:
-            self._thread = None
-        return self._found
+    thread = threading.Thread(target=ask, name="polytrain-git", daemon=True)
+    thread.start()
+    if at_once:
+        thread.join()
+    return answer
 
 
 def found_commit(

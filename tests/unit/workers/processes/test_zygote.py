@@ -40,7 +40,7 @@ WORKER = "polytrain.workers.session.worker_process"
 def served_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[ZygoteConnection]:
     """A connection to a zygote on a thread of this process, whose calls can be made to fail."""
     # This process has other children.
-    monkeypatch.setattr(zygote, "kill_children_except", lambda spared: None)
+    monkeypatch.setattr(zygote, "kill_children", lambda is_doomed: None)
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as stack:
         listener.bind(f"\0{secrets.token_hex(8)}")
         listener.listen()

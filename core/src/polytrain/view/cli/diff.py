@@ -35,7 +35,7 @@ def command(first: str, second: str, output: str | None, as_json: bool) -> None:
     if output is not None:
         from polytrain.view.page.rendering import comparison_page
 
-        write_file("--output", output, comparison_page(*runs), quiet=as_json)
+        write_file(output, comparison_page(*runs), quiet=as_json)
     elif not as_json:
         _print(found)
     if as_json:

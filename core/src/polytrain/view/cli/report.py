@@ -31,7 +31,7 @@ def command(run: str, output: str | None, as_json: bool) -> None:
     elif output is None:
         output = f"{facts.source.name}.html"
     if output is not None:
-        write_file("--output", output, rendering.page(facts), quiet=as_json)
+        write_file(output, rendering.page(facts), quiet=as_json)
 
 
 def facts_of_named(run: str) -> Facts:
@@ -51,8 +51,8 @@ def facts_of_named(run: str) -> Facts:
         raise Unreadable(location, error) from error
 
 
-def write_file(option: str, name: str, text: str, *, quiet: bool) -> None:
-    """Write a file that an option names.
+def write_file(name: str, text: str, *, quiet: bool) -> None:
+    """Write the file that --output names.
 
     Raises:
         click.ClickException: it can't be written.
@@ -63,7 +63,7 @@ def write_file(option: str, name: str, text: str, *, quiet: bool) -> None:
     except OSError as error:
         what = error.strerror or str(error)
         raise click.ClickException(
-            f"{option}: {path} can't be written: {what}. Give a file in a directory that exists."
+            f"--output: {path} can't be written: {what}. Give a file in a directory that exists."
         ) from error
     if not quiet:
         echo(f"Wrote {path} ({len(text.encode()) / 1000:.0f} kB).")

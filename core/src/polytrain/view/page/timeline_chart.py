@@ -92,14 +92,14 @@ def chart_of(facts: Facts) -> Chart:
     )
 
 
-def coarse(spans: Sequence[Span], wall_s: float, most: int = MOST_SPANS) -> Sequence[Span]:
+def coarse(spans: Sequence[Span], wall_s: float) -> Sequence[Span]:
     """Return spans of which a screen can show each: in each slot of time, the longest account.
 
     Args:
         spans: without gaps.
         wall_s: the length of all together.
-        most: how many there may be.
     """
+    most = MOST_SPANS
     if len(spans) <= most or wall_s <= 0:
         return spans
     slots: list[dict[str, float]] = [{} for _ in range(most)]
@@ -128,13 +128,13 @@ def coarse(spans: Sequence[Span], wall_s: float, most: int = MOST_SPANS) -> Sequ
     return merged
 
 
-def drawn_marks(marks: Sequence[Mark], wall_s: float, most: int = MOST_MARKS) -> Sequence[Mark]:
+def drawn_marks(marks: Sequence[Mark], wall_s: float) -> Sequence[Mark]:
     """Return marks of which a screen can show each: of those of a kind at one place, the last."""
-    if len(marks) <= most:
+    if len(marks) <= MOST_MARKS:
         return marks
     slots = {}
     for mark in marks:
-        slots[mark.kind, mark.rank, int(mark.at / wall_s * most)] = mark
+        slots[mark.kind, mark.rank, int(mark.at / wall_s * MOST_MARKS)] = mark
     return sorted(slots.values(), key=lambda mark: mark.at)
 
 

@@ -51,7 +51,6 @@ from polytrain.linux.processes import (
     is_readable,
     is_running,
     kill_children,
-    kill_children_except,
     kill_session,
     reap_children_except,
     session_of,
@@ -133,7 +132,7 @@ class Zygote:
             for client in self._clients:
                 self._answer(client, ["dying", "".join(traceback.format_exception(error))])
             raise
-        kill_children_except(set())
+        kill_children(lambda pid: True)
 
     def _serve_source(self, source: Any) -> None:
         if self.listener is not None and source is self.listener:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.policy.validation import ValidationStatus
 from polytrain.text.short_repr import ShortRepr
 
 
@@ -31,6 +32,16 @@ class ReportedCheckpointStatus(Enum):
     VALIDATED = "VALIDATED"
     VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
     VALIDATION_FAILED = "VALIDATION_FAILED"
+
+
+STATUS_BY_VALIDATION = {
+    "": ReportedCheckpointStatus.COMMITTED,
+    ValidationStatus.PENDING: ReportedCheckpointStatus.PENDING_VALIDATION,
+    ValidationStatus.VALIDATED: ReportedCheckpointStatus.VALIDATED,
+    ValidationStatus.TIMED_OUT: ReportedCheckpointStatus.VALIDATION_TIMEOUT,
+    ValidationStatus.FAILED: ReportedCheckpointStatus.VALIDATION_FAILED,
+}
+"""`ValidationStatus` of a checkpoint, or "" if no validation was requested → its status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -16,14 +16,12 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.staging import Snapshots, Stagings, Stamps
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
-from polytrain.errors import CheckpointError, NotInWorkerError, ReplicasDifferError
+from polytrain.errors import CheckpointError, NotInWorkerError
 from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
 from polytrain.policy.copy_pace import CopyPace
 from polytrain.policy.divergence import DivergenceWatch
-from polytrain.policy.replicas import odd_ranks, why_odd
-from polytrain.policy.validation import ValidationStatus
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import (
     CheckpointFiles,
@@ -47,10 +45,11 @@ from polytrain.workers.session.messages import (
     saves_on_request_message,
 )
 from polytrain.workers.session.metrics import plain_metrics
+from polytrain.workers.session.replicas import Replicas
 from polytrain.workers.session.reported_checkpoints import (
+    STATUS_BY_VALIDATION,
     CheckpointConsistencyMode,
     ReportedCheckpoint,
-    ReportedCheckpointStatus,
 )
 from polytrain.workers.session.survivor import Place, Survivor
 from polytrain_plugins import CheckpointKind, Engine, Report, World
@@ -64,21 +63,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STATUSES = {
-    "": ReportedCheckpointStatus.COMMITTED,
-    ValidationStatus.PENDING.value: ReportedCheckpointStatus.PENDING_VALIDATION,
-    ValidationStatus.VALIDATED.value: ReportedCheckpointStatus.VALIDATED,
-    ValidationStatus.TIMED_OUT.value: ReportedCheckpointStatus.VALIDATION_TIMEOUT,
-    ValidationStatus.FAILED.value: ReportedCheckpointStatus.VALIDATION_FAILED,
-}
-
-
 MAX_DIGESTS = 10_000
 """Tensors of one state with digests: each takes 16 bytes in the journal each time."""
-
-_OTHERS_ERROR_S = 60.0
-"""Seconds for which a rank waits for the error of one that differs, before it raises its own."""
-
 
 _READ_BEFORE = (
     "%r was read before the training, and is trained on now. After a restart within an epoch, the "
@@ -190,7 +176,9 @@ class WorkerSession:
 
         self._reported_ignored = False
         self._saves_on_request = False
-        self._has_warned_of_replicas = False
+        self._replicas = Replicas(
+            rank=world.me.rank, raises=job.spec.run_config.digests is not None
+        )
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -312,7 +300,7 @@ class WorkerSession:
             ReportedCheckpoint(
                 checkpoint=Checkpoint(path, filesystem),
                 metrics=metrics,
-                status=_STATUSES[status],
+                status=STATUS_BY_VALIDATION[status],
             )
             for path, metrics, status in found
         ]
@@ -355,26 +343,7 @@ class WorkerSession:
 
     def compare_replicas(self, by_rank: Sequence[bytes], what: str) -> None:
         """Compare what all ranks should hold alike; see `worker_api.compare_replicas`."""
-        odd, rank = odd_ranks(by_rank), self.world.me.rank
-        if not odd:
-            return
-        why = why_odd(odd, len(by_rank), what)
-        if self._job.spec.run_config.digests is not None:
-            if rank not in odd:
-                # The other's error is the cause: it ends the attempt, and this process with it.
-                threading.Event().wait(_OTHERS_ERROR_S)
-            raise ReplicasDifferError(
-                f"At step {self._step + 1} {why}",
-                is_here=None if len(odd) == len(by_rank) else rank in odd,
-            )
-        if rank == 0 and not self._has_warned_of_replicas:
-            logger.warning(
-                "At step %d %s. RunConfig(digests=…) ends the attempt where ranks differ, and "
-                "continues on other nodes.",
-                self._step + 1,
-                why,
-            )
-        self._has_warned_of_replicas = True
+        self._replicas.compare(by_rank, what, step=self._step + 1)
 
     def record_exactness(self, why_not: str) -> None:
         """Record a check of virtual workers; see `worker_api.record_exactness`."""

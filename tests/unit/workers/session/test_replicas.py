@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.policy.replicas import odd_ranks, why_odd
+from polytrain.workers.session.replicas import odd_ranks, why_odd
 
 
 @given(world_size=st.integers(1, 9), data=st.data())
