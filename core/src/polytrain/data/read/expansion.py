@@ -1,5 +1,9 @@
 """Finds the files that a path, a directory or a glob stands for, and the columns that the names of
-directories give."""
+directories give.
+
+`pyarrow.dataset` isn't used for that: it ignores files that it can't name, and reads backups and
+links twice.
+"""
 
 from __future__ import annotations
 
