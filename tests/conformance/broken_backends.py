@@ -1,6 +1,7 @@
 """Backends that are broken on purpose, each in one way. `test_kit.py` shows that the kit notices.
 
-Not collected by itself: its failures are the point.
+The kit's tests of them are elsewhere (`broken_backends_in_kit`), so that worker processes don't
+import the kit.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from polytrain.backends.reference import Reference, ReferenceEngine, Vector
-from polytrain.testing import ChaosTier, ContractTier, TrainerTier
-from polytrain.testing.contract import kit_table
 from polytrain_plugins import Session, Shard, World
 
 
@@ -34,6 +33,8 @@ class _AloneEngine(ReferenceEngine):
             yield
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        from polytrain.testing.contract import kit_table
+
         return [world.size, *(kit_table().num_rows for _ in values[1:])]
 
 
@@ -99,23 +100,3 @@ class _ForgetfulEngine(ReferenceEngine):
     def save(self, model: Vector, directory: Path) -> None:
         self._rounds += 1
         super().save(model * (1 - 0.1 / self._rounds), directory)
-
-
-class TestSkipsTheJoin(ContractTier, TrainerTier):
-    backend = SkipsTheJoin(rounds=3, label="label")
-
-
-class TestDropsTheLastBatch(ContractTier):
-    backend = DropsTheLastBatch(rounds=3, label="label")
-
-
-class TestLeaksAPort(ContractTier):
-    backend = LeaksAPort(rounds=3, label="label")
-
-
-class TestLeaksAVariable(ContractTier):
-    backend = LeaksAVariable(rounds=3, label="label")
-
-
-class TestForgetsItsPast(ChaosTier):
-    backend = ForgetsItsPast(rounds=8, label="label")

@@ -1,6 +1,7 @@
-"""The backend of `polytrain new-backend`, one method broken at a time: the kit names each mistake.
+"""The backend of `polytrain new-backend`, one method broken at a time.
 
-Not collected by itself: its failures are the point. It needs the template's `src` to be importable.
+The kit's tests of them are elsewhere (`broken_methods_in_kit`), so that worker processes don't
+import the kit. It needs the template's `src` to be importable.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from polytrain_mylib import Mylib
 from polytrain_mylib.engine import MODEL_FILE, MylibEngine
 from polytrain_mylib.model import LinearModel, Numbers
 
-from polytrain.testing import ContractTier, TrainerTier
-from polytrain.testing.contract import kit_table
 from polytrain_plugins import (
     Capabilities,
     Demand,
@@ -140,6 +139,8 @@ class _SkipsTheJoin(_Engine):
             yield
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        from polytrain.testing.contract import kit_table
+
         return [world.size, *(kit_table().num_rows for _ in values[1:])]
 
 
@@ -265,7 +266,7 @@ class _ReadsColumnsByTheirPlace(_Engine):
         return super().predict(model, table.rename_columns(list(model.columns)), **options)
 
 
-class _With(Mylib):
+class WithABrokenEngine(Mylib):
     """A sound driver half, and a broken engine."""
 
     broken: ClassVar[type[MylibEngine]]
@@ -274,96 +275,81 @@ class _With(Mylib):
         return self.broken(self)
 
 
-class LeaksAPort(_With):
+class LeaksAPort(WithABrokenEngine):
     broken = _LeaksAPort
 
 
-class LeaksAVariable(_With):
+class LeaksAVariable(WithABrokenEngine):
     broken = _LeaksAVariable
 
 
-class SkipsTheJoin(_With):
+class SkipsTheJoin(WithABrokenEngine):
     broken = _SkipsTheJoin
 
 
-class NeedsTwoRanks(_With):
+class NeedsTwoRanks(WithABrokenEngine):
     broken = _NeedsTwoRanks
 
 
-class SumsNothing(_With):
+class SumsNothing(WithABrokenEngine):
     broken = _SumsNothing
 
 
-class GathersInReverse(_With):
+class GathersInReverse(WithABrokenEngine):
     broken = _GathersInReverse
 
 
-class CutsWhatItGathers(_With):
+class CutsWhatItGathers(WithABrokenEngine):
     broken = _CutsWhatItGathers
 
 
-class DropsTheLastBatch(_With):
+class DropsTheLastBatch(WithABrokenEngine):
     broken = _DropsTheLastBatch
 
 
-class TrainsAlone(_With):
+class TrainsAlone(WithABrokenEngine):
     broken = _TrainsAlone
 
 
-class StartsFromTheBeginning(_With):
+class StartsFromTheBeginning(WithABrokenEngine):
     broken = _StartsFromTheBeginning
 
 
-class ReportsOnRank0Alone(_With):
+class ReportsOnRank0Alone(WithABrokenEngine):
     broken = _ReportsOnRank0Alone
 
 
-class CountsStepsFrom0(_With):
+class CountsStepsFrom0(WithABrokenEngine):
     broken = _CountsStepsFrom0
 
 
-class ForgetsTheRounds(_With):
+class ForgetsTheRounds(WithABrokenEngine):
     broken = _ForgetsTheRounds
 
 
-class SavesTheTime(_With):
+class SavesTheTime(WithABrokenEngine):
     broken = _SavesTheTime
 
 
-class SavesNothing(_With):
+class SavesNothing(WithABrokenEngine):
     broken = _SavesNothing
 
 
-class LoadsAnUntrainedModel(_With):
+class LoadsAnUntrainedModel(WithABrokenEngine):
     broken = _LoadsAnUntrainedModel
 
 
-class LoadsOnceOnly(_With):
+class LoadsOnceOnly(WithABrokenEngine):
     broken = _LoadsOnceOnly
 
 
-class PredictsByTheBatch(_With):
+class PredictsByTheBatch(WithABrokenEngine):
     broken = _PredictsByTheBatch
 
 
-class PredictsInOrderOfSize(_With):
+class PredictsInOrderOfSize(WithABrokenEngine):
     broken = _PredictsInOrderOfSize
 
 
-class ReadsColumnsByTheirPlace(_With):
+class ReadsColumnsByTheirPlace(WithABrokenEngine):
     broken = _ReadsColumnsByTheirPlace
-
-
-def _all_below(backend: type[Mylib]) -> Iterator[type[Mylib]]:
-    for each in backend.__subclasses__():
-        yield each
-        yield from _all_below(each)
-
-
-for _backend in _all_below(Mylib):
-    if _backend is not _With:
-        globals()[f"Test{_backend.__name__}"] = type(
-            f"Test{_backend.__name__}",
-            (ContractTier, TrainerTier),
-            {"backend": _backend(rounds=8, label="label"), "__module__": __name__},
-        )

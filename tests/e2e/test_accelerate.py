@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
-from tests.e2e.torch_runs import DEEPSPEED, equal
+from tests.e2e.torch_runs import HUGGING_FACE, equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import (
     CheckpointConfig,
@@ -20,9 +21,7 @@ from polytrain import (
     TrainingFailedError,
 )
 
-fit_with_library = partial(
-    torch_runs.fit, libraries=(DEEPSPEED, "accelerate", "polytrain_torch.accelerate")
-)
+fit_with_library = partial(torch_runs.fit, libraries=HUGGING_FACE)
 
 
 def train(config: dict[str, Any]) -> None:
@@ -76,7 +75,9 @@ def weights(result: Result) -> dict[str, torch.Tensor]:
     return load_file(Path(result.checkpoint.path, "model.safetensors"))
 
 
-@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+# In `make test` each who writes once: here rank 0, every rank where their states differ.
+@pytest.mark.sweep
+@pytest.mark.parametrize("written_by", ["rank_0", only_in_sweep("every_rank")])
 def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, written_by: Any) -> None:
     config = CheckpointConfig(written_by=written_by)
     undisturbed = fit(quiet, checkpoint_config=config)
@@ -225,7 +226,8 @@ def train_apart(config: dict[str, Any]) -> list[Any]:
     return [rows, counter.count, mean.mean_value.item(), state]
 
 
-@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("written_by", [only_in_sweep("rank_0"), "every_rank"])
 def test_what_differs_by_rank_comes_back_to_its_rank(quiet: RunConfig, written_by: Any) -> None:
     """Registered objects, metrics, BatchNorm's statistics and progress."""
     fit = partial(fit_with_library, checkpoint_config=CheckpointConfig(written_by=written_by))
@@ -320,9 +322,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fit_with_library(run, train_on_each_row_once, {"place": "", "step": 0, "rank": 1})
 
 
+# In `make test`, with half of the gradients of a step and with all of them. Places are torch's own:
+# `test_survivors` has them.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("place", "step", "rank"),
-    [("forward", 7, 1), ("backward", 16, 0), ("step", 11, 1), ("step", 36, 0)],
+    [
+        only_in_sweep("forward", 7, 1),
+        ("backward", 16, 0),
+        ("step", 11, 1),
+        only_in_sweep("step", 36, 0),
+    ],
 )
 def test_no_step_is_repeated(
     quiet: RunConfig, undisturbed: Result, place: str, step: int, rank: int

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import DEEPSPEED, equal
+from tests.e2e.torch_runs import HUGGING_FACE, equal
 from tests.sweeps import only_in_sweep
 
 from polytrain import CheckpointConfig, Result, RunConfig, TrainingFailedError
 
-fit_with_library = partial(torch_runs.fit, libraries=(DEEPSPEED, "polytrain_torch.deepspeed"))
+fit_with_library = partial(torch_runs.fit, libraries=HUGGING_FACE)
 
 
 def train(config: dict[str, Any]) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.torch_runs import DEEPSPEED, preloaded_on_path
-
-from polytrain_plugins import Demand, Job
-from polytrain_torch import Torch
+from tests.e2e.torch_runs import DEEPSPEED, libraries_in_zygotes
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -30,6 +26,8 @@ SHOWN = dict(
 
 PRELOADED = (
     *(DEEPSPEED, "polytrain_torch.deepspeed", "datasets", "peft", "sklearn.datasets"),
+    # The optimizer of each engine imports it.
+    "deepspeed.runtime.zero.muon.muon_optimizer",
     *("transformers", "polytrain_torch.transformers"),
 )
 """For examples whose workers can't be preloaded after the first attempt, because of DeepSpeed: each
@@ -50,31 +48,43 @@ def preloaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if callspec is None or framework(callspec.params["name"]) != "DeepSpeed":
         yield
         return
-    demand = Torch.demand
-
-    def with_libraries(backend: Torch, job: Job) -> Demand:
-        without = demand(backend, job)
-        return dataclasses.replace(without, preload=(*without.preload, *PRELOADED))
-
-    monkeypatch.setattr(Torch, "demand", with_libraries)
     # DeepSpeed, which peft imports where it is installed, prints that it looks for GPUs.
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    with preloaded_on_path():
+    with libraries_in_zygotes(*PRELOADED):
         yield
 
 
+@pytest.fixture(scope="module")
+def examples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the examples are run: in `make test` with half of the epochs, which are all alike.
+
+    One directory for all: zygotes import anew where the path differs.
+    """
+    directory = tmp_path_factory.mktemp("examples")
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text()
+        if path.name == "digits.py":
+            assert "\nEPOCHS = 8\n" in text
+            epochs = 8 if request.config.getoption("--sweep") else 4
+            text = text.replace("\nEPOCHS = 8\n", f"\nEPOCHS = {epochs}\n")
+        (directory / path.name).write_text(text)
+    return directory
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name",
     sorted(sorted(path.name for path in EXAMPLES.glob("*_digits.py")), key=framework),
 )
 def test_an_example_learns_although_a_worker_is_killed(
     name: str,
+    examples: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert f"\npython examples/{name}\n" in (EXAMPLES / name).read_text()
-    monkeypatch.syspath_prepend(EXAMPLES)
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert f"\npython examples/{name}\n" in (examples / name).read_text()
+    monkeypatch.syspath_prepend(examples)
+    runpy.run_path(str(examples / name), run_name="__main__")
     output = capsys.readouterr().out
     assert "2 workers, 1 restart\n" in output
     found = re.search(r"^([\d.]+)% of 357 digits are recognised$", output, re.MULTILINE)
@@ -91,12 +101,13 @@ def masked(output: str) -> str:
 @pytest.mark.parametrize("name", sorted(SHOWN, key=lambda name: (framework(name), name)))
 def test_an_example_prints_what_its_page_shows(
     name: str,
+    examples: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert f"\npython examples/{name}\n" in (EXAMPLES / name).read_text()
-    monkeypatch.syspath_prepend(EXAMPLES)
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert f"\npython examples/{name}\n" in (examples / name).read_text()
+    monkeypatch.syspath_prepend(examples)
+    runpy.run_path(str(examples / name), run_name="__main__")
     printed = [line for line in capsys.readouterr().out.splitlines() if "(rank " not in line]
     assert masked("\n".join(printed)) == masked(SHOWN[name].strip())
 

@@ -210,7 +210,7 @@ def test_transformers_tensorboard_keeps_one_directory(quiet: RunConfig, tmp_path
             quiet,
             train_transformers,
             {"output": str(output), "dies_at": dies_at},
-            libraries=(torch_runs.DEEPSPEED, "transformers", "polytrain_torch.transformers"),
+            libraries=torch_runs.HUGGING_FACE,
             failure_config=FailureConfig(max_failures=len(dies_at)),
         )
         assert result.restarts == len(dies_at)

@@ -104,7 +104,7 @@ def train(config: dict[str, Any]) -> list[Any]:
 
 
 def fit(quiet: RunConfig, config: dict[str, Any], **changes: Any) -> Result:
-    return torch_runs.fit(quiet, train, config, libraries=("torchmetrics",), **changes)
+    return torch_runs.fit(quiet, train, config, libraries=torch_runs.HUGGING_FACE, **changes)
 
 
 def ends(result: Result) -> list[list[Any]]:

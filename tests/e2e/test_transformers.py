@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import DEEPSPEED, equal
+from tests.e2e.torch_runs import HUGGING_FACE, equal
 
 from polytrain import (
     CheckpointConfig,
@@ -20,9 +20,7 @@ from polytrain import (
     TrainingFailedError,
 )
 
-fit_with_library = partial(
-    torch_runs.fit, libraries=(DEEPSPEED, "transformers", "polytrain_torch.transformers")
-)
+fit_with_library = partial(torch_runs.fit, libraries=HUGGING_FACE)
 
 
 def train(config: dict[str, Any]) -> None:

@@ -16,16 +16,14 @@ import numpy as np
 import pytest
 import torch
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import DEEPSPEED, equal
+from tests.e2e.torch_runs import HUGGING_FACE, equal
 from tests.e2e.torch_tables import table
 from tests.sweeps import only_in_sweep
 from transformers import TrainingArguments
 
 from polytrain import Result, RunConfig
 
-fit_with_library = partial(
-    torch_runs.fit, libraries=(DEEPSPEED, "transformers", "polytrain_torch.transformers")
-)
+fit_with_library = partial(torch_runs.fit, libraries=HUGGING_FACE)
 
 _PROCESS = {"dataloader_num_workers": 1}
 _EVALUATION = {"eval_strategy": "steps", "eval_steps": 4}

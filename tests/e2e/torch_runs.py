@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from polytrain import (
@@ -29,6 +30,13 @@ PRELOADED = str(Path(__file__).parent / "preloaded")
 DEEPSPEED = "deepspeed_without_mlflow"
 """Imports DeepSpeed. Accelerate, so also the Trainer of transformers, does so in each worker."""
 
+HUGGING_FACE = (
+    DEEPSPEED,
+    *("torchmetrics", "transformers"),
+    *(f"polytrain_torch.{name}" for name in ("accelerate", "deepspeed", "transformers")),
+)
+"""Libraries that import each other: tests of one of them share their zygote with the others'."""
+
 KERAS_ON_TORCH = "keras_on_torch"
 """Imports Keras on torch, with what polytrain adds to it."""
 
@@ -37,8 +45,7 @@ KERAS_ON_TORCH = "keras_on_torch"
 class TorchWith(Torch):
     """torch, with libraries on top of it imported before the zygote forks.
 
-    Otherwise each worker imports them for seconds in each attempt. Docs and most examples, which
-    are run too, import them as users do.
+    Otherwise each worker imports them for seconds in each attempt.
     """
 
     libraries: tuple[str, ...]
@@ -46,6 +53,20 @@ class TorchWith(Torch):
     def demand(self, job: Job) -> Demand:
         demand = super().demand(job)
         return dataclasses.replace(demand, preload=(*demand.preload, *self.libraries))
+
+
+@contextmanager
+def libraries_in_zygotes(*libraries: str) -> Iterator[None]:
+    """Have them imported before the zygote forks, as `TorchWith` does, for jobs of a script."""
+    demand = Torch.demand
+
+    def with_libraries(backend: Torch, job: Job) -> Demand:
+        without = demand(backend, job)
+        return dataclasses.replace(without, preload=(*without.preload, *libraries))
+
+    with pytest.MonkeyPatch.context() as patch, preloaded_on_path():
+        patch.setattr(Torch, "demand", with_libraries)
+        yield
 
 
 Weights = Mapping[str, torch.Tensor]
