@@ -47,18 +47,30 @@ WEIGHTS_ARE_NO_ROWS = {
 FEW = {"min_data_in_leaf": 1, "min_data_in_bin": 1}
 
 
-@parametrize_with_checks(
-    [
-        PolytrainXGBClassifier(n_estimators=5, scaling_config=HERE),
-        PolytrainXGBRegressor(n_estimators=5, scaling_config=HERE),
-        PolytrainLGBMClassifier(n_estimators=5, scaling_config=HERE, **FEW),
-        PolytrainLGBMRegressor(n_estimators=5, scaling_config=HERE, **FEW),
-    ],
-    expected_failed_checks=lambda estimator: (
-        WEIGHTS_ARE_NO_ROWS if is_classifier(estimator) else {}
-    ),
+def checks_of(*estimators: Any) -> pytest.MarkDecorator:
+    return parametrize_with_checks(
+        list(estimators),
+        expected_failed_checks=lambda estimator: (
+            WEIGHTS_ARE_NO_ROWS if is_classifier(estimator) else {}
+        ),
+    )
+
+
+# In `make test` each framework once and each kind of estimator once, the others in the sweep.
+@checks_of(
+    PolytrainXGBClassifier(n_estimators=5, scaling_config=HERE),
+    PolytrainLGBMRegressor(n_estimators=5, scaling_config=HERE, **FEW),
 )
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.only_in_sweep
+@checks_of(
+    PolytrainXGBRegressor(n_estimators=5, scaling_config=HERE),
+    PolytrainLGBMClassifier(n_estimators=5, scaling_config=HERE, **FEW),
+)
+def test_scikit_learns_own_checks_of_the_others(estimator: Any, check: Any) -> None:
     check(estimator)
 
 

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from tests.e2e.journals import journal
+from tests.sweeps import only_in_sweep
 
 import polytrain
 from polytrain import (
@@ -148,10 +149,20 @@ def state(result: Result) -> list[bytes]:
     return [np.asarray(each).tobytes() for each in (*model.variables, *model.optimizer.variables)]
 
 
-@pytest.mark.parametrize("made", [from_options, by_function])
+ALONE = (1, 1, ((0, 4), (0, 12), (0, 15)))
+TOGETHER = (2, None, ((1, 4), (0, 12), (1, 15)))
+
+
+# In `make test` each way to make a model once, and each way to keep its state once.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("workers", "memory", "deaths"),
-    [(1, 1, ((0, 4), (0, 12), (0, 15))), (2, None, ((1, 4), (0, 12), (1, 15)))],
+    ("made", "workers", "memory", "deaths"),
+    [
+        (by_function, *ALONE),
+        (from_options, *TOGETHER),
+        only_in_sweep(from_options, *ALONE),
+        only_in_sweep(by_function, *TOGETHER),
+    ],
 )
 def test_a_fit_continues_within_an_epoch(
     quiet: RunConfig,

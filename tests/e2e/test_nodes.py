@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.driver import PREAMBLE
+from tests.sweeps import only_in_sweep
 
 SCRIPT = """
 import json
@@ -149,21 +150,24 @@ finally:
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("mount", "refused", "remedy"),
     [
-        (
+        pytest.param(
             "mount -t tmpfs tmpfs runs",
             "doesn't see the run's directory {runs}",
             "Set RunConfig.storage_path to a directory that all nodes mount",
+            id="another",
         ),
-        (
+        # In `make test`, `test_storage_check` has such a directory without a cluster.
+        only_in_sweep(
             "mount --bind runs runs && mount -o remount,bind,ro runs",
             "can't write to {runs}",
             "(Read-only file system). Mount it there so that this user can write",
+            id="read-only",
         ),
     ],
-    ids=["another", "read-only"],
 )
 def test_a_storage_that_a_node_can_not_use_is_reported_before_training(
     mount: str, refused: str, remedy: str, tmp_path: Path

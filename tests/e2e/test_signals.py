@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.e2e.driver import PREAMBLE, WITH_RAY, start_driver
+from tests.sweeps import only_in_sweep
 
 from polytrain import Result
 from polytrain.testing.processes import eventually, is_alive
@@ -240,8 +241,19 @@ def ended(driver: subprocess.Popen[str]) -> tuple[str, str]:
     return output, errors
 
 
-@pytest.mark.parametrize("pauses", ["[0.0] * 4", "[0.02] * 4", "[0.1] * 4", "[0.0005] * 4000"])
-@pytest.mark.parametrize("cluster", ["local", "ray"])
+PAUSES = ["[0.0] * 4", "[0.02] * 4", "[0.1] * 4", "[0.0005] * 4000"]
+
+
+# On Ray one of them in `make test`: each starts Ray, and it is this process that gets the signals.
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("cluster", "pauses"),
+    [
+        *(("local", pauses) for pauses in PAUSES),
+        ("ray", PAUSES[1]),
+        *(only_in_sweep("ray", pauses) for pauses in PAUSES if pauses != PAUSES[1]),
+    ],
+)
 def test_however_many_signals_come_nothing_is_left(
     tmp_path: Path, started: list[subprocess.Popen[str]], cluster: str, pauses: str
 ) -> None:

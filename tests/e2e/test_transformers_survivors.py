@@ -15,13 +15,12 @@ import torch
 from safetensors.torch import load_file
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
-from tests.e2e.torch_runs import DEEPSPEED, equal
+from tests.e2e.torch_runs import HUGGING_FACE, equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import CheckpointConfig, Result, RunConfig
 
-fit_with_library = partial(
-    torch_runs.fit, libraries=(DEEPSPEED, "transformers", "polytrain_torch.transformers")
-)
+fit_with_library = partial(torch_runs.fit, libraries=HUGGING_FACE)
 
 
 def train(config: dict[str, Any]) -> None:
@@ -154,17 +153,20 @@ def undisturbed(
     return fit(RunConfig(storage_path=there / "runs", progress=False), there / "output")
 
 
+# In `make test`, one of each wait of the rank that is left: for gradients, the next step, an
+# evaluation, a report and a file.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("place", "step", "rank"),
     [
-        ("forward", 3, 1),
+        only_in_sweep("forward", 3, 1),
         ("backward", 4, 0),
         ("optimizer", 2, 1),
-        ("step", 6, 1),
+        only_in_sweep("step", 6, 1),
         # The trainer has counted the step by then.
         ("evaluation", 5, 0),
         ("report", 4, 0),
-        ("epoch", 7, 1),
+        only_in_sweep("epoch", 7, 1),
         ("save", 13, 1),
     ],
 )
@@ -194,11 +196,12 @@ STOPS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("place", "step", "options"),
     [
         # Evaluated, and saved, at the end of an epoch.
-        ("evaluation", 7, {"arguments": EPOCHS}),
+        only_in_sweep("evaluation", 7, {"arguments": EPOCHS}),
         # The evaluation after the eighth step stops the training.
         ("evaluation", 9, {"arguments": STOPS, "stops": True}),
         # Each rank has its own statistics.

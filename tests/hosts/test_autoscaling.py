@@ -17,8 +17,9 @@ from tests.hosts.cloud import Cloud, cloud
 
 from polytrain.testing.processes import eventually
 
-# On a busy machine a node of Ray takes a minute to start.
-pytestmark = pytest.mark.timeout(600)
+# On a busy machine a node of Ray takes a minute to start. In `make test`, `test_growing_cluster`
+# has the autoscaler add nodes.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.only_in_sweep]
 
 _DRIVER = Path(__file__).with_name("autoscaled_driver.py")
 _PATIENCE_S = 200
@@ -100,7 +101,6 @@ def test_a_run_grows_when_its_node_comes_which_is_given_back_in_the_end(tmp_path
     assert_exactly_once(tmp_path)
 
 
-@pytest.mark.only_in_sweep
 def test_a_run_of_a_fixed_size_waits_for_its_nodes_and_keeps_them(tmp_path: Path) -> None:
     with (
         cloud(tmp_path, machines=2) as cluster,
@@ -118,7 +118,6 @@ def test_a_run_of_a_fixed_size_waits_for_its_nodes_and_keeps_them(tmp_path: Path
     assert_exactly_once(tmp_path)
 
 
-@pytest.mark.only_in_sweep
 @pytest.mark.parametrize(
     ("notice_s", "strategy"), [(0, "PACK"), (20, "PACK"), (0, "SPREAD"), (20, "SPREAD")]
 )
@@ -142,7 +141,6 @@ def test_a_run_goes_on_with_fewer_and_gets_another_node(
     assert_exactly_once(tmp_path)
 
 
-@pytest.mark.only_in_sweep
 def test_a_run_of_a_fixed_size_that_loses_a_node_says_what_it_waits_for(tmp_path: Path) -> None:
     with (
         cloud(tmp_path, machines=2) as cluster,
@@ -161,7 +159,6 @@ def test_a_run_of_a_fixed_size_that_loses_a_node_says_what_it_waits_for(tmp_path
     assert_exactly_once(tmp_path)
 
 
-@pytest.mark.only_in_sweep
 @pytest.mark.parametrize("strategy", ["PACK", "SPREAD"])
 def test_no_node_is_asked_for_after_a_run(tmp_path: Path, strategy: str) -> None:
     """It has ended, or its driver was killed, before the nodes came for which it asked."""

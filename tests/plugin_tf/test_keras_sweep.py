@@ -56,8 +56,8 @@ def train(config: dict[str, Any]) -> None:
 
 TOLERANCE = {"relative": 1e-3, "absolute": 1e-5}
 
-PARTS = 6
-"""Each has every sixth case: one run of all of them would take too long for a test."""
+PARTS = 12
+"""Each has every twelfth case: one run of all of them would take too long for a test."""
 
 
 @pytest.mark.sweep

@@ -154,6 +154,10 @@ IN_SWEEP = {
     "lightning_training",
     "tensorflow_training",
     "transformers_training",
+    # `test_collectives`, `test_checkpoints` and torch's own tests call the same in runs.
+    "batch_norm_training",
+    "collectives",
+    "upload_modes",
 }
 
 
