@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.torch_runs import DEEPSPEED, libraries_in_zygotes
+from tests.e2e.torch_runs import HUGGING_FACE, libraries_in_zygotes
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -24,12 +24,7 @@ SHOWN = dict(
 """Example to its output on the page."""
 
 
-PRELOADED = (
-    *(DEEPSPEED, "polytrain_torch.deepspeed", "datasets", "peft", "sklearn.datasets"),
-    # The optimizer of each engine imports it.
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    *("transformers", "polytrain_torch.transformers"),
-)
+PRELOADED = (*HUGGING_FACE, "datasets", "peft", "sklearn.datasets")
 """For examples whose workers can't be preloaded after the first attempt, because of DeepSpeed: each
 would import these modules for seconds. That of Accelerate, which is among them, runs without."""
 

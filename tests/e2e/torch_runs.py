@@ -31,7 +31,8 @@ DEEPSPEED = "deepspeed_without_mlflow"
 """Imports DeepSpeed. Accelerate, so also the Trainer of transformers, does so in each worker."""
 
 HUGGING_FACE = (
-    DEEPSPEED,
+    # The optimizer of each engine imports the second.
+    *(DEEPSPEED, "deepspeed.runtime.zero.muon.muon_optimizer"),
     *("torchmetrics", "transformers"),
     *(f"polytrain_torch.{name}" for name in ("accelerate", "deepspeed", "transformers")),
 )
