@@ -156,18 +156,26 @@ def _aside(staged: Path) -> Path | None:
 
 
 def clear(root: Path, *, before: AttemptId) -> None:
-    """Delete the staged files of earlier attempts, which have ended.
+    """Delete the staged files of earlier attempts, which have ended. The directory itself stays:
+    another rank may be making one of its own in it.
 
     Raises:
         OSError: they can't be listed.
     """
-    files = Beneath(root.parent)
-    for name, _ in files.names(root.name):
+    for name, _ in Beneath(root.parent).names(root.name):
         parsed = parse_directory_name(name.partition(_OF_RANK)[0])
         if parsed is not None and parsed[1] < before:
             remove(root / name)
-    # Files of another attempt may be in it.
-    files.delete_empty(root.name)
+
+
+def remove_with_root(root: Path, *, before: AttemptId) -> None:
+    """Delete the staged files of earlier attempts, and the directory if no others are in it.
+
+    Raises:
+        OSError: they can't be listed.
+    """
+    clear(root, before=before)
+    Beneath(root.parent).delete_empty(root.name)
 
 
 _COPIED_BELOW = 1 << 16

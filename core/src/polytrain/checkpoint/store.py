@@ -31,7 +31,7 @@ from polytrain.checkpoint.manifest import (
     parse_directory_name,
     parse_manifest,
 )
-from polytrain.checkpoint.staging import STAGING, Stamps, beneath, clear, is_unchanged
+from polytrain.checkpoint.staging import STAGING, Stamps, beneath, is_unchanged, remove_with_root
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.location import Location
@@ -372,7 +372,7 @@ class CheckpointStore:
         """Delete the files that earlier attempts, which have ended, staged in the storage."""
         if self.near_staging is not None:
             with storage_errors():
-                self._retrying(partial(clear, self.near_staging, before=before))
+                self._retrying(partial(remove_with_root, self.near_staging, before=before))
 
     def _retrying(self, call: Callable[[], Answer]) -> Answer:
         """Retry a call that reads the directory directly, not through the storage."""

@@ -358,7 +358,7 @@ class Survivors:
     def _say_why_no_copy(self, state: State) -> None:
         """Say why there is neither a survivor's state nor a copy that all ranks have."""
         why = [self._why_unanswered] if self._why_unanswered else []
-        if self._held:
+        if self._held or self._uncopied:
             unable = {**self._unkept, **self._uncopied}
             whose = [f"rank {rank} couldn't copy: {unable[rank]}" for rank in sorted(unable)]
             why += [_NONE_IN_COMMON, *whose]

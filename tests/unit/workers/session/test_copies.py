@@ -22,7 +22,7 @@ from tests.sweeps import only_in_sweep
 
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.parts import PartStored, misplaced_part, stored_part
-from polytrain.checkpoint.staging import COPIES
+from polytrain.checkpoint.staging import COPIES, Stagings
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.policy.copy_pace import CopyPace
 from polytrain.storage.location import Location
@@ -260,6 +260,22 @@ def test_two_copies_must_have_room(
     assert "two copies need 200 MB" in record.message
     assert "room for 150 MB" in record.message
     assert there(tmp_path) == []
+
+
+def test_the_first_copy_leaves_the_directory_in_which_another_rank_makes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / COPIES).mkdir()
+
+    def begins(self: Stagings, *given: Any, **options: Any) -> Path:
+        assert (tmp_path / COPIES).is_dir(), "the other rank has just found it"
+        return new(self, *given, **options)
+
+    new = Stagings.new
+    monkeypatch.setattr(Stagings, "new", begins)
+    copies = copies_in(tmp_path, Sent(), is_alone=False)
+    copies.step(writes(b"one"), size=5, number=1)
+    assert there(tmp_path) == [b"one"]
 
 
 @pytest.mark.sweep
