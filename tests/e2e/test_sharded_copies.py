@@ -6,11 +6,13 @@ ends of epochs, and there is none before the first one ends.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.e2e import torch_runs
 from tests.e2e.journals import journal
@@ -193,3 +195,53 @@ def test_without_copies_the_run_resumes_from_its_checkpoint(
     result, steps = fit(quiet, tmp_path, step=9, ranks=(1,))
     assert equal(result.load_model(), undisturbed("every_rank").load_model())
     assert steps == EPOCHS * BATCHES + 4
+
+
+def report_after_the_loop(config: dict[str, Any]) -> None:
+    """The report has a variable of the loop, which an epoch without a batch wouldn't set."""
+    import os
+    import signal
+
+    import torch
+
+    import polytrain
+    import polytrain_torch
+
+    torch.manual_seed(0)
+    model = polytrain_torch.prepare_model(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    state = polytrain_torch.TrainingState(model=model, optimizer=optimizer)
+    done = state.restore()
+    shard = polytrain.get_dataset_shard("train")
+    is_first = polytrain.get_context().get_attempt() == 0
+    for epoch in range(done.get("epoch", 0), EPOCHS):
+        for batch in shard.iter_torch_batches(global_batch_size=8, dtypes=torch.float32):
+            loss = (model(batch["x"][:, None])[:, 0] - batch["y"]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if config["dies"] and is_first and epoch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.report({"loss": loss}, epoch=epoch + 1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_loss_after_the_last_batch_of_an_epoch_repeats_what_the_report_needs(
+    quiet: RunConfig, workers: int
+) -> None:
+    x = np.arange(40.0) / 40
+    uncut, cut = (
+        torch_runs.fit(
+            dataclasses.replace(quiet, name=name),
+            report_after_the_loop,
+            {"dies": name == "cut"},
+            workers=workers,
+            datasets={"train": {"x": x, "y": 2 * x}},
+            checkpoint_config=CheckpointConfig(memory=1),
+        )
+        for name in ("uncut", "cut")
+    )
+    [asked] = journal(cut.path, "SurvivorsAsked")
+    assert (asked["reason"], asked["step"]) == ("", 1)
+    assert equal(cut.load_model(), uncut.load_model())
+    assert [each["loss"] for each in cut.history] == [each["loss"] for each in uncut.history]

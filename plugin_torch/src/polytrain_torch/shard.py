@@ -12,7 +12,7 @@ from polytrain_plugins import Batches, Shard, ShardView, VirtualBatch
 from polytrain_torch.devices import current_device
 from polytrain_torch.moving import moved
 from polytrain_torch.row_weights import WeightedLoop, weighted_loop
-from polytrain_torch.survivors.points import epoch_is_over, next_batch
+from polytrain_torch.survivors.points import epoch_is_over, has_batch, next_batch
 from polytrain_torch.virtual_workers import current
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class TorchShard(ShardView):
                 self._loop = loop
                 next_batch()
                 for batch in batches:
+                    has_batch()
                     is_weighted = self._is_weighted_by_function
                     if isinstance(batch, VirtualBatch):
                         # Its micro-batches are weighted in the loop over them.

@@ -54,7 +54,7 @@ from polytrain_torch.loaders.streams import (
 from polytrain_torch.moving import moved
 from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
 from polytrain_torch.row_weights import weighted_loop
-from polytrain_torch.survivors.points import epoch_is_over, next_batch
+from polytrain_torch.survivors.points import epoch_is_over, has_batch, next_batch
 from polytrain_torch.virtual_workers import VirtualWorkers, current, refuse_virtual_workers
 
 logger = logging.getLogger(__name__)
@@ -144,11 +144,13 @@ class PreparedDataLoader:
             next_batch()
             if self._virtual is not None:
                 for batch in self._virtual_batches(self._virtual, epoch, stops):
+                    has_batch()
                     yield batch
                     next_batch()
                 epoch_is_over()
                 return
             for batch in self._split:
+                has_batch()
                 epoch.check_alone()
                 # Count a batch before its step, so that a report in the step includes it.
                 stop = stops.popleft()
@@ -187,6 +189,7 @@ class PreparedDataLoader:
             self._seed_workers(f"{place.seed} {epoch.number}")
             next_batch()
             for batch in self._split:
+                has_batch()
                 epoch.check_alone()
                 place.given(epoch)
                 yield self._on_device(batch)

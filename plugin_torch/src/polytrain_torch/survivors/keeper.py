@@ -234,12 +234,24 @@ class Keeper:
                 self._frames = frames_from(frame)
             self._pass(frames=self._frames)
 
+    def has_batch(self) -> None:
+        """Note that the loop gets its next batch."""
+        if self._survivor.copies is not None:
+            self._survivor.copies.confirm()
+
     def epoch_is_over(self) -> None:
         """Note that there was no batch left."""
         point = self._point
         if point is None or point.frames is None or point.is_over or self._has_stepped:
             return
         self._point = replace(point, is_over=True, sample=self._live.sample())
+        if self._survivor.copies is not None and self._survivor.copies.is_unconfirmed:
+            try:
+                self._prove(self._point)
+            except Exception as error:  # variables may be anything
+                self._survivor.copies.withdraw(str(error))
+            else:
+                self._survivor.copies.confirm()
 
     def at_report(self, metrics: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         """Note that the loop reports, with its progress: a restart can continue after that.
@@ -379,7 +391,10 @@ class Keeper:
             step = self._steps if self._live.is_sharded or self._copies_replicas else None
             has_large = self._live.is_sharded or dist.get_rank() == 0
             size = self._size if has_large else 0
-            self._survivor.copies.step(self._copy, number=step, size=size)
+            # After an epoch's last batch the loop may have what a restart wouldn't find.
+            self._survivor.copies.step(
+                self._copy, number=step, size=size, is_confirmed=frames is None
+            )
 
     @property
     def _copies_replicas(self) -> bool:

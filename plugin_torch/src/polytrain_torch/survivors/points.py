@@ -19,6 +19,9 @@ class Listener(Protocol):
     def before_batch(self, frame: FrameType | None) -> None:
         """A loop is about to get its next batch; `frame` is its own, or that of what it calls."""
 
+    def has_batch(self) -> None:
+        """The loop gets a batch."""
+
     def epoch_is_over(self) -> None:
         """There was no batch left."""
 
@@ -33,6 +36,12 @@ def next_batch() -> None:
     """Say that a generator, which calls this, is about to fetch a batch for its caller."""
     if listener is not None:
         listener.before_batch(sys._getframe(1).f_back)
+
+
+def has_batch() -> None:
+    """Say that there was a batch."""
+    if listener is not None:
+        listener.has_batch()
 
 
 def epoch_is_over() -> None:

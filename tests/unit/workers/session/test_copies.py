@@ -214,6 +214,32 @@ def test_a_rank_that_can_copy_no_more_ends_the_copies_of_all(
     assert "No space left on device" in record.message
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_copy_that_waits_for_another_batch_counts_once_there_is_one(
+    tmp_path: Path, is_alone: bool
+) -> None:
+    sent = Sent()
+    copies = copies_in(tmp_path, sent, is_alone=is_alone)
+    copies.step(writes(b"1"), size=5, number=1)
+    copies.step(writes(b"2"), size=5, number=2, is_confirmed=False)
+    assert [*held(sent.messages)] == [1]
+    copies.confirm()
+    assert [*held(sent.messages)] == ([2] if is_alone else [1, 2])
+
+
+def test_a_copy_that_the_training_could_not_continue_from_leaves_the_one_before(
+    tmp_path: Path,
+) -> None:
+    sent = Sent()
+    copies = copies_in(tmp_path, sent)
+    copies.step(writes(b"1"), size=5)
+    copies.step(writes(b"2"), size=5, is_confirmed=False)
+    copies.withdraw("the epoch is over")
+    copies.confirm()
+    assert [*held(sent.messages)] == [1]
+    assert there(tmp_path) == [b"1"]
+
+
 def test_a_new_attempt_removes_the_copies_of_the_last(tmp_path: Path) -> None:
     copies_in(tmp_path, Sent()).step(writes(b"old"), size=5)
     copies_in(tmp_path, Sent(), attempt=1).step(writes(b"new"), size=5)

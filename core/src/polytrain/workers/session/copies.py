@@ -23,7 +23,7 @@ from pathlib import Path
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.staging import COPIES, Stagings, clear, remove
 from polytrain.policy.copy_pace import CopyPace
-from polytrain.workers.processes.channel import Channel
+from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.messages import uncopied_message, uncopyable_message
 from polytrain.workers.session.survivor import NotCleanError, Place, message_of, staged_state
 
@@ -67,6 +67,9 @@ class Copies:
     _complete: list[tuple[int, Path]] = field(default_factory=list)
     """The copies that are there, by number, oldest first."""
 
+    _unconfirmed: tuple[int, Path, Message] | None = None
+    """The copy that counts once the training has another batch, and the message that says so."""
+
     _is_over: bool = False
     """Whether no copies are made any more."""
 
@@ -78,7 +81,14 @@ class Copies:
     def __post_init__(self) -> None:
         self._stagings = Stagings(scratch=self.scratch / COPIES, near=None)
 
-    def step(self, write: Callable[[Path], Place], *, size: int, number: int | None = None) -> None:
+    def step(
+        self,
+        write: Callable[[Path], Place],
+        *,
+        size: int,
+        number: int | None = None,
+        is_confirmed: bool = True,
+    ) -> None:
         """Note a step, and copy the state after it if it is time. Errors don't end the training.
 
         Args:
@@ -88,6 +98,7 @@ class Copies:
             number: the step's number in the attempt: the parts of several ranks that have the same
                 one belong together. None if all ranks have the same state, so that only a rank
                 without others copies it.
+            is_confirmed: whether the copy counts at once, and not only after `confirm`.
         """
         self.is_used = True
         self._steps += 1
@@ -99,6 +110,8 @@ class Copies:
         with self.copying():
             if not self._has_dropped(number):
                 self._try_copy(write, number, size)
+                if is_confirmed:
+                    self.confirm()
         self.pace.copied(began, time.monotonic())
 
     def _try_copy(self, write: Callable[[Path], Place], number: int, size: int) -> None:
@@ -113,6 +126,38 @@ class Copies:
             why = str(error) or type(error).__name__
             self._end(why)
             self._drop_everywhere(number, why, is_last=True)
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether there is a copy that doesn't count yet."""
+        return self._unconfirmed is not None
+
+    def confirm(self) -> None:
+        """Have the last copy count: the training can continue from it."""
+        if self._unconfirmed is None:
+            return
+        number, staging, message = self._unconfirmed
+        self._unconfirmed = None
+        self.channel.send(message)
+        self._complete.append((number, staging))
+        if self.is_alone:
+            self._keep_newest()
+
+    def withdraw(self, why: str) -> None:
+        """Delete the last copy, which doesn't count yet; the one before stays.
+
+        Args:
+            why: why the training couldn't continue from it.
+        """
+        if self._unconfirmed is not None:
+            number = self._unconfirmed[0]
+            self._forget_unconfirmed()
+            self._drop_everywhere(number, why, is_last=False)
+
+    def _forget_unconfirmed(self) -> None:
+        if self._unconfirmed is not None:
+            remove(self._unconfirmed[1])
+            self._unconfirmed = None
 
     def refuse(self, why: str) -> None:
         """Note that no copies can be made any more; rank 0 says so once."""
@@ -153,6 +198,8 @@ class Copies:
         for dropped, ends in self.dropped():
             has_dropped |= ends or (dropped >= number and not is_last)
             self._is_over |= ends
+            if self._unconfirmed is not None and self._unconfirmed[0] == dropped:
+                self._forget_unconfirmed()
             for copy in [each for each in self._complete if each[0] == dropped]:
                 self._complete.remove(copy)
                 self._delete(*copy)
@@ -176,13 +223,12 @@ class Copies:
             clear(self.scratch / COPIES, before=self.attempt)
             self._expect_room(size)
             self._has_begun = True
+        self._forget_unconfirmed()
         self._keep_newest()
         name = directory_name(number, self.attempt)
         staging, place = staged_state(self._stagings, name, self.rank, write)
-        self.channel.send(message_of(number, staging, place, is_copy=True))
-        self._complete.append((number, staging))
-        if self.is_alone:
-            self._keep_newest()
+        message = message_of(number, staging, place, is_copy=True)
+        self._unconfirmed = number, staging, message
 
     def _keep_newest(self) -> None:
         """Delete all copies but the newest one."""
