@@ -243,3 +243,11 @@ def test_the_rows_of_a_failure_are_named_in_any_order() -> None:
         TransformError, match=r"failed on rows (\d+, ){4}\d+ and 15 more of 'train'"
     ):
         list(shard.iter_batches(batch_size=20))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int8(), pa.string())])
+def test_a_column_that_begins_with_missing_texts_keeps_its_type(kind: pa.DataType) -> None:
+    texts = [None] * 20 + ["late"]
+    data = pa.table({"x": pa.array(texts, kind)})
+    [batch] = shard_of(data, transform=lambda batch: dict(batch)).iter_batches(batch_size=21)
+    assert batch["x"].tolist() == texts

@@ -121,13 +121,29 @@ def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
     rows = min(trial.rows, _TRIAL_ROWS)
     where = f"rows 0 to {rows - 1} of {name!r} ({trial.where})"
     try:
-        schema = applied(transform, trial.read(0, rows), where).schema
+        schema = _known(applied(transform, trial.read(0, rows), where).schema, found.schema)
     except (TransformError, ReadError) as error:
         raise SourceError(str(error), remedy) from error
     if not schema.names:
         raise SourceError("the transform returns no columns", remedy)
     refuse_unreadable(schema)
     return schema
+
+
+def _known(returned: pa.Schema, given: pa.Schema) -> pa.Schema:
+    """The schema with the given type of each column that has only missing values at first."""
+    types = {field.name: field.type for field in given}
+    fields = (
+        field.with_type(_plain(types[field.name]))
+        if pa.types.is_null(field.type) and field.name in types
+        else field
+        for field in returned
+    )
+    return pa.schema(fields, metadata=returned.metadata)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
