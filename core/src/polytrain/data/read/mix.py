@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
@@ -257,6 +258,8 @@ def _weight_problems(field: str, mix: Mix) -> Iterator[Problem]:
 def _is_weight(value: Any) -> bool:
     try:
         number = float(value)
+        # Shares are computed from what is written.
+        Fraction(str(value))
     except (TypeError, ValueError, OverflowError):
         return False
     return not isinstance(value, str | bytes | bool) and math.isfinite(number) and number > 0
