@@ -186,7 +186,7 @@ GOOD: dict[str, Any] = {"code": {"x": CODE}, "web": {"x": WEB}}
         ({"code": math.inf, "web": 1}, "weights['code']", "it is inf"),
         ({"code": "0.3", "web": 1}, "weights['code']", "it is '0.3'"),
         ({"code": True, "web": 1}, "weights['code']", "it is True"),
-        ({"code": np.array([0.3]), "web": 1}, "weights['code']", "it is array([0.3])"),
+        ({"code": np.True_, "web": 1}, "weights['code']", "it is np.True_"),
         ([0.3, 0.7], "weights", "it is a list, not numbers by the sources' names"),
     ],
 )
