@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.sweeps import only_in_sweep
@@ -23,7 +23,7 @@ from tests.sweeps import only_in_sweep
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.parts import PartStored, misplaced_part, stored_part
 from polytrain.checkpoint.staging import COPIES, Stagings
-from polytrain.checkpoint.store import CheckpointStore
+from polytrain.checkpoint.store import CHECKPOINTS, CheckpointStore
 from polytrain.policy.copy_pace import CopyPace
 from polytrain.storage.location import Location
 from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel
@@ -308,59 +308,91 @@ def test_the_first_copy_leaves_the_directory_in_which_another_rank_makes_its_own
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "several"])
 @pytest.mark.parametrize("kills", [30, only_in_sweep(1000)])
 def test_a_torn_copy_is_never_taken(tmp_path: Path, kills: int, is_alone: bool) -> None:
-    """A process that copies without end is killed at any moment."""
+    """A process that copies without end is killed within a copy, or at any moment."""
     random = Random(0)
     torn = 0
     for number in range(kills):
         run = tmp_path / str(number)
         (run / "scratch").mkdir(parents=True)
-        copies = _killed(run / "scratch", is_alone, after_s=random.uniform(0, 0.004))
-        torn += any(not _is_whole(each) for each in (run / "scratch" / COPIES).iterdir())
-        store = CheckpointStore(location=Location.of(run / "checkpoints"))
+        within = None if number % 2 else Kill(random.randrange(1, 4), random.randrange(1, WHOLE))
+        copies = _killed(run / "scratch", is_alone, random.uniform(0, 0.004), within)
+        is_torn = any(not _is_whole(each) for each in (run / "scratch" / COPIES).iterdir())
+        assert is_torn or within is None
+        torn += is_torn
+        store = CheckpointStore(location=Location.of(run))
         assert copies
         for copy in copies.values():
             part = to_written_part(copy, attempt_id=ATTEMPT, rank=0)
             assert misplaced_part(part, scratch=run / "scratch" / COPIES, near=None) is None
             assert isinstance(stored_part(store, part), PartStored)
-            assert _is_whole(run / "checkpoints" / directory_name(part.checkpoint, ATTEMPT))
+            assert _is_whole(run / CHECKPOINTS / directory_name(part.checkpoint, ATTEMPT))
         shutil.rmtree(run)
     print(f"{torn} of {kills} kills left a torn copy")
-    assert torn > 0
 
 
 ATTEMPT = AttemptId(token=1, attempt=0)
 FILES = ("model", "optimizer", "progress")
 SIZE = 1 << 19
+WHOLE = SIZE * len(FILES)
+
+
+class Kill(NamedTuple):
+    """The place in a process's copies at which it ends: after some bytes of one of them."""
+
+    copy: int
+    """Its number, from 0. The agent knows those before."""
+
+    written: int
+    """Bytes of it that are on the disk, at least 1 and not all."""
 
 
 def _is_whole(copy: Path) -> bool:
     """Return whether a copy has all its files, each of the same step."""
     contents = [(copy / name).read_bytes() if (copy / name).exists() else b"" for name in FILES]
-    return all(each == contents[0][:1] * SIZE for each in contents)
+    return len(contents[0]) == SIZE and all(each == contents[0][:1] * SIZE for each in contents)
 
 
-def _killed(scratch: Path, is_alone: bool, *, after_s: float) -> dict[int, Message]:
-    """Kill a process some time after its first copy; return the copies that its agent knows."""
+def _killed(
+    scratch: Path, is_alone: bool, after_s: float, within: Kill | None
+) -> dict[int, Message]:
+    """Run a process until it is killed; return the copies that its agent knows.
+
+    Args:
+        scratch: its directory.
+        is_alone: whether it has no peers.
+        after_s: when it is killed, after its first copy, if `within` is None.
+        within: where it kills itself.
+    """
     ours, its = socket.socketpair()
     child = os.fork()
     if child == 0:
-        _copy_for_ever(scratch, is_alone, its)
+        _copy_for_ever(scratch, is_alone, its, within)
     its.close()
     frames = FrameBuffer()
     with ours:
         messages = frames.feed(ours.recv(4096))
-        time.sleep(after_s)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        if within is None:
+            time.sleep(after_s)
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         while sent := ours.recv(4096):
             messages += frames.feed(sent)
     return held(messages)
 
 
-def _copy_for_ever(scratch: Path, is_alone: bool, connection: socket.socket) -> None:
+def _copy_for_ever(
+    scratch: Path, is_alone: bool, connection: socket.socket, within: Kill | None
+) -> None:
     def write(directory: Path) -> Place:
-        for name in FILES:
-            (directory / name).write_bytes(bytes([next(numbers) // len(FILES) % 256]) * SIZE)
+        copy = next(numbers)
+        content = bytes([copy % 256]) * SIZE
+        for start, name in zip(range(0, WHOLE, SIZE), FILES, strict=True):
+            with (directory / name).open("wb", buffering=0) as file:
+                if within is not None and within.copy == copy and within.written - start < SIZE:
+                    file.write(content[: within.written - start])
+                    os.kill(os.getpid(), signal.SIGKILL)
+                file.write(content)
         return PLACE
 
     numbers = itertools.count()
@@ -369,6 +401,6 @@ def _copy_for_ever(scratch: Path, is_alone: bool, connection: socket.socket) -> 
     try:
         copies = copies_in(scratch, SocketChannel(connection), is_alone=is_alone)
         for number in itertools.count(1):
-            copies.step(write, size=SIZE * len(FILES), number=number)
+            copies.step(write, size=WHOLE, number=number)
     finally:
         os._exit(1)
