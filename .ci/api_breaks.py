@@ -26,12 +26,10 @@ ROOT = Path(__file__).parents[1]
 def main() -> int:
     """Compare with the last release, if there is one."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    describe = ["git", "describe", "--tags", "--abbrev=0", "--match", "v*"]
-    found = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True)
-    if found.returncode:
+    tag = last_release(ROOT)
+    if tag is None:
         print("There is no release yet to compare public names with.")
         return 0
-    tag = found.stdout.strip()
     archive = subprocess.run(["git", "archive", tag], cwd=ROOT, check=True, capture_output=True)
     with tempfile.TemporaryDirectory() as released:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
@@ -39,6 +37,13 @@ def main() -> int:
         broken = list(breaks(Path(released), ROOT))
     print(*broken, f"{len(broken)} breaks of public names since {tag}.", sep="\n")
     return int(bool(broken) and compatible(tag.removeprefix("v"), version))
+
+
+def last_release(checkout: Path) -> str | None:
+    """The tag of the last release before the checkout's commit, which may be one itself."""
+    describe = ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^"]
+    found = subprocess.run(describe, cwd=checkout, capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else None
 
 
 def breaks(old: Path, new: Path) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -80,3 +81,24 @@ def test_versions_that_promise_the_same(
     api_breaks: ModuleType, old: str, new: str, expected: bool
 ) -> None:
     assert api_breaks.compatible(old, new) is expected
+
+
+def test_a_release_is_compared_with_the_one_before(api_breaks: ModuleType, tmp_path: Path) -> None:
+    """When its workflow runs, its own tag is there already."""
+
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    def commit() -> None:
+        git("commit", "--allow-empty", "--message", "Change something")
+
+    git("init")
+    commit()
+    found = [api_breaks.last_release(tmp_path)]
+    for version in ("v0.1.0", "v0.2.0"):
+        git("tag", version)
+        found.append(api_breaks.last_release(tmp_path))
+        commit()
+        found.append(api_breaks.last_release(tmp_path))
+    assert found == [None, None, "v0.1.0", "v0.1.0", "v0.2.0"]
