@@ -6,6 +6,7 @@ sequences that it is made of; only their lengths are known before.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -144,7 +145,7 @@ def packed(found: Pieces, length: int) -> Pieces:
     for number, (first, after) in enumerate(pairwise(borders)):
         own = range(*(min(rows, -(-int(starts[border]) // length)) for border in (first, after)))
         last = max(after, int(np.searchsorted(starts, own.stop * length, "left"))) if own else after
-        reached = int(np.searchsorted(borders, last, "left"))
+        reached = bisect_left(borders, last)
         pieces.append(
             PackedPiece(
                 pieces=found.pieces[number : max(reached, number + 1)],
