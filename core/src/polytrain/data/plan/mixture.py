@@ -69,14 +69,14 @@ class Mixture:
     def position_of(self, source: int, index: int) -> int:
         """The position of a source's row with this index in an epoch, however long that is."""
         periods, left = divmod(index, self.parts[source])
-        sources, _ = _period(self.parts)
-        return periods * len(sources) + int(np.flatnonzero(sources == source)[left])
+        sources, of_source = _period(self.parts)
+        return periods * len(sources) + int(of_source[source][left])
 
     def drawn(self, source: int, positions: int) -> int:
         """The number of a source's rows at so many positions from an epoch's start."""
-        _, counts = _period(self.parts)
-        periods, left = divmod(positions, sum(self.parts))
-        return periods * self.parts[source] + int(counts[left, source])
+        sources, of_source = _period(self.parts)
+        periods, left = divmod(positions, len(sources))
+        return periods * self.parts[source] + int(of_source[source].searchsorted(left))
 
     def share(self, positions: range) -> Iterator[tuple[int, range]]:
         """The rows at consecutive positions of an epoch, source by source.
@@ -145,8 +145,8 @@ class SourceOrder:
 
 
 @lru_cache(maxsize=8)
-def _period(parts: tuple[int, ...]) -> tuple[Numbers, Numbers]:
-    """The source of each position of a period, and each source's count before each position."""
+def _period(parts: tuple[int, ...]) -> tuple[Numbers, list[Numbers]]:
+    """The source of each position of a period, and the positions of each source."""
     period = sum(parts)
     sources = np.empty(period, np.int64)
     given = [0] * len(parts)
@@ -159,6 +159,4 @@ def _period(parts: tuple[int, ...]) -> tuple[Numbers, Numbers]:
         sources[position] = source
         given[source] += 1
         due[max(position + 1, given[source] * period // parts[source])].append(source)
-    counts = np.zeros((period + 1, len(parts)), np.int64)
-    np.cumsum(sources[:, None] == np.arange(len(parts)), axis=0, out=counts[1:])
-    return sources, counts
+    return sources, np.split(np.argsort(sources, kind="stable"), np.cumsum(parts)[:-1])
