@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +124,7 @@ GROUPS = (
     Group(
         file="extensions",
         title="For authors of backends and observers",
-        modules=("polytrain_plugins", "polytrain_plugins.hookspecs"),
+        modules=("polytrain_plugins", "polytrain_plugins.hookspecs", "polytrain.extension"),
     ),
 )
 
@@ -153,9 +154,9 @@ def pages() -> dict[Path, str]:
     seen: set[str] = set()
     found = {group: list(unseen(entries_of(group, packages), seen)) for group in GROUPS}
     places = {
-        member.path: f"[`{path}`]({group.file}.md#{anchor(path)})"
+        member.path: f"[`{path}`]({group.file}.md#{anchor})"
         for group, entries in found.items()
-        for path, member in entries
+        for anchor, (path, member) in anchored(entries)
     }
     written = {
         FOLDER / f"{group.file}.md": "\n".join(
@@ -193,16 +194,20 @@ def unseen(entries: Iterable[Entry], seen: set[str]) -> Iterator[Entry]:
 def listed(group: Group, entries: Iterable[Entry]) -> Iterator[str]:
     """A group in the overview: each name with its first sentence."""
     yield f"## {group.title}\n"
-    for path, member in entries:
+    for anchor, (path, member) in anchored(entries):
         text = member.docstring.value if member.docstring is not None else ""
         sentence = re.split(r"(?<=[.:])\s", folded(text.partition("\n\n")[0]))[0].rstrip(":")
-        yield f"- [`{path}`](reference/{group.file}.md#{anchor(path)}): {sentence}"
+        yield f"- [`{path}`](reference/{group.file}.md#{anchor}): {sentence}"
     yield ""
 
 
-def anchor(path: str) -> str:
-    """The name of a heading in a link."""
-    return path.lower().replace(".", "")
+def anchored(entries: Iterable[Entry]) -> Iterator[tuple[str, Entry]]:
+    """The names of a page's headings in links, as forges make them: numbered if one comes again."""
+    times = Counter[str]()
+    for entry in entries:
+        name = entry[0].lower().replace(".", "")
+        yield (f"{name}-{times[name]}" if times[name] else name), entry
+        times[name] += 1
 
 
 def public_members(module: griffe.Module | griffe.Class) -> Iterator[tuple[str, Documented]]:
