@@ -427,8 +427,12 @@ class WorkerSession:
             scratch=self._scratch,
             pace=CopyPace(every=every, is_shared=self.world.size > 1),
             copying=self._uploader.copying,
-            dropped=self._uploader.dropped_copies,
+            dropped=self._dropped_copies,
         )
+
+    def _dropped_copies(self) -> Sequence[tuple[int, bool]]:
+        with self._lock:
+            return self._uploader.dropped_copies()
 
     def _place(self) -> Place:
         return Place(

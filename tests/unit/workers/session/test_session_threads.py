@@ -1,0 +1,78 @@
+"""Threads of a training function take turns at the channel to the agent."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from polytrain.backends.reference import Reference
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.config.configs import CheckpointConfig, RunConfig
+from polytrain.config.run_spec import RunSpec
+from polytrain.policy.placement import NodeAddress, members
+from polytrain.storage.location import Location
+from polytrain.workers.processes.channel import Message, SocketChannel
+from polytrain.workers.session.job import LaunchOrder, WorkerJob
+from polytrain.workers.session.messages import drop_copy_message
+from polytrain.workers.session.session import WorkerSession
+from polytrain_plugins import Offer, World
+
+TWO = members([NodeAddress(node_id="n", host="127.0.0.1")] * 2, cpus=1, gpus=0)
+
+
+class WatchedChannel(SocketChannel):
+    """Has another thread look for copies to drop while this one reads."""
+
+    def __init__(self, connection: socket.socket, threads: ThreadPoolExecutor) -> None:
+        super().__init__(connection)
+        self.threads = threads
+        self.look: Any = None
+        self.looked: Future[Any] | None = None
+        self.meets = threading.Event()
+
+    def poll(self) -> Message | None:
+        if threading.current_thread() is not threading.main_thread():
+            self.meets.set()
+        elif self.looked is None:
+            self.looked = self.threads.submit(self.look)
+            assert not self.meets.wait(0.2), "two threads read at once"
+        return super().poll()
+
+
+def test_copies_to_drop_are_looked_for_while_no_other_thread_reads(tmp_path: Path) -> None:
+    config = RunConfig(checkpoint_config=CheckpointConfig(memory=1))
+    job = WorkerJob(
+        spec=RunSpec(backend=Reference(), run_config=config),
+        near_staging=None,
+        checkpoints=Location.of(tmp_path / "run" / "checkpoints"),
+    )
+    order = LaunchOrder(
+        attempt_id=AttemptId(token=0, attempt=0),
+        members=TWO,
+        start=StartingPoint(),
+        first_checkpoint=0,
+    )
+    engine: Any = None
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as threads:
+        channel = WatchedChannel(theirs, threads)
+        session = WorkerSession(
+            job=job,
+            order=order,
+            world=World(attempt=0, me=TWO[0], members=TWO, offers=(Offer(), Offer())),
+            engine=engine,
+            shards={},
+            channel=channel,
+            scratch=tmp_path,
+        )
+        copies = session.survivor.copies
+        assert copies is not None
+        channel.look = copies.dropped
+        SocketChannel(ours).send(drop_copy_message(3, is_last=False))
+        assert session.preemption() is None
+        assert channel.looked is not None
+        assert channel.looked.result(timeout=30) == [(3, False)]
