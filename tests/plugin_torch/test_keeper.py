@@ -124,6 +124,23 @@ def test_a_state_is_written(
     assert torch.load(tmp_path / "model.pt")["mask"].tolist() == [0, -torch.inf]
 
 
+def test_what_a_trainer_adds_up_between_two_logs_may_grow(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """TRL's have a dozen numbers of each batch, and may log once in hundreds of steps."""
+
+    def train() -> None:
+        rank = Rank(monkeypatch)
+        for batches in (1, 5000):
+            rank.step()
+            sums = {f"metric {number}": [0.1] * batches for number in range(12)}
+            rank.keeper.at_end_of_step(None, {"sums": sums}, is_sampled=False)
+        rank.write(tmp_path)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists()
+
+
 def test_a_report_within_an_accumulation_is_no_point(
     within: Within,
     monkeypatch: pytest.MonkeyPatch,

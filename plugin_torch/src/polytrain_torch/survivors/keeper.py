@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 _MOST_SMALL = 16 << 20
 """Bytes that may be copied at each point."""
 
-_ROOM = 1 << 16
-"""Bytes for a small state to grow."""
+_ROOM = 1 << 20
+"""Bytes for a small state to grow. The memory is taken only once they are written."""
 
 _SETTLED_S = 0.02
 """A training that has stood still for so long at a point waits for the lost rank."""

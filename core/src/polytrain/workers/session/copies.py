@@ -1,4 +1,4 @@
-"""Copies the state of a training that no other rank has (`CheckpointConfig.memory`).
+"""Copies the state of a training, for a loss that leaves no rank (`CheckpointConfig.memory`).
 
 A copy is a checkpoint's part in a directory on the node, where it outlives its process. Once it is
 complete, the worker process sends a message to the agent: only then does the copy count. The system
