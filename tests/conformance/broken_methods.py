@@ -26,6 +26,7 @@ from polytrain_plugins import (
     Capabilities,
     Demand,
     Device,
+    Engine,
     Job,
     Member,
     Offer,
@@ -157,6 +158,15 @@ class _SumsNothing(_Engine):
         return list(values)
 
 
+class _SumsInFloat32(_Engine):
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        summed = self._collective.sum(np.array(values, dtype=np.float32))
+        return [int(value) for value in summed]
+
+    def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
+        return Engine.gather_over_ranks(self, piece, world, call=call)
+
+
 class _GathersInReverse(_Engine):
     def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
         return super().gather_over_ranks(piece, world, call=call)[::-1]
@@ -238,6 +248,12 @@ class _LoadsAnUntrainedModel(_Engine):
         return LinearModel.untrained(super().load(directory).columns)
 
 
+class _LoadsRoundedWeights(_Engine):
+    def load(self, directory: Path) -> LinearModel:
+        model = super().load(directory)
+        return replace(model, weights=tuple(round(weight, 3) for weight in model.weights))
+
+
 class _LoadsOnceOnly(_Engine):
     def load(self, directory: Path) -> LinearModel:
         model = super().load(directory)
@@ -295,6 +311,10 @@ class SumsNothing(WithABrokenEngine):
     broken = _SumsNothing
 
 
+class SumsInFloat32(WithABrokenEngine):
+    broken = _SumsInFloat32
+
+
 class GathersInReverse(WithABrokenEngine):
     broken = _GathersInReverse
 
@@ -337,6 +357,10 @@ class SavesNothing(WithABrokenEngine):
 
 class LoadsAnUntrainedModel(WithABrokenEngine):
     broken = _LoadsAnUntrainedModel
+
+
+class LoadsRoundedWeights(WithABrokenEngine):
+    broken = _LoadsRoundedWeights
 
 
 class LoadsOnceOnly(WithABrokenEngine):

@@ -13,6 +13,8 @@ from tests.sweeps import only_in_sweep
 
 from polytrain.backends.reference import Reference
 from polytrain.testing import BackendConformance, KnownFailure
+from polytrain.testing.contract import kit_table
+from polytrain.view.cli import main
 
 IN_CHAOS = {"test_chaos_in_training", "test_chaos_by_chance"}
 INTENDED = {
@@ -65,6 +67,26 @@ def test_backend_that_breaks_the_contract_still_passes_the_chaos_tier(
     name: str, tmp_path: Path
 ) -> None:
     assert failed_tests_of(name, tmp_path, tests="chaos") == set()
+
+
+def test_options_that_do_not_fit_the_kits_data_are_named_as_a_user_gets_them() -> None:
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "polytrain", "conformance", "reference"),
+            *("--set", "label=y", "-k", "test_declarative_training", "-p", "no:cacheprovider"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1
+    assert "The backend refuses the kit's data:" in ran.stdout
+    assert "label: the data set 'train' has no column 'y'" in ran.stdout
+
+
+def test_the_help_names_the_columns_of_the_kits_data(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["conformance", "--help"])
+    *others, last = kit_table().column_names
+    assert f"{', '.join(others)} and {last}." in " ".join(capsys.readouterr().out.split())
 
 
 def test_overriding_a_standard_test_is_refused() -> None:

@@ -130,7 +130,7 @@ class ContractTier:
         """`polytrain.collective` works in a training function.
 
         If this fails: `gather_over_ranks` changes or reorders bytes; or `sum_over_ranks`, which it
-        uses by default, works only right after `joined` was entered.
+        uses by default, rounds large numbers, or works only right after `joined` was entered.
         """
         record = run_world(
             self.backend,
@@ -302,6 +302,9 @@ class ContractTier:
 
     @classmethod
     def _train(cls, path: Path, data: pa.Table) -> WorldRecord:
+        problems = list(backend_problems(cls.backend, _job(cls.backend)))
+        if problems:
+            pytest.fail("The backend refuses the kit's data:\n" + "\n".join(map(str, problems)))
         function = cls.training_function
         if function is None and not cls.backend.capabilities.declarative:
             pytest.fail(

@@ -110,7 +110,7 @@ class TrainerTier:
         With `exact_resume` the final files are also the same as without a kill.
 
         If this fails: `train` doesn't resume from `session.checkpoint`, or has a state that `save`
-        doesn't write.
+        doesn't write or `load` doesn't restore.
         """
         if not self.backend.capabilities.declarative:
             # The contract tier shows that an undeclared capability is rejected.

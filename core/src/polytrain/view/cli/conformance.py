@@ -35,7 +35,8 @@ class Test{title}(BackendConformance):
     "settings",
     multiple=True,
     metavar="OPTION=VALUE",
-    help="An option of the backend, such as label=label: the kit's data have x, y and label.",
+    help="An option of the backend, with a value of TOML or a string, such as label=label: the "
+    "kit's data have the columns x0, x1, x2 and label.",
 )
 @click.option(
     "--format",
