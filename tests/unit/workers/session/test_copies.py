@@ -119,12 +119,18 @@ def test_with_other_ranks_the_copy_before_stays_until_the_next(tmp_path: Path) -
     assert sorted(there(tmp_path)) == [b"three", b"two"]
 
 
-def test_ranks_that_have_the_same_state_copy_nothing(
+def test_ranks_that_have_the_same_state_copy_nothing_and_say_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent = Sent()
-    copies_in(tmp_path, sent, is_alone=False).step(writes(b"one"), size=5)
-    assert (sent.messages, there(tmp_path), caplog.records) == ([], [], [])
+    for attempt in (0, 1):
+        for rank in (0, 1):
+            copies = copies_in(tmp_path, sent, attempt, is_alone=False, rank=rank)
+            copies.step(writes(b"one"), size=5)
+            copies.step(writes(b"two"), size=5)
+    assert (sent.messages, there(tmp_path)) == ([], [])
+    [record] = caplog.records
+    assert "memory=1) keeps no copies with several workers of this kind" in record.message
 
 
 def test_a_copy_that_is_being_deleted_counts_no_more(tmp_path: Path) -> None:

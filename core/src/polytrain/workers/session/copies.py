@@ -103,8 +103,10 @@ class Copies:
         self.is_used = True
         self._steps += 1
         began = time.monotonic()
-        is_replica = number is None and not self.is_alone
-        if self._is_over or is_replica or not self.pace.is_due(began):
+        if number is None and not self.is_alone:
+            self._say_replicas()
+            return
+        if self._is_over or not self.pace.is_due(began):
             return
         number = self._steps if number is None else number
         with self.copying():
@@ -113,6 +115,16 @@ class Copies:
                 if is_confirmed:
                     self.confirm()
         self.pace.copied(began, time.monotonic())
+
+    def _say_replicas(self) -> None:
+        """Say once, in the first attempt, that nothing is copied."""
+        if self.rank == 0 and self.attempt.attempt == 0 and not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                "keeps no copies with several workers of this kind: each has the whole state, and "
+                "after a loss another one hands it on. If all are lost at once, the run continues "
+                "from its last checkpoint"
+            )
 
     def _try_copy(self, write: Callable[[Path], Place], number: int, size: int) -> None:
         try:
