@@ -564,6 +564,7 @@ def test_a_misspelt_run_or_storage_is_answered_in_python_too(storage: Path) -> N
         (["show", "a-run", "--jsn"], "--json"),
         (["run", "--wrokers", "2", "train.py"], "--workers"),
         (["conformance", "xgbost"], "xgboost"),
+        (["conformance", "reference", "--set", "lable=y"], "label"),
         (["doctor", "--backend", "torhc"], "torch"),
         (["help", "show"], "polytrain show --help"),
     ],

@@ -55,15 +55,22 @@ def command(name: str, settings: tuple[str, ...], format_: str, arguments: tuple
     survived, and the times. A test file of your own can list known failures: see the page "Write a
     backend".
     """
+    from polytrain.api.backend_checks import missing_options, raise_if_any, unknown_options
     from polytrain.view.cli.job_file import JobFileError, job_of
-    from polytrain_plugins import RegistryError, load_backend
+    from polytrain_plugins import InvalidJobError, RegistryError, load_backend
 
     if find_spec("pytest") is None:
         raise click.ClickException("the kit needs pytest: pip install pytest")
     try:
         backend = load_backend(name)
         options = job_of("", settings)
-    except (RegistryError, JobFileError) as error:
+        raise_if_any(
+            (
+                *unknown_options(backend, options, (), has_function=False),
+                *missing_options(backend, options),
+            )
+        )
+    except (RegistryError, JobFileError, InvalidJobError) as error:
         raise Refused(str(error)) from error
     import pytest
 
