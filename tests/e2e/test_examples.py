@@ -49,37 +49,18 @@ def preloaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         yield
 
 
-@pytest.fixture(scope="module")
-def examples(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the examples are run: in `make test` with half of the epochs, which are all alike.
-
-    One directory for all: zygotes import anew where the path differs.
-    """
-    directory = tmp_path_factory.mktemp("examples")
-    for path in EXAMPLES.glob("*.py"):
-        text = path.read_text()
-        if path.name == "digits.py":
-            assert "\nEPOCHS = 8\n" in text
-            epochs = 8 if request.config.getoption("--sweep") else 4
-            text = text.replace("\nEPOCHS = 8\n", f"\nEPOCHS = {epochs}\n")
-        (directory / path.name).write_text(text)
-    return directory
-
-
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name",
     sorted(sorted(path.name for path in EXAMPLES.glob("*_digits.py")), key=framework),
 )
 def test_an_example_learns_although_a_worker_is_killed(
     name: str,
-    examples: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert f"\npython examples/{name}\n" in (examples / name).read_text()
-    monkeypatch.syspath_prepend(examples)
-    runpy.run_path(str(examples / name), run_name="__main__")
+    assert f"\npython examples/{name}\n" in (EXAMPLES / name).read_text()
+    monkeypatch.syspath_prepend(EXAMPLES)
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     output = capsys.readouterr().out
     assert "2 workers, 1 restart\n" in output
     found = re.search(r"^([\d.]+)% of 357 digits are recognised$", output, re.MULTILINE)
@@ -96,13 +77,12 @@ def masked(output: str) -> str:
 @pytest.mark.parametrize("name", sorted(SHOWN, key=lambda name: (framework(name), name)))
 def test_an_example_prints_what_its_page_shows(
     name: str,
-    examples: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert f"\npython examples/{name}\n" in (examples / name).read_text()
-    monkeypatch.syspath_prepend(examples)
-    runpy.run_path(str(examples / name), run_name="__main__")
+    assert f"\npython examples/{name}\n" in (EXAMPLES / name).read_text()
+    monkeypatch.syspath_prepend(EXAMPLES)
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     printed = [line for line in capsys.readouterr().out.splitlines() if "(rank " not in line]
     assert masked("\n".join(printed)) == masked(SHOWN[name].strip())
 
