@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ def run(
     """Hosts by name, and a driver in the first, once its ranks train."""
     with hosts(3, shared=shared) as three:
         address = ray_on(*three, cpus=1)
-        command = [sys.executable, _DRIVER, shared, workers, str(standby), str(steps)]
+        # Hosts have a /tmp of their own, in which a checkout may lie.
+        script = shutil.copy(_DRIVER, shared)
+        command = [sys.executable, script, shared, workers, str(standby), str(steps)]
         environment = {"RAY_ADDRESS": address, "POLYTRAIN_COLOR": "0"}
         driver = three[0].start(command, env=environment, output=subprocess.PIPE)
         assert eventually(lambda: steps_of(shared) > 3, 120)
