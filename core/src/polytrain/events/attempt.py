@@ -295,7 +295,7 @@ class StateUnwritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRefused:
-    """A rank can't make its part of a copy of the state; it waits until all ranks are told."""
+    """A rank can't make its part of a copy; it waits until all ranks are asked to drop theirs."""
 
     attempt: int
     rank: int

@@ -155,10 +155,10 @@ class Survivors:
     """The ranks that couldn't make a copy of their part, and why not the last time."""
 
     _dropped: int = 0
-    """The newest copy that all ranks were told to drop."""
+    """The newest copy that all ranks were asked to drop."""
 
     _are_copies_over: bool = False
-    """Whether all ranks were told to make no more copies."""
+    """Whether all ranks were asked to make no more copies."""
 
     _stored: dict[int, StateWritten] | None = None
     """Rank → its part of the state, of which copies are being stored; None if none are."""
@@ -312,7 +312,7 @@ class Survivors:
         self._dropped = max(self._dropped, refused.number)
         self._are_copies_over = refused.is_last
         drop = DropCopy(attempt=self._attempt, number=refused.number, is_last=self._are_copies_over)
-        # The rank that waits comes last: when it is told, all are.
+        # The rank that waits comes last: when it is asked, all have been.
         self.group.call(drop, set(range(self._world_size)) - {refused.rank})
         self.group.call(drop, (refused.rank,))
 

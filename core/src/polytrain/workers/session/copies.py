@@ -6,8 +6,8 @@ writes it to a disk later, if it still exists.
 
 Several ranks copy at the same steps, each its own part, and never wait for each other. A step needs
 all ranks: when one begins a copy, all have the one before, so only what is older is deleted. A rank
-that can't make a copy tells the driver, and waits until all others are told to drop theirs: no step
-is taken meanwhile, so all still have the one before.
+that can't make a copy tells the driver, and waits until all others are asked to drop theirs: no
+step is taken meanwhile, so all still have the one before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AT_ONCE = 2
 """Number of copies that are there while the newer one is made."""
 
 _AGREED_WITHIN_S = 2.0
-"""Seconds that a rank which can't copy waits for the word that all ranks know."""
+"""Seconds that a rank which can't copy waits until all ranks are asked to drop theirs."""
 
 _NAP_S = 0.001
 
@@ -183,7 +183,7 @@ class Copies:
             self._drop_everywhere(0, why, is_last=True)
 
     def _drop_everywhere(self, number: int, why: str, *, is_last: bool) -> None:
-        """Have all ranks drop a copy, and wait until they are told, before the next step.
+        """Have all ranks drop a copy, and wait until they are asked to, before the next step.
 
         Args:
             number: the copy's number; 0 if none was being made.
