@@ -92,10 +92,11 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
         problems += unused_gpu_problems(spec)
         problems += virtual_worker_problems(spec)
         if not problems:
-            problems += _port_problems(spec, backend.demand(job))
-        if not problems:
-            # This reads a column, and needs a backend with valid options.
+            # It needs a backend with valid options.
             demand = backend.demand(job)
+            problems += _port_problems(spec, demand)
+        if not problems:
+            # This reads a column.
             datasets, wrong_groups = grouped_datasets(
                 datasets,
                 demand,

@@ -34,10 +34,7 @@ from polytrain.data.plan.position import (
 )
 from polytrain.data.read.describe import Source
 from polytrain.data.read.file_pieces import FilePiece
-from polytrain.data.read.mix import ConformedPiece
-from polytrain.data.read.packing import PackedPiece
 from polytrain.data.read.pieces import Piece, TablePiece
-from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.types.wide_types import widened
 from polytrain.storage.filesystems import ResolvedPath, find
@@ -67,7 +64,7 @@ def fingerprint(source: Source, digests: Mapping[str, str]) -> str:
         source: the data set.
         digests: its digests.
     """
-    pieces = [_untransformed(piece) for piece in source.pieces]
+    pieces = [piece.unwrapped for piece in source.pieces]
     rows = [(getattr(piece, "path", piece.where), piece.rows) for piece in pieces]
     facts = str(source.schema.remove_metadata()), sorted(digests.items()), rows
     return _digest(facts, digits=None)
@@ -97,7 +94,7 @@ def digests(source: Source) -> dict[str, str]:
         for name, each in source.sources():
             found |= of_source(name, digests(each))
         return found
-    pieces = [_untransformed(piece) for piece in source.pieces]
+    pieces = [piece.unwrapped for piece in source.pieces]
     files = {
         str(path): tuple(getattr(piece, "version", ()))
         for piece in pieces
@@ -214,12 +211,6 @@ def _sampled_blocks(sizes: Sequence[tuple[str, int]]) -> Iterator[bytes]:
         with open(path, "rb") as file:
             file.seek(place - (ends[index] - size))
             yield file.read(_BLOCK_BYTES)
-
-
-def _untransformed(piece: Piece) -> Piece:
-    if isinstance(piece, TransformedPiece | ConformedPiece | PackedPiece):
-        return _untransformed(piece.piece)
-    return piece
 
 
 def _digest(facts: Iterable[Any], *, digits: int | None = _DIGITS) -> str:

@@ -14,7 +14,7 @@ from polytrain.config.configs import DataConfig
 from polytrain.config.mix import Mix
 from polytrain.data.plan.mixture import Mixture, parts_of
 from polytrain.data.read.describe import Mixed, Source, describe, info_of
-from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.read.pieces import Piece, Pieces, WrappedPiece
 from polytrain.data.read.random_transforms import random_transform, wants_generator
 from polytrain.data.read.selection import subschema
 from polytrain.data.types.missing import InLists, may_be_missing, may_lack_numbers, noted
@@ -29,19 +29,11 @@ _ENDS = ("first_exhausted", "all_exhausted")
 
 
 @dataclass(frozen=True, slots=True)
-class ConformedPiece(Piece):
+class ConformedPiece(WrappedPiece):
     """A piece of a source, in the types of the mix."""
 
     piece: Piece
     schema: pa.Schema
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]  # derived here, stored elsewhere
-        return self.piece.rows
-
-    @property
-    def where(self) -> str:
-        return self.piece.where
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         return self._of(self.piece.read(start, stop, columns), columns)
@@ -54,13 +46,6 @@ class ConformedPiece(Piece):
     ) -> Iterator[pa.Table]:
         for table in self.piece.scan(start, stop, columns):
             yield self._of(table, columns)
-
-    def seekable(self, *, scattered: bool) -> bool:
-        return self.piece.seekable(scattered=scattered)
-
-    @property
-    def in_memory(self) -> bool:
-        return self.piece.in_memory
 
     @property
     def reads_into_own_memory(self) -> bool:

@@ -82,6 +82,10 @@ class PackedPiece(Piece):
     def in_memory(self) -> bool:
         return self.piece.in_memory
 
+    @property
+    def unwrapped(self) -> Piece:
+        return self.piece.unwrapped
+
     def _sequences(self, first: int, after: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         ends = [*accumulate(piece.rows for piece in self.pieces)]
         for piece, end in zip(self.pieces, ends, strict=True):

@@ -87,6 +87,36 @@ class Piece(ABC):
         file, no cache, and no array of the user's."""
         return False
 
+    @property
+    def unwrapped(self) -> Piece:
+        """The piece that holds the rows, without what is done to them when they are read."""
+        return self
+
+
+class WrappedPiece(Piece):
+    """A piece whose rows are changed when they are read, one by one."""
+
+    piece: Piece
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]  # derived here, stored elsewhere
+        return self.piece.rows
+
+    @property
+    def where(self) -> str:
+        return self.piece.where
+
+    def seekable(self, *, scattered: bool) -> bool:
+        return self.piece.seekable(scattered=scattered)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.piece.in_memory
+
+    @property
+    def unwrapped(self) -> Piece:
+        return self.piece.unwrapped
+
 
 @dataclass(frozen=True, slots=True)
 class TablePiece(Piece):

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.read.pieces import Piece, Pieces, selected
+from polytrain.data.read.pieces import Piece, Pieces, WrappedPiece, selected
 from polytrain.data.types.arrays import table_of
 from polytrain.data.types.columns import column_to_numpy, empty_table, lists_of_numbers
 from polytrain.data.types.missing import decides_type, found_missing, noted
@@ -29,7 +29,7 @@ _SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformedPiece(Piece):
+class TransformedPiece(WrappedPiece):
     """A piece whose rows go through a function."""
 
     piece: Piece
@@ -42,14 +42,6 @@ class TransformedPiece(Piece):
 
     first_row: int
     """The number of the piece's first row in the data set."""
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]  # derived here, stored elsewhere
-        return self.piece.rows
-
-    @property
-    def where(self) -> str:
-        return self.piece.where
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         if start == stop:
@@ -77,13 +69,6 @@ class TransformedPiece(Piece):
     def _of(self, rows: pa.Table, which: str) -> pa.Table:
         where = f"{which} of {self.name!r} ({self.where})"
         return typed(applied(self.transform, rows, where), self.schema, where)
-
-    def seekable(self, *, scattered: bool) -> bool:
-        return self.piece.seekable(scattered=scattered)
-
-    @property
-    def in_memory(self) -> bool:
-        return self.piece.in_memory
 
 
 def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:

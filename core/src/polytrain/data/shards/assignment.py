@@ -15,10 +15,7 @@ from polytrain.data.plan.row_plan import Plan
 from polytrain.data.read.describe import Source
 from polytrain.data.read.file_pieces import UNKNOWN
 from polytrain.data.read.indexed import IndexedPiece
-from polytrain.data.read.mix import ConformedPiece
-from polytrain.data.read.packing import PackedPiece
 from polytrain.data.read.pieces import Piece
-from polytrain.data.read.transforms import TransformedPiece
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.shards.spec import Held, ShardSpec, StreamSpec
 
@@ -70,7 +67,7 @@ class RunDataset:
     @property
     def user_code(self) -> list[Any]:
         """Its classes and functions that a user may have written in a script."""
-        pieces = map(_read_piece, self.source.pieces)
+        pieces = (piece.unwrapped for piece in self.source.pieces)
         items = [type(piece.dataset) for piece in pieces if isinstance(piece, IndexedPiece)]
         return [*items, self.config.transform]
 
@@ -215,16 +212,9 @@ class HeldRows:
 
 def _file_of(piece: Piece) -> tuple[str, int]:
     """The path of a piece's file, and its size in bytes; 0 if that isn't known."""
-    piece = _read_piece(piece)
+    piece = piece.unwrapped
     version = getattr(piece, "version", UNKNOWN)
     return getattr(piece, "path", ""), version.size or 0
-
-
-def _read_piece(piece: Piece) -> Piece:
-    """The piece itself, without what is done to its rows."""
-    while isinstance(piece, TransformedPiece | ConformedPiece | PackedPiece):
-        piece = piece.piece
-    return piece
 
 
 def _width(kind: pa.DataType) -> int:
