@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -30,6 +31,7 @@ from polytrain import (
 from polytrain.record.entries import FORMAT, Launched, LoadMeasured, Opened, RunConcluded
 from polytrain.record.journal import Journal
 from polytrain.run.lease import leased
+from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
 
@@ -300,6 +302,35 @@ def test_the_exit_code_of_show_says_how_the_run_ended(
     assert main(["show", str(storage / "failed"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["data"]["state"] == "failed"
     assert main(["show", str(storage / "failed"), "-f"]) == 1
+
+
+def test_a_run_that_was_synced_names_the_driver_that_died(
+    storage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "dead"
+    shutil.copytree(storage / "dead", run)
+    driver = shown(capsys, "show", str(run))["driver"]
+    assert main(["sync", str(run), "--to", "csv"]) == 0
+    assert (run / "leases" / "000002").exists()
+    capsys.readouterr()
+    found = shown(capsys, "show", str(run))
+    assert (found["state"], found["driver"]) == ("interrupted", driver)
+    with leased(Location.of(run).open(), Location.of(run).open(), drives=False):
+        assert shown(capsys, "show", str(run))["state"] == "interrupted"
+
+
+def test_sync_says_what_it_writes_to_a_storage_that_is_read_only(
+    storage: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: LocalStorage, path: str, data: bytes) -> str | None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(LocalStorage, "create", refuse)
+    assert main(["sync", str(storage / "done"), "--to", "csv"]) == 1
+    said = capsys.readouterr().err
+    assert f"{storage / 'done'} can't be written: Read-only file system." in said
+    assert "holds the run's lease" in said
+    assert "Errno" not in said
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import random
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -74,10 +75,13 @@ class _Owner:
     ahead_s: Duration = 0.0
     """`Clock.ahead_s` at that time."""
 
+    drives: bool = True
+    """Whether it trains, and doesn't only keep drivers away."""
+
     released: bool = False
 
     @classmethod
-    def this_process(cls, clock: Clock) -> _Owner:
+    def this_process(cls, clock: Clock, *, drives: bool) -> _Owner:
         owner = cls(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -85,6 +89,7 @@ class _Owner:
             nonce=secrets.token_hex(8),
             machine=_this_machine(),
             since=datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="seconds"),
+            drives=drives,
         )
         return owner.seen(clock)
 
@@ -247,10 +252,13 @@ def holder(storage: Storage) -> Holder | None:
     Raises:
         OSError: the storage failed.
     """
-    token, owner = _newest(storage)
+    newest, owner = _newest(storage)
+    token = newest
+    while owner is not None and not owner.drives:
+        token, owner = _newest(storage, below=token)
     if owner is None:
         return None
-    is_held = False if owner.released else owner.lives()
+    is_held = False if owner.released or token < newest else owner.lives()
     return Holder(
         description=str(owner),
         token=token,
@@ -268,6 +276,7 @@ def leased(
     *,
     wording: tuple[str, str] = RUN,
     clock: Clock | None = None,
+    drives: bool = True,
 ) -> Iterator[Lease]:
     """Acquire and hold the lease on a run, or on an output of predictions.
 
@@ -278,13 +287,14 @@ def leased(
         no_retry: the same storage without retries, for heartbeats: a late one is useless.
         wording: the subject and the remedy for messages.
         clock: the driver's clock, if it has one already.
+        drives: whether this process trains, and doesn't only keep drivers away.
 
     Raises:
         RunOwnedError: another driver works on the run.
         OSError: the storage failed.
     """
     clock = Clock() if clock is None else clock
-    owner = _Owner.this_process(clock)
+    owner = _Owner.this_process(clock, drives=drives)
     _held.add(owner.nonce)
     try:
         token, path = _taken(storage, owner, wording)
@@ -352,13 +362,13 @@ def _create(storage: Storage, token: int, owner: _Owner) -> str | None:
     return storage.create(f"{_LEASES}/{token:06d}", json.dumps(asdict(owner)).encode())
 
 
-def _newest(storage: Storage) -> tuple[int, _Owner | None]:
-    """Return the highest token and its holder; 0 and None if there is no lease."""
+def _newest(storage: Storage, *, below: int = sys.maxsize) -> tuple[int, _Owner | None]:
+    """Return the highest token, below a limit, and its holder; 0 and None if there is no lease."""
     by_number: dict[int, list[str]] = {}
     for path in storage.list(_LEASES):
         token = Path(path).name.partition(".")[0]
         # NFS leaves files of its own beside files that are replaced while they are read.
-        if _TOKEN.fullmatch(token):
+        if _TOKEN.fullmatch(token) and int(token) < below:
             by_number.setdefault(int(token), []).append(path)
     if not by_number:
         return 0, None

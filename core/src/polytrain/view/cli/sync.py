@@ -69,14 +69,20 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
     errors: dict[str, str] = {}
     try:
         # Nobody resumes the run meanwhile.
-        with leased(location.open(), location.open()):
+        with leased(location.open(), location.open(), drives=False):
             for tracker in trackers:
                 try:
                     rows[repr(tracker)] = send_missing(tracker, location, all_rows=uncommitted)
                 except Exception as error:
                     errors[repr(tracker)] = f"{type(error).__name__}: {error}"
-    except (OSError, RunOwnedError) as error:
+    except RunOwnedError as error:
         raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(
+            f"{location.address} can't be written: {error.strerror or error}. While it sends, sync "
+            "holds the run's lease, and keeps there what each tracker has. Run it as a user who "
+            "may write there, or copy the run to a directory where you may, and sync the copy."
+        ) from error
     if as_json:
         print_json("sync", {"sent": rows, "errors": errors})
     else:
