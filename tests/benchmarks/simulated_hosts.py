@@ -39,7 +39,7 @@ from polytrain.events.attempt import (
 from polytrain.events.preemption import LeavingNode
 from polytrain.linux.progress_page import WorkerStage
 from polytrain.policy.placement import NodeAddress
-from polytrain.policy.starting import Starting
+from polytrain.policy.scaling import Starting
 from polytrain.workers.agents.agent_host import AgentHandle, Arrived, Delivery, Gone, LinksTried
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (

@@ -11,7 +11,7 @@ from polytrain.errors import FailureKind
 from polytrain.events.attempt import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.placement import NodeAddress
-from polytrain.policy.starting import Starting
+from polytrain.policy.scaling import Starting
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
 from polytrain.workers.driver.worker_pool import WorkerPool
 

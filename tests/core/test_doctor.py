@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from polytrain.storage.checks import Refusal
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
-from polytrain.storage.trial import Refusal
 from polytrain.view.cli import main
 from polytrain.view.doctor import machine, nodes, stored, worlds
 from polytrain.view.doctor.finding import Finding, Verdict, checked

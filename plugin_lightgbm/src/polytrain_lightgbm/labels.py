@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polytrain.boosting.table_rules import Labels
+from polytrain.boosting.table_validation import Labels
 from polytrain_lightgbm.objectives import MULTICLASS, RANKING, objective_of
 from polytrain_lightgbm.parameters import value
 

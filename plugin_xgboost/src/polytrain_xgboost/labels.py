@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from polytrain.boosting.categories import Gather
 from polytrain.boosting.numbers import floats
-from polytrain.boosting.table_rules import Labels
-from polytrain.boosting.table_validation import refuse
+from polytrain.boosting.table_validation import Labels, refuse
 from polytrain_xgboost.backend import XGBoost
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from polytrain.boosting import round_keeper
-from polytrain.boosting.round_keeper import RoundKeeper
+from polytrain.boosting import report_callbacks
+from polytrain.boosting.report_callbacks import RoundKeeper
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place
 
 
@@ -65,7 +65,7 @@ class Training:
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     rank = Rank()
-    monkeypatch.setattr(round_keeper, "survivor", lambda: rank)
+    monkeypatch.setattr(report_callbacks, "survivor", lambda: rank)
     return Training(rank)
 
 

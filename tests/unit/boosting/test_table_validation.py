@@ -12,8 +12,16 @@ import pytest
 from tests.unit.boosting.stumps import Stumps
 
 from polytrain.boosting.numbers import floats, plainly_typed
-from polytrain.boosting.table_rules import Labels, Rule, finite, required, weights
-from polytrain.boosting.table_validation import is_constant, refuse, validated
+from polytrain.boosting.table_validation import (
+    Labels,
+    Rule,
+    finite,
+    is_constant,
+    refuse,
+    required,
+    validated,
+    weights,
+)
 from polytrain.errors import BadDataError
 
 NAN, INF = float("nan"), float("inf")

@@ -13,7 +13,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.read.random_transforms import wants_generator
+from polytrain.data.read.transforms import wants_generator
 from polytrain.data.shards.rows_shard import RowsShard
 from polytrain.data_errors import SourceError, TransformError
 from polytrain.testing.shards import shard_of

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.data.read import dicts, json_files
+from polytrain.data.read import json_files, tables
 from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of
@@ -170,7 +170,7 @@ def test_dicts_are_rows(as_iterator: bool) -> None:
 def test_types_are_found_from_all_dicts(
     values: list[Any], kind: pa.DataType, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dicts, "_AT_ONCE", at_once)
+    monkeypatch.setattr(tables, "_AT_ONCE", at_once)
     found = read(describe("train", [{"x": value} for value in values]))
     assert found.schema.types == [kind]
 
@@ -206,7 +206,7 @@ def test_masked_numbers_are_missing(masked: Any) -> None:
 def test_dicts_that_are_no_rows(
     rows: list[Any], message: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dicts, "_AT_ONCE", at_once)
+    monkeypatch.setattr(tables, "_AT_ONCE", at_once)
     with pytest.raises(SourceError, match=message) as caught:
         describe("train", some(*rows))
     assert caught.value.remedy

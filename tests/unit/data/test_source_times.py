@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.data.types.times import in_unit_of_arrow
+from polytrain.data.types.python_values import in_unit_of_arrow
 from polytrain.data_errors import SourceError
 from polytrain.testing.shards import shard_of
 

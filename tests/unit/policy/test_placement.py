@@ -12,7 +12,7 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.placement import Departure, PlacementPolicy
-from polytrain.policy.starting import Starting
+from polytrain.policy.scaling import Starting
 
 NOTHING_ADDED = Outlook(says="no autoscaler adds nodes to it")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.config.listening import port_problems, too_few_ports
 from polytrain.policy.placement import NodeAddress, members
-from polytrain.policy.ports import port_problems, too_few_ports
 from polytrain_plugins import Demand
 
 LEADERS = Demand(leader_ports=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.policy.starting import Starting, expected
+from polytrain.policy.scaling import Starting, expected
 
 agents = st.integers(0, 40)
 seconds = st.floats(0, 1000)

@@ -38,6 +38,7 @@ from polytrain.checkpoint.starting_point import StartingPoint, starting_point, v
 from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.config.constraints import path_or_address, wrong_type
+from polytrain.config.listening import port_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
 from polytrain.output.observers import follow_record
@@ -47,7 +48,6 @@ from polytrain.policy.cluster import (
     new_ray_problems,
 )
 from polytrain.policy.labels import allowed
-from polytrain.policy.ports import port_problems
 from polytrain.record.history import JOURNAL
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location

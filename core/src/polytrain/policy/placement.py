@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, only_we_use
-from polytrain.policy.scaling import holds, worker_capacity
-from polytrain.policy.starting import STARTING_S, Starting
+from polytrain.policy.scaling import STARTING_S, Starting, holds, worker_capacity
 from polytrain.text.first_few import first_few, numbered
 from polytrain_plugins import Member
 

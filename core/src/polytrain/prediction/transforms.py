@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
-from polytrain.data.read.random_transforms import wants_generator
+from polytrain.data.read.transforms import wants_generator
 from polytrain.functions.code_fingerprint import code_fingerprint, python_version
 from polytrain_plugins import Problem
 

@@ -246,7 +246,7 @@ def arrow_filesystem(given: Any) -> Any:
     fsspec = sys.modules.get("fsspec")
     if fsspec is None or not isinstance(given, fsspec.AbstractFileSystem):
         return None
-    from polytrain.storage.fsspec_files import FsspecHandler
+    from polytrain.storage.filesystems import FsspecHandler
 
     return pafs.PyFileSystem(FsspecHandler(given))
 

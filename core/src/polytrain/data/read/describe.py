@@ -14,21 +14,27 @@ import pyarrow as pa
 
 from polytrain.config.mix import Mix
 from polytrain.data.plan.mixture import Mixture
-from polytrain.data.read.arrow_datasets import from_arrow_dataset, is_arrow_dataset
-from polytrain.data.read.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
-from polytrain.data.read.files import from_places
+from polytrain.data.read.files import from_arrow_dataset, from_places, is_arrow_dataset
 from polytrain.data.read.indexed import from_items, is_map_style
 from polytrain.data.read.packing import packed
 from polytrain.data.read.pieces import Piece, Pieces
-from polytrain.data.read.random_transforms import (
-    RandomTransform,
-    random_transform,
-    wants_generator,
-)
 from polytrain.data.read.ray_data import from_ray_data, is_computed
 from polytrain.data.read.selection import columns_to_read, subschema
-from polytrain.data.read.tables import from_memory, from_table, is_place
-from polytrain.data.read.transforms import transformed
+from polytrain.data.read.tables import (
+    are_dicts,
+    from_memory,
+    from_table,
+    gives_rows,
+    is_of_torch,
+    is_place,
+    table_of_dicts,
+)
+from polytrain.data.read.transforms import (
+    RandomTransform,
+    random_transform,
+    transformed,
+    wants_generator,
+)
 from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data_errors import SourceError
 from polytrain.ray_api.dataset import is_ray_dataset

@@ -15,8 +15,8 @@ from polytrain.config.mix import Mix
 from polytrain.data.plan.mixture import Mixture, parts_of
 from polytrain.data.read.describe import Mixed, Source, describe, info_of
 from polytrain.data.read.pieces import Piece, Pieces, WrappedPiece
-from polytrain.data.read.random_transforms import random_transform, wants_generator
 from polytrain.data.read.selection import subschema
+from polytrain.data.read.transforms import random_transform, wants_generator
 from polytrain.data.types.missing import InLists, may_be_missing, may_lack_numbers, noted
 from polytrain.data.types.schemas import conformed, merged_schema
 from polytrain.data_errors import SourceError

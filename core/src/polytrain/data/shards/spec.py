@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from polytrain.data.plan.row_plan import Plan, Remainder
 from polytrain.data.read.pieces import Piece
-from polytrain.data.read.random_transforms import RandomTransform
+from polytrain.data.read.transforms import RandomTransform
 from polytrain_plugins import virtual_workers_of
 
 

@@ -11,8 +11,12 @@ import pyarrow as pa
 
 from polytrain.data.types.nested import nested_lists, tensors_of
 from polytrain.data.types.plain import plain_column
-from polytrain.data.types.python_values import check_unchanged
-from polytrain.data.types.times import in_one_unit, in_unit_of_arrow, is_time
+from polytrain.data.types.python_values import (
+    check_unchanged,
+    in_one_unit,
+    in_unit_of_arrow,
+    is_time,
+)
 from polytrain.data_errors import SourceError, one_line
 
 _EXACT = 2**53

@@ -14,8 +14,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.policy.placement import NodeAddress
+from polytrain.storage.checks import Refusal, refusal
 from polytrain.storage.location import Location
-from polytrain.storage.trial import Refusal, refusal
 from polytrain.view.doctor import machine
 from polytrain.view.doctor.finding import CheckFailed, Finding, checked
 from polytrain.view.doctor.links import findings_of_links

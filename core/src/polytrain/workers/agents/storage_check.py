@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.checks import refusal
 from polytrain.storage.location import Location
 from polytrain.storage.retry import is_temporary
-from polytrain.storage.trial import refusal
 
 _SEEN_WITHIN_S = 5.0
 """Seconds within which a network file system shows a new file."""

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import ScalingConfig
-from polytrain.config.listening import ports_of
+from polytrain.config.listening import ports_of, too_few_ports
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.attempt import AgentsPlaced, Event, PlacementFailed, move_wanted
 from polytrain.events.output import OutputRoute
 from polytrain.events.preemption import LeavingNode
 from polytrain.policy.placement import members
-from polytrain.policy.ports import too_few_ports
 from polytrain.policy.scaling import holds
 from polytrain.workers.agents.agent_host import (
     AgentHandle,

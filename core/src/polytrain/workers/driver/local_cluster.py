@@ -17,8 +17,7 @@ from polytrain.events.preemption import LeavingNode
 from polytrain.functions.missing_modules import THIS_MACHINE
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.placement import NodeAddress
-from polytrain.policy.scaling import worker_capacity
-from polytrain.policy.starting import Starting
+from polytrain.policy.scaling import Starting, worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Delivery, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, StreamOrder

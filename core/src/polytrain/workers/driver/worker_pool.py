@@ -25,8 +25,7 @@ from polytrain.events.attempt import (
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.links import FailedLink, described, remedy_for
 from polytrain.policy.placement import NodeAddress, PlacementPolicy, rank_order
-from polytrain.policy.scaling import SizePolicy, worker_capacity
-from polytrain.policy.starting import STARTING_S, Starting, expected
+from polytrain.policy.scaling import STARTING_S, SizePolicy, Starting, expected, worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
 from polytrain.workers.agents.installed import warnings_of_versions
 from polytrain.workers.driver.lost_nodes import LostNodes

@@ -30,7 +30,7 @@ from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import AutoscalerDemand, Outlook, outlook
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
-from polytrain.policy.starting import Starting
+from polytrain.policy.scaling import Starting
 from polytrain.ray_api.state import death_of_node, is_refused, node_addresses
 from polytrain.workers.agents.agent_host import (
     AgentHandle,
