@@ -1,7 +1,8 @@
 """Tests run in several processes at once; those marked `alone` have the machine to themselves.
 
 A test that measures time, or which process is busy, would measure the tests beside it as well.
-Each test holds a lock while it runs: shared by most, exclusive for these.
+Each test holds a lock while it runs: shared by most, exclusive for these. One after another in the
+same process, they keep it: in between, the others would start tests, and end them before the next.
 
 Each process has Ray's files in a directory of its own: Ray writes the address of a test's cluster
 there, and a run of another process would join that cluster, and be ended by Ray together with it.
@@ -13,7 +14,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ _LOCKS = "polytrain_locks"
 """Under this name pytest-xdist gives every process of a run the directory of its locks."""
 
 _directory: tempfile.TemporaryDirectory[str] | None = None
+
+_turn_of_several: ExitStack | None = None
+"""Of the test before and this one, both of which are marked."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,13 +47,28 @@ def pytest_configure_node(node: Any) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
     """The outermost wrapper: fixtures and the test's timeout start after the wait."""
+    global _turn_of_several
     directory = getattr(item.config, "workerinput", {}).get(_LOCKS)
     if directory is None:
         return (yield)
-    with _turn(Path(directory), alone=item.get_closest_marker("alone") is not None):
-        return (yield)
+    with ExitStack() as turn:
+        if _turn_of_several is None:
+            turn.enter_context(_turn(Path(directory), alone=_is_alone(item)))
+        else:
+            turn.push(_turn_of_several)
+            _turn_of_several = None
+        result = yield
+        if _is_alone(item) and _is_alone(nextitem):
+            _turn_of_several = turn.pop_all()
+        return result
+
+
+def _is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
 
 
 @contextmanager

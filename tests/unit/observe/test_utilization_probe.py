@@ -22,9 +22,6 @@ from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.observe.probes import UtilizationProbe
 from polytrain.testing.processes import eventually
 
-# How busy a process is, is what they measure.
-pytestmark = pytest.mark.alone
-
 WINDOW = 10.0
 
 
@@ -152,6 +149,8 @@ def test_a_share_is_a_share(looks: list[tuple[float, float, bool]]) -> None:
     assert windows == sorted(set(windows))
 
 
+# How busy a process is, is what it measures.
+@pytest.mark.alone
 def test_a_process_that_waits_is_not_busy_and_one_that_works_is() -> None:
     code = "import sys\nsys.stdin.readline()\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
