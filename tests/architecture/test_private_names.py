@@ -44,7 +44,13 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.utils.tensorboard.SummaryWriter": ("_get_file_writer",),
     },
     "accelerate": {
-        "accelerate.Accelerator": ("_custom_objects", "_models", "_optimizers", "_schedulers"),
+        "accelerate.Accelerator": (
+            "_custom_objects",
+            "_dataloaders",
+            "_models",
+            "_optimizers",
+            "_schedulers",
+        ),
     },
     "deepspeed": {"deepspeed.DeepSpeedEngine": ("_config",)},
     "lightning": {

@@ -40,6 +40,7 @@ from polytrain_torch.checkpoints.read_back import (
 )
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.libraries import needed
+from polytrain_torch.loaders.accelerated import keep_places
 from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.private import Accelerated
@@ -91,12 +92,16 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
     if wraps_in_ddp(accelerator):
         for model in Accelerated(accelerator).models:
             keep_frozen(unwrapped(model), wrapped_by="prepare", remedy=_UNFREEZE_BEFORE)
+    loaders = Accelerated(accelerator).loaders
     checkpoint = checkpoint or get_checkpoint()
     if checkpoint is None:
+        keep_places(loaders, keeps_own=False)
         _keep(accelerator, {})
         return {}
     directory = Path(checkpoint.path)
     saved = loaded(directory / _PROGRESS_FILE)
+    # What a survivor's progress says of its place was true at the report before.
+    keep_places(loaders, keeps_own="step" in saved)
     found = saved["found"]
     names = [name for kind in ("parts", "progress") for name in found["names"].get(kind, ())]
     refuse_other_ranks(names, found)

@@ -7,6 +7,7 @@ renames one. It imports torch only; `lightning.private` has Lightning's names.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import FrameType
@@ -44,6 +45,7 @@ __all__ = [
     "process_groups",
     "replace_backward_engine",
     "replace_end_of_step",
+    "replace_iteration",
     "saves_plainly",
     "timeout_of",
     "tree_leaves",
@@ -252,6 +254,22 @@ class Accelerated:
         self.optimizers: list[Any] = accelerator._optimizers
         self.schedulers: list[Any] = accelerator._schedulers
         self.registered: list[Any] = accelerator._custom_objects
+        self.loaders: list[Any] = accelerator._dataloaders
+
+
+def replace_iteration(kind: Any, iterate: Callable[[Any, Any], Any]) -> None:
+    """Replace how loaders of a class of Accelerate's are iterated over: there is no hook.
+
+    Args:
+        kind: the class. Its instances are made before anybody could pass another one.
+        iterate: gets the class's `__iter__` and a loader, and returns an iterator.
+    """
+    own = kind.__iter__
+
+    def __iter__(loader: Any) -> Any:
+        return iterate(own, loader)
+
+    kind.__iter__ = __iter__
 
 
 def deepspeed_config(engine: Any) -> Any:
@@ -284,6 +302,7 @@ class LogSums:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._metrics: dict[tuple[str, str], _Values] = {}
 
     @property
     def loss(self) -> torch.Tensor:
@@ -315,18 +334,50 @@ class LogSums:
         trainer._total_train_tokens = kept["_total_train_tokens"]
         for mode, metrics in kept["_metrics"].items():
             trainer._metrics[mode].clear()
-            trainer._metrics[mode].update({name: [*each] for name, each in metrics.items()})
+            trainer._metrics[mode].update(
+                {name: _Values.unpacked(each) for name, each in metrics.items()}
+            )
 
     def _of_trl(self) -> dict[str, Any]:
         """Return the values of each metric since the last log, and the tokens since the first."""
         tokens = getattr(self._trainer, "_total_train_tokens", None)
         if not isinstance(tokens, int | float):
             return {}
-        metrics = {
-            mode: {name: [*each] for name, each in by_name.items() if all(map(_is_number, each))}
-            for mode, by_name in self._trainer._metrics.items()
-        }
+        metrics: dict[str, dict[str, bytes | list[Any]]] = {}
+        for mode, by_name in self._trainer._metrics.items():
+            metrics[mode] = {}
+            for name, values in by_name.items():
+                seen = self._metrics.get((mode, name))
+                if seen is None or not seen.are_still(values):
+                    seen = self._metrics[mode, name] = _Values(values)
+                if (packed := seen.packed()) is not None:
+                    metrics[mode][name] = packed
         return {"_metrics": metrics, "_total_train_tokens": tokens}
+
+
+class _Values:
+    """A list of values that grows in each step: only the new ones are looked at."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+        self._floats = array("d")
+
+    def are_still(self, values: list[Any]) -> bool:
+        """Return whether this is the list, with more values at most."""
+        return values is self._values and len(values) >= len(self._floats)
+
+    def packed(self) -> bytes | list[Any] | None:
+        """Return the values, as the bytes of floats if all are floats; None if one is no number."""
+        new = self._values[len(self._floats) :]
+        if {float}.issuperset(map(type, new)):
+            self._floats.extend(new)
+            return self._floats.tobytes()
+        return [*self._values] if all(map(_is_number, new)) else None
+
+    @staticmethod
+    def unpacked(values: bytes | list[Any]) -> list[Any]:
+        """Return the values of `packed` as a list."""
+        return array("d", values).tolist() if isinstance(values, bytes) else [*values]
 
 
 def _is_number(value: Any) -> bool:

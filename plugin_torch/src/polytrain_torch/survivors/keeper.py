@@ -163,8 +163,11 @@ class Keeper:
         """The memory for small states; None if no other rank could hand on what this one has."""
 
         self._has_begun = False
-        self._steps = 0
+        self.steps = 0
         """Number of the optimizers' steps in this attempt."""
+
+        self.why_elsewhere = "it gets its batches from elsewhere"
+        """Why a loop can't be continued whose batches come from no loader with a place."""
 
         self._loop: Loop | None = None
         self._frames: Frames = ()
@@ -204,7 +207,7 @@ class Keeper:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer is about to change the parameters; hold it if the state is."""
         self._has_gone_forward = False
-        self._steps += 1
+        self.steps += 1
         with self._lock:
             is_held = self._is_held
             if not is_held:
@@ -388,7 +391,7 @@ class Keeper:
             self._number, self._point = number, point
             self._is_dirty = self._has_stepped = False
         if has_stepped and self._survivor.copies is not None:
-            step = self._steps if self._live.is_sharded or self._copies_replicas else None
+            step = self.steps if self._live.is_sharded or self._copies_replicas else None
             has_large = self._live.is_sharded or dist.get_rank() == 0
             size = self._size if has_large else 0
             # After an epoch's last batch the loop may have what a restart wouldn't find.
@@ -460,7 +463,7 @@ class Keeper:
 
     def _see_loop(self) -> None:
         if not is_inside(self._frames):
-            self._foreign = "it gets its batches from elsewhere"
+            self._foreign = self.why_elsewhere
             return
         known = [self, *self._around, *self._live.objects()]
         self._loop = Loop(self._frames, known)

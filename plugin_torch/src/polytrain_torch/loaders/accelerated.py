@@ -1,0 +1,267 @@
+"""Places of the data loaders that Accelerate has prepared, in checkpoints.
+
+Accelerate iterates as it always does. Around that, a place counts the batches that the loop has got
+and gives each epoch an order of its own; after a restart it passes over what was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from itertools import chain, islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from polytrain.extension import Plan, open_cursor
+from polytrain_torch.collectives.call_agreement import agree_on_call
+from polytrain_torch.collectives.gathering import gathered
+from polytrain_torch.libraries import needed
+from polytrain_torch.loaders.samplers import samplers_in
+from polytrain_torch.private import replace_iteration
+from polytrain_torch.randomness import (
+    function_seed,
+    generators_of,
+    random_state,
+    restore_random_state,
+    seed_generator,
+    seed_in,
+    seed_of,
+)
+from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors.points import epoch_is_over, has_batch, next_batch
+
+with needed("accelerate"):
+    from accelerate.data_loader import (
+        BatchSamplerShard,
+        DataLoaderDispatcher,
+        DataLoaderShard,
+        SeedableRandomSampler,
+        SkipBatchSampler,
+    )
+
+_KNOWN_SAMPLERS = (
+    *(BatchSampler, BatchSamplerShard, SequentialSampler),
+    *(RandomSampler, SeedableRandomSampler, SubsetRandomSampler, WeightedRandomSampler),
+)
+"""Samplers that draw the same items again from a generator with the same seed."""
+
+_PLACE, _WHY_NOT = "polytrain_place", "polytrain_why_no_place"
+"""Attributes of loaders and of their batch samplers: the place, or why there is none."""
+
+_Iterate = Callable[[Any], Iterator[Any]]
+"""Accelerate's own `__iter__` of a loader."""
+
+
+def keep_places(loaders: Sequence[Any], *, keeps_own: bool) -> None:
+    """Give the loaders of an accelerator places in checkpoints. All ranks call this.
+
+    Args:
+        loaders: as `Accelerator.prepare` returned them, in their order.
+        keeps_own: whether a place in the checkpoint counts more than a number of batches that the
+            training function skips itself: it may have counted them before.
+    """
+    agree_on_call("polytrain_torch.accelerate.restore")
+    by_rank = gathered([(_why_not(each), _seed(each)) for each in loaders])
+    for number, loader in enumerate(loaders):
+        # One rank alone may have prepared some.
+        of_all = [each[number] if number < len(each) else (_ALONE, 0) for each in by_rank]
+        why_not = next((why for why, _ in of_all if why), None)
+        if why_not is not None:
+            setattr(loader, _WHY_NOT, why_not)
+        elif not hasattr(loader, _PLACE):
+            _, seed = of_all[0]
+            _Place(loader, f"Accelerate's data loader {number}", seed=seed, keeps_own=keeps_own)
+
+
+_ALONE = "not all ranks have prepared its data loader"
+
+
+def _why_not(loader: Any) -> str | None:
+    """Return why a restart couldn't find the place in a loader; None if it could."""
+    if type(loader) not in (DataLoaderShard, DataLoaderDispatcher):
+        return f"its data loader is a {type(loader).__name__}"
+    if isinstance(loader.dataset, IterableDataset):
+        return "nobody can tell where its data loader of an IterableDataset is"
+    if loader.use_stateful_dataloader:
+        return "its data loader is a StatefulDataLoader, whose state only the script loads"
+    if not loader.in_order:
+        return "its data loader has in_order=False, and gives batches in any order"
+    batches = loader.base_dataloader.batch_sampler
+    if batches is None:
+        return "its data loader has no batch sampler"
+    unknown = [each for each in samplers_in(batches) if type(each) not in _KNOWN_SAMPLERS]
+    if unknown:
+        return f"a restart couldn't draw the rows of its {type(unknown[0]).__name__} again"
+    if not getattr(batches, "even_batches", True):
+        return "even_batches=False gives the ranks different numbers of batches"
+    return None
+
+
+def _seed(loader: Any) -> int:
+    """Return a seed for the order of a loader's epochs, from its sampler's, else from torch's."""
+    samplers = samplers_in(getattr(loader, "batch_sampler", None))
+    for each in samplers:
+        if isinstance(each, SeedableRandomSampler):
+            return int(each.initial_seed)
+    return seed_in([it for each in samplers for it in generators_of(each)]) or function_seed()
+
+
+class _Place:
+    """The place of a loader. Positions count batches before they are divided among ranks."""
+
+    def __init__(self, loader: Any, name: str, *, seed: int, keeps_own: bool) -> None:
+        self.loader = loader
+        self._keeps_own = keeps_own
+        self._batches: Any = loader.base_dataloader.batch_sampler
+        self._is_dispatched = isinstance(loader, DataLoaderDispatcher)
+        source = loader if self._is_dispatched else self._batches
+        is_split = getattr(source, "split_batches", False)
+        self.per_step = 1 if is_split else dist.get_world_size()
+        """How many batches, before they are divided, the ranks get for one each."""
+
+        whole = getattr(self._batches, "batch_sampler", self._batches)
+        self._cursor = open_cursor(Plan(rows=len(whole), shards=1, seed=seed), name=name)
+        self._samplers = samplers_in(self._batches)
+        for each in self._samplers:
+            if isinstance(each, SeedableRandomSampler):
+                each.initial_seed = self._cursor.position.plan.seed
+            elif hasattr(each, "generator"):
+                # Without one it would draw from torch's.
+                each.generator = each.generator or torch.Generator()
+        self._asked: int | None = None
+        """The epoch that the training function has set for the next iteration."""
+
+        self._begins = False
+        """Whether Accelerate begins an iteration, and sets the epoch itself."""
+
+        self._trains: bool | None = None
+        """Whether the loop takes steps; None until that is known."""
+
+        self._own_set_epoch = loader.set_epoch
+        loader.set_epoch = self._set_epoch
+        for each in (loader, self._batches):
+            setattr(each, _PLACE, self)
+
+    def iterate(self, own: _Iterate, *, skipped: int | None = None) -> Iterator[Any]:
+        """Yield the batches of the next epoch; after a restart, the rest of the interrupted one.
+
+        Args:
+            own: Accelerate's iteration.
+            skipped: how many batches the training function skips, before they are divided.
+        """
+        with self._cursor.epoch() as epoch:
+            start = epoch.start
+            if skipped is not None and not (start and self._keeps_own):
+                epoch.given(start := skipped)
+            self._begin(epoch.number if self._asked is None else self._asked)
+            if self._trains is not False:
+                next_batch()
+            for batch in self._from(start, own):
+                has_batch()
+                epoch.check_alone()
+                start += self.per_step
+                epoch.given(start)
+                before = _steps()
+                yield batch
+                # An evaluation's loop takes none.
+                self._trains = self._trains or _steps() > before
+                if self._trains:
+                    next_batch()
+            if self._trains:
+                epoch_is_over()
+
+    def _begin(self, epoch: int) -> None:
+        """Have an epoch drawn in its order, the same one on all ranks."""
+        self._asked, self.loader.iteration = None, epoch
+        seed = seed_of(f"{self._cursor.position.plan.seed} {epoch}", octets=7)
+        for each in self._samplers:
+            for generator in generators_of(each):
+                seed_generator(generator, seed)
+
+    def _from(self, start: int, own: _Iterate) -> Iterator[Any]:
+        """Return Accelerate's iterator, which passes over the batches before a position."""
+        batches = own(self.loader)
+        random = random_state() if start else None
+        with self._beginning(start):
+            first = [*islice(batches, 1)]
+        if random is not None:
+            # Accelerate draws numbers to begin, and has done so before the restart.
+            restore_random_state(random)
+        return chain(first, batches)
+
+    @contextmanager
+    def _beginning(self, start: int) -> Iterator[None]:
+        loader, base = self.loader, self.loader.base_dataloader
+        steps, rest = divmod(start, self.per_step)
+        if self._is_dispatched and not rest:
+            # It completes its last batch with the first one.
+            loader.skip_batches = steps
+        elif start:
+            loader.base_dataloader = view = copy(base)
+            # Loaders refuse to set these attributes.
+            vars(view).update(batch_sampler=self._rest(start), _iterator=None)
+        self._begins = True
+        try:
+            yield
+        finally:
+            self._begins, loader.base_dataloader, loader.skip_batches = False, base, 0
+
+    def _rest(self, start: int) -> Any:
+        steps, rest = divmod(start, self.per_step)
+        if not rest:
+            return SkipBatchSampler(self._batches, steps)
+        # The position is another number of workers'.
+        if self._is_dispatched:
+            return SkipBatchSampler(self._batches, start)
+        shard = copy(self._batches)
+        shard.batch_sampler = SkipBatchSampler(self._batches.batch_sampler, start)
+        return shard
+
+    def _set_epoch(self, epoch: int) -> None:
+        if not self._begins:
+            self._asked = epoch
+        self._own_set_epoch(epoch)
+
+
+def _iterate(own: _Iterate, loader: Any) -> Iterator[Any]:
+    place: _Place | None = vars(loader).get(_PLACE)
+    if place is not None:
+        return place.iterate(own)
+    batches = loader.base_dataloader.batch_sampler
+    if type(batches) is SkipBatchSampler:
+        place = getattr(batches.batch_sampler, _PLACE, None)
+    if place is not None:
+        # It is one of `accelerate.skip_first_batches`, which counts what it is given.
+        is_dispatched = isinstance(loader, DataLoaderDispatcher)
+        per_step = 1 if is_dispatched else place.per_step
+        return place.iterate(own, skipped=batches.skip_batches * per_step)
+    why_not: str | None = vars(loader).get(_WHY_NOT)
+    return own(loader) if why_not is None else _without_place(own, loader, why_not)
+
+
+def _without_place(own: _Iterate, loader: Any, why_not: str) -> Iterator[Any]:
+    keeps = keeper.keeper()
+    if keeps is not None:
+        keeps.why_elsewhere = why_not
+    yield from own(loader)
+
+
+def _steps() -> int:
+    """Return the number of the optimizers' steps in this attempt, if it keeps its state."""
+    keeps = keeper.keeper()
+    return 0 if keeps is None else keeps.steps
+
+
+for kind in (DataLoaderShard, DataLoaderDispatcher):
+    replace_iteration(kind, _iterate)

@@ -1,0 +1,215 @@
+"""Loaders that Accelerate prepares: a restart gets the batches that are left, and no other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+from tests.e2e import torch_runs
+from tests.e2e.journals import journal
+from tests.e2e.torch_runs import HUGGING_FACE
+
+from polytrain import FailureConfig, Result, RunConfig, TrainingFailedError
+
+STEPS = 6
+"""Steps of an epoch: 44 rows are 11 batches of 4, and 2 ranks get one each."""
+
+
+def train(config: dict[str, Any]) -> list[Any]:
+    """Rank `rank`, or all, dies at a place of a step, counted from 1, in the first attempt.
+
+    Each rank returns the sums of the rows that were trained on, and the weights.
+    """
+    import os
+    import signal
+
+    import torch
+    from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+    import polytrain
+    from polytrain_torch.accelerate import report, restore
+
+    class Rows:
+        """Sums of all ranks' rows by step, as a part of the state."""
+
+        def __init__(self) -> None:
+            self.sums: list[list[float]] = []
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"sums": [*self.sums]}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.sums = [*state["sums"]]
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(rows)
+
+    context = polytrain.get_context()
+    dies = context.get_attempt() == 0 and config["rank"] in ("all", context.get_world_rank())
+
+    def at(place: str) -> None:
+        if dies and (place, len(seen.sums)) == (config["place"], config["step"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.manual_seed(0)
+    chosen = DataLoaderConfiguration(
+        use_seedable_sampler=config.get("seedable", False),
+        dispatch_batches=config.get("dispatches"),
+        split_batches=config.get("splits", False),
+    )
+    every = config.get("accumulates", 1)
+    accelerator = Accelerator(dataloader_config=chosen, gradient_accumulation_steps=every)
+    inner = torch.nn.Sequential(
+        torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+    )
+    x = torch.arange(3.0 * 44).reshape(-1, 3) / 44
+    rows = TensorDataset(x, x.sum(1))
+    seen = Rows()
+    accelerator.register_for_checkpointing(seen)
+    model, optimizer, loader, other = accelerator.prepare(
+        inner,
+        torch.optim.Adam(inner.parameters(), lr=0.01),
+        DataLoader(Stream(), batch_size=4)
+        if config.get("streams")
+        else DataLoader(rows, batch_size=4, shuffle=True, num_workers=config.get("processes", 0)),
+        DataLoader(rows, batch_size=4),
+    )
+    torch.manual_seed(accelerator.process_index)
+    done = restore(accelerator)
+    for epoch in range(done.get("epoch", 0), 3):
+        batches = loader
+        if config.get("skips") and "batches" in done:
+            # Since then, the loop may have got further.
+            batches = skip_first_batches(loader, done.pop("batches"))
+        for x, y in batches:
+            seen.sums.append(accelerator.gather(x.sum()[None]).tolist())
+            with accelerator.accumulate(model):
+                loss = (model(x)[:, 0] - y).square().mean()
+                at("forward")
+                accelerator.backward(loss)
+                at("backward")
+                optimizer.step()
+                optimizer.zero_grad()
+            at("step")
+            if config["reports"] and len(seen.sums) % 4 == 0:
+                given = len(seen.sums) - epoch * STEPS
+                report(accelerator, {"steps": len(seen.sums)}, epoch=epoch, batches=given)
+        with torch.no_grad():
+            model.eval()
+            error = sum((model(x)[:, 0] - y).square().sum().item() for x, y in other)
+            model.train()
+        report(accelerator, {"steps": len(seen.sums), "error": error}, epoch=epoch + 1)
+    return [seen.sums, [each.tolist() for each in inner.state_dict().values()]]
+
+
+def fit(
+    quiet: RunConfig,
+    place: str = "",
+    step: int = 0,
+    rank: int | str = 1,
+    **config: Any,
+) -> Result:
+    chosen = {"place": place, "step": step, "rank": rank, "reports": False, **config}
+    return torch_runs.fit(quiet, train, chosen, libraries=HUGGING_FACE)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "seedable": {"seedable": True},
+    "processes": {"processes": 2},
+    "dispatched": {"dispatches": True},
+    "split": {"splits": True},
+    "accumulated": {"accumulates": 2},
+    "reporting": {"reports": True},
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Result]:
+    @cache
+    def made(kind: str) -> Result:
+        return fit(
+            RunConfig(storage_path=tmp_path_factory.mktemp(kind), progress=False), **KINDS[kind]
+        )
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "step", "rank"),
+    [
+        # Within an epoch, in its first and in its last step, and between two.
+        ("plain", "forward", 9, 1),
+        ("plain", "backward", STEPS + 1, 0),
+        ("plain", "forward", 2 * STEPS, 1),
+        ("seedable", "step", STEPS, 0),
+        ("processes", "backward", 8, 1),
+        ("processes", "forward", STEPS + 1, 1),
+        ("dispatched", "forward", 9, 0),
+        ("split", "forward", 15, 1),
+        ("accumulated", "backward", 10, 0),
+    ],
+)
+def test_no_step_is_repeated(
+    quiet: RunConfig,
+    undisturbed: Callable[[str], Result],
+    kind: str,
+    place: str,
+    step: int,
+    rank: int,
+) -> None:
+    expected = undisturbed(kind)
+    killed = fit(quiet, place, step, rank, **KINDS[kind])
+    [asked] = journal(killed.path, "SurvivorsAsked")
+    # Between two epochs, a report has just been made.
+    assert asked["reason"] in ("", f"the checkpoint of step {(step - 1) // STEPS} is as new")
+    assert killed.restarts == 1
+    assert killed.return_values == expected.return_values
+    assert killed.history == expected.history
+
+
+def test_a_script_that_skips_batches_itself_skips_no_others(
+    quiet: RunConfig, undisturbed: Callable[[str], Result]
+) -> None:
+    """Its number is that of its last report; the state is a later step's."""
+    killed = fit(quiet, "forward", 2 * STEPS - 1, reports=True, skips=True)
+    [asked] = journal(killed.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    assert killed.return_values == undisturbed("reporting").return_values
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_report_within_an_epoch_has_the_place(
+    quiet: RunConfig, undisturbed: Callable[[str], Result], skips: bool
+) -> None:
+    """With all ranks lost, the run goes back to it."""
+    killed = fit(quiet, "forward", 10, "all", reports=True, skips=skips)
+    assert killed.restarts == 1
+    assert killed.return_values == undisturbed("reporting").return_values
+
+
+def test_other_workers_get_the_batches_that_are_left(
+    quiet: RunConfig, undisturbed: Callable[[str], Result]
+) -> None:
+    """Two had 8 of the 11 batches when they reported, and 3 don't divide that."""
+    config = {"place": "forward", "step": 5, "rank": "all", "reports": True}
+    fits = partial(torch_runs.fit, quiet, train, libraries=HUGGING_FACE, name="run")
+    with pytest.raises(TrainingFailedError):
+        fits(config, failure_config=FailureConfig(max_failures=0))
+    resumed = fits({**config, "rank": None}, workers=3)
+    of_two, of_three = (
+        [each for step in steps for each in step]
+        for steps in (undisturbed("reporting").return_values[0][0], resumed.return_values[0][0])
+    )
+    assert of_three[:11] == of_two[:11]
+    assert len(of_three) == 11 + 2 * 12
+
+
+def test_a_stream_has_no_place(quiet: RunConfig) -> None:
+    result = fit(quiet, "forward", STEPS + 2, streams=True)
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert "nobody can tell where its data loader of an IterableDataset is" in asked["reason"]
