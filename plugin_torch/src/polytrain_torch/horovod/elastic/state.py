@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from polytrain import checkpoint_requested, get_checkpoint
 from polytrain_torch.checkpoints.training_state import TrainingState
+from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.horovod.objects import broadcast_object, broadcast_parameters
 from polytrain_torch.horovod.reductions import Max, allreduce
 
@@ -51,8 +53,9 @@ class TorchState:
     def commit(self) -> None:
         """Commit the state as a checkpoint of the run. A restart resumes from it.
 
-        It is stored in the background. Numbers among the values are reported as metrics. If the run
-        waits for a checkpoint, to stop or to change its workers, the process ends here.
+        It is stored in the background, also if a rank is lost once this has returned. Numbers among
+        the values are reported as metrics. If the run waits for a checkpoint, to stop or to change
+        its workers, the process ends here.
 
         Raises:
             TypeError: a value isn't plain data, and couldn't be loaded safely.
@@ -61,6 +64,9 @@ class TorchState:
         values = {name: getattr(self, name) for name in self._values}
         metrics = {name: value for name, value in values.items() if _is_number(value)}
         self._training_state().report(metrics, **values)
+        # Rank 0 may still write what this rank has been told is committed.
+        agree_on_call("TorchState.commit")
+        dist.barrier()
 
     def check_host_updates(self) -> None:
         """Commit if the run waits for a checkpoint, to stop or to change its workers."""
