@@ -40,10 +40,9 @@ OTHER_FILES = {
     "trackers/wandb.py": "the directory that W&B itself writes to",
     "trackers/wandb_file.py": "W&B's own file",
     "record/near_runs.py": "the directory that the user keeps runs in, each of which may be a link",
-    "workers/session/device_names.py": "/proc, which its tests replace",
     "workers/processes/client.py": "/proc of a zygote",
     "workers/processes/cache.py": "modules that are imported",
-    "workers/ray/address.py": "Ray's own file",
+    "workers/ray/connection.py": "Ray's own file",
     "workers/ray/cluster.py": "memory that Ray has mapped",
     "workers/session/session.py": "the directory that the user wants to have deleted",
 }

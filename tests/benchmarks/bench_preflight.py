@@ -15,8 +15,7 @@ import ray
 from harness import OURS, Bound, Figure, conclude, parse, running_ray, take_turns
 
 from polytrain.policy.links import targets
-from polytrain.workers.agents.link_end import LinkEnd
-from polytrain.workers.ray.links import failed_links
+from polytrain.workers.ray.links import LinkEnd, failed_links
 
 _NODES = (2, 4, 8)
 _HOST = "127.0.0.1"

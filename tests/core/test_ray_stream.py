@@ -24,7 +24,7 @@ from polytrain.data.read.ray_data import from_ray_data
 from polytrain.data.read.ray_pipeline import cpu_shortage, stream_schema
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import ReadError, SourceError
-from polytrain.workers.ray.stream_actor import (
+from polytrain.workers.ray.streams import (
     End,
     StreamError,
     read_part,

@@ -113,7 +113,7 @@ def test_a_config_that_cannot_travel_names_the_culprit(problems: Any) -> None:
 def test_what_is_too_large_to_be_sent_is_named(
     problems: Any, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polytrain.functions.pickle_checks._MOST_BYTES", 2**20)
+    monkeypatch.setattr("polytrain.functions.function_checks._MOST_BYTES", 2**20)
     weights, harmless = bytes(3 * 2**20), "small"
 
     def train() -> None:

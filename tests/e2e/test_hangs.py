@@ -33,7 +33,7 @@ from polytrain import (
 )
 from polytrain.api.trainer import Trainer
 from polytrain.backends.reference import Reference, ReferenceEngine
-from polytrain.workers.driver import agent_group
+from polytrain.workers.agents import agent_spec
 from polytrain_plugins import Member, Offer, World
 
 TIMEOUT_S = 1.5
@@ -350,7 +350,7 @@ def test_a_rank_that_doesnt_meet_the_others_is_named(
 def test_a_rank_that_doesnt_leave_is_killed_and_the_run_has_succeeded(
     quiet: RunConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_group, "LEAVE_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(agent_spec, "LEAVE_TIMEOUT_S", TIMEOUT_S)
     with caplog.at_level(logging.WARNING):
         result = fit_stuck("leaving", quiet)
     assert result.metrics == {"step": 1}

@@ -20,7 +20,7 @@ from tests.offline_wandb import closed_records
 
 from polytrain.record.history import JOURNAL, read_history
 from polytrain.storage.location import Location
-from polytrain.text.named_metrics import flat
+from polytrain.text.metrics import flat
 from polytrain.view.cli.sync import command
 
 STEPS, SAVES_EVERY = 40, 4

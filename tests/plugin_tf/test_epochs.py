@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from polytrain.workers.session.metrics import plain_metrics
+from polytrain.text.metrics import plain_metrics
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.saved import Progress
 from polytrain_tf.watched_fit import fit_watched

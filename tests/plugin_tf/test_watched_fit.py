@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from polytrain.workers.session.metrics import plain_metrics
+from polytrain.text.metrics import plain_metrics
 from polytrain_tf.reporting import ReportCallback
 from polytrain_tf.watched_fit import _warn_of_splitting, fit_watched
 

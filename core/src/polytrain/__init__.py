@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from polytrain.ray_names.callbacks import TrainRunContext, UserCallback
     from polytrain.ray_names.trainers import DataParallelTrainer
     from polytrain.record.repetition import Replay
-    from polytrain.workers.session.checkpoint_files import CheckpointUploadMode
-    from polytrain.workers.session.context import Context, TrainContext
-    from polytrain.workers.session.reported_checkpoints import (
+    from polytrain.workers.session.checkpoint_files import (
         CheckpointConsistencyMode,
+        CheckpointUploadMode,
         ReportedCheckpoint,
         ReportedCheckpointStatus,
     )
+    from polytrain.workers.session.context import Context, TrainContext
     from polytrain.workers.session.worker_api import (
         checkpoint_requested,
         get_all_reported_checkpoints,
@@ -165,13 +165,13 @@ _NAMES = LazyNames(
         "polytrain.prediction.predict": ("PredictionOutput",),
         "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
         "polytrain.record.repetition": ("Replay",),
-        "polytrain.workers.session.checkpoint_files": ("CheckpointUploadMode",),
-        "polytrain.workers.session.context": ("Context", "TrainContext"),
-        "polytrain.workers.session.reported_checkpoints": (
+        "polytrain.workers.session.checkpoint_files": (
             "CheckpointConsistencyMode",
+            "CheckpointUploadMode",
             "ReportedCheckpoint",
             "ReportedCheckpointStatus",
         ),
+        "polytrain.workers.session.context": ("Context", "TrainContext"),
         "polytrain.workers.session.worker_api": (
             "checkpoint_requested",
             "get_all_reported_checkpoints",

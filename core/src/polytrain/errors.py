@@ -19,13 +19,13 @@ All of them survive pickling.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from polytrain.text.next_command import next_command
-from polytrain.text.short_repr import ShortRepr
+from polytrain.text.described import ShortRepr
 from polytrain_plugins.errors import PolytrainError, Problem
 
 if TYPE_CHECKING:
@@ -335,3 +335,16 @@ class DamagedFileError(PolytrainError, ValueError):
             f"{where} {self.what}. The file is damaged, or somebody has changed it: restore it "
             "from a copy, or start anew under another name."
         )
+
+
+def next_command(path: str, rank: int | None, *, has_output: bool) -> str:
+    """Return the command that shows a rank's whole output, or else the run.
+
+    Args:
+        path: the run's directory or address.
+        rank: the rank that failed; None if the failure isn't one rank's.
+        has_output: whether the rank has printed anything.
+    """
+    if rank is None or not has_output:
+        return f"polytrain show {shlex.quote(path)}"
+    return f"polytrain logs {shlex.quote(path)} --rank {rank}"

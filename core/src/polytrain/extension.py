@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from polytrain.functions.users_code import is_installed
     from polytrain.keras_layers import adapted_digests, nested_layers, unequal_layers
     from polytrain.linux.kept_states import KeptState, KeptStates
-    from polytrain.workers.session.call_counter import Calls
     from polytrain.workers.session.context import Context
     from polytrain.workers.session.rank_connections import (
         LeaderListener,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from polytrain.workers.session.socket_collective import SocketCollective
     from polytrain.workers.session.survivor import NotCleanError, Place, StateWriter, Survivor
     from polytrain.workers.session.worker_api import (
+        Calls,
         compare_replicas,
         keep_all_batches,
         open_cursor,
@@ -106,7 +106,6 @@ _NAMES = LazyNames(
         ),
         "polytrain.errors": ("BadDataError",),
         "polytrain.functions.users_code": ("is_installed",),
-        "polytrain.workers.session.call_counter": ("Calls",),
         "polytrain.workers.session.context": ("Context",),
         "polytrain.workers.session.rank_connections": (
             "LeaderListener",
@@ -126,6 +125,7 @@ _NAMES = LazyNames(
             "Survivor",
         ),
         "polytrain.workers.session.worker_api": (
+            "Calls",
             "compare_replicas",
             "keep_all_batches",
             "open_cursor",

@@ -24,8 +24,8 @@ from polytrain.api.interruption import Resumption
 from polytrain.api.run_handle import RunHandle, Watcher
 from polytrain.backends.reference import Reference
 from polytrain.run.requests import StopRequests
+from polytrain.text.metrics import plain_metrics
 from polytrain.workers.session.checkpoint_files import expect_checkpoint
-from polytrain.workers.session.metrics import plain_metrics
 
 FRAME = pd.DataFrame({"x": [1.0, 2.0], "y": [1.0, 0.0]})
 

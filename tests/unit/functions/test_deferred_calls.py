@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polytrain import InvalidJobError, make_trainer
-from polytrain.functions.deferred_calls import deferred_kind, deferred_value_kind
+from polytrain.functions.function_checks import deferred_kind, deferred_value_kind
 
 
 async def coroutine(config: Any = None) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polytrain.functions.missing_modules import note_missing_module, note_unreadable
+from polytrain.functions.pickling import note_missing_module, note_unreadable
 
 WHAT = "The training function"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from polytrain.linux.forked_children import OwnDescriptor
+from polytrain.linux.processes import OwnDescriptor
 from polytrain.workers.processes.child import Child
 
 

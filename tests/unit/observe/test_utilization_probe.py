@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.events.attempt import Load
-from polytrain.linux.nvidia_gpus import GpuUse
+from polytrain.linux.nvidia_gpus import GpuMeter, GpuUse
 from polytrain.linux.processes import busy_seconds, is_held
 from polytrain.linux.progress_page import Page
-from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.observe.probes import UtilizationProbe
 from polytrain.testing.processes import eventually
 

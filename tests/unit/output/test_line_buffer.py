@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.output.lines import LONGEST, LineBuffer
+from polytrain.output.line_layout import LONGEST, LineBuffer
 
 
 @pytest.mark.parametrize(

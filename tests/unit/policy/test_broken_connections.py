@@ -14,10 +14,11 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed
 from polytrain.policy.broken_connections import Origins, is_broken_connection
 from polytrain.workers.session.messages import raised_message, to_event
+from polytrain.workers.session.socket_collective import MODULES
 
 
 def of(framework: str, plugin: str) -> Origins:
-    return Origins(engine=frozenset({plugin}), frameworks=frozenset({framework}))
+    return Origins(engine=frozenset({plugin, *MODULES}), frameworks=frozenset({framework}))
 
 
 TORCH = of("torch", "polytrain_torch")

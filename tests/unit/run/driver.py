@@ -229,9 +229,9 @@ class Driver:
     released: threading.Event = field(default_factory=threading.Event)
     """Set when training has ended and the run waits for validations alone."""
 
-    def attached(self, manager: CheckpointManager, journal: Journal) -> AttachedWork:
+    def attached(self, manager: CheckpointManager, journal: Journal) -> AttachedWork | None:
         """What works on checkpoints beside training."""
-        return AttachedWork()
+        return None
 
     def conclude(self) -> Conclude:
         """Run to the end."""

@@ -18,7 +18,7 @@ from tests.addresses import SECRET, WITH_A_SECRET
 import polytrain
 from polytrain import Checkpoint, CheckpointError, Result
 from polytrain.storage.location import Location, is_of_one_process
-from polytrain.text.addresses import holds_credentials, without_credentials
+from polytrain.text.secret_names import holds_credentials, without_credentials
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from polytrain.output.lines import LineBuffer
+from polytrain.output.line_layout import LineBuffer
 from polytrain.text.bars import BarStates
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from polytrain import FailureConfig, ScalingConfig, make_trainer
-from polytrain.text.plain_values import is_whole, plain
+from polytrain.text.described import is_whole, plain
 
 DATA = {"x": [1.0, 2.0], "label": [1.0, 2.0]}
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.record.journal_writer import JournalWriter
 
 from polytrain.record.entries import CheckpointCommitted, Entry, Launched, MetricsReported
-from polytrain.text.named_metrics import flat
+from polytrain.text.metrics import flat
 from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.tracker import Row
 

@@ -20,7 +20,7 @@ from tests.unit.record.journal_writer import JournalWriter
 
 from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
 from polytrain.storage.location import Location
-from polytrain.text.named_metrics import flat
+from polytrain.text.metrics import flat
 from polytrain.trackers import CSV, MLflow, TensorBoard
 from polytrain.trackers.delivery import TrackedFacts, send_missing
 from polytrain.trackers.description import Description

@@ -19,9 +19,13 @@ from polytrain.config.configs import (
 from polytrain.config.constraints import Config
 from polytrain.config.loop_config import call_problems, config_problems
 from polytrain.config.run_spec import RunSpec
-from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
-from polytrain.functions.pickle_checks import pickle_problems, reference_problems
-from polytrain.text.plain_values import is_whole
+from polytrain.functions.function_checks import (
+    PLAIN_INSTEAD,
+    deferred_kind,
+    pickle_problems,
+    reference_problems,
+)
+from polytrain.text.described import is_whole
 from polytrain.text.signatures import name_of
 from polytrain_plugins import (
     Backend,

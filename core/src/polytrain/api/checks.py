@@ -52,7 +52,7 @@ from polytrain.record.history import JOURNAL
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
-from polytrain.workers.ray.address import client_problem
+from polytrain.workers.ray.connection import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem
 
 if TYPE_CHECKING:

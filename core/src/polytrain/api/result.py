@@ -29,7 +29,7 @@ from polytrain.run.fit import RunOutcome
 from polytrain.run.identity import options_of
 from polytrain.run.run import Run
 from polytrain.storage.location import Location, expect_path
-from polytrain.text.addresses import without_credentials
+from polytrain.text.secret_names import without_credentials
 from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
 from polytrain_plugins.close_names import did_you_mean
 

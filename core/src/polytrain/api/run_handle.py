@@ -21,7 +21,7 @@ from polytrain.api.shown import Row, as_html, as_text, line, metrics_text
 from polytrain.api.user_frames import user_frames_only
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.requests import StopRequests
-from polytrain.text.short_repr import ShortRepr
+from polytrain.text.described import ShortRepr
 from polytrain_plugins import Attempt, Report, Stopped, hookimpl
 
 REPORTS_KEPT = 10_000

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from polytrain.output.line_layout import cut, printable
-from polytrain.text.named_metrics import single_values
+from polytrain.text.metrics import single_values
 
 Row = tuple[str, str]
 """What it is, and its value."""

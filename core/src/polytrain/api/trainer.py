@@ -70,7 +70,7 @@ from polytrain.run.resume import (
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain.storage.retry import retries_limited
-from polytrain.text.plain_values import plain, with_plain_fields
+from polytrain.text.described import plain, with_plain_fields
 from polytrain.text.signatures import name_of
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend

@@ -14,8 +14,12 @@ from polytrain.config.validation_config import (
     ValidationTaskConfig,
     options_of_ray,
 )
-from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
-from polytrain.functions.pickle_checks import pickle_problems, reference_problems
+from polytrain.functions.function_checks import (
+    PLAIN_INSTEAD,
+    deferred_kind,
+    pickle_problems,
+    reference_problems,
+)
 from polytrain.storage.location import Location, is_of_one_process
 from polytrain.text.signatures import written
 from polytrain_plugins import Problem

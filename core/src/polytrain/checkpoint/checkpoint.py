@@ -16,8 +16,8 @@ from polytrain.checkpoint.starting_point import StartingPoint, fetch, starting_p
 from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location, expect_path
-from polytrain.text.addresses import without_credentials
-from polytrain.text.short_repr import ShortRepr
+from polytrain.text.described import ShortRepr
+from polytrain.text.secret_names import without_credentials
 from polytrain_plugins.type_names import a_type
 
 _METADATA = ".metadata.json"

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from polytrain.linux.forked_children import OwnDescriptor
+from polytrain.linux.processes import OwnDescriptor
 
 _LOCK = "in-use"
 """The lock file in a run's directory. It also marks the directory as a run's."""

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
-from polytrain.text.plain_values import is_whole, plain
-from polytrain.text.short_repr import ShortRepr
+from polytrain.text.described import ShortRepr, is_whole, plain
 from polytrain_plugins import Problem
 from polytrain_plugins.problems import MOST_SECONDS
 from polytrain_plugins.type_names import a_type, quoted, with_article

@@ -16,7 +16,7 @@ from polytrain.config.constraints import (
     task_options,
 )
 from polytrain.config.ray_arguments import VALIDATION, VALIDATION_TASK, takes_ray_arguments
-from polytrain.text.plain_values import plain
+from polytrain.text.described import plain
 from polytrain.text.secret_names import is_secret
 
 if TYPE_CHECKING:

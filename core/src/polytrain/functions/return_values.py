@@ -70,13 +70,7 @@ class Returned:
 
 
 def encoded(value: Any, *, rank: int, world_size: int) -> Returned:
-    """Encode a training function's return value. Never raises.
-
-    Args:
-        value: the value.
-        rank: the rank that has returned it.
-        world_size: number of ranks.
-    """
+    """Encode a training function's return value. Never raises."""
     limit = _LARGEST if rank == 0 else min(_LARGEST, _LARGEST_OF_ALL // world_size)
     kind: Kind = "plain"
     try:

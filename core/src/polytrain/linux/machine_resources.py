@@ -122,7 +122,6 @@ def machine_resources(
 
     Args:
         environment: this process's variables. POLYTRAIN_LOCAL_CPUS overrides the number of CPUs.
-        groups: the control groups that limit this process.
 
     Raises:
         InvalidJobError: POLYTRAIN_LOCAL_CPUS isn't a number above 0.
@@ -142,7 +141,6 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 
     Args:
         environment: this process's variables.
-        devices: directory of the device files.
     """
     every = [str(number) for number in range(len(list(devices.glob(_NVIDIA_DEVICES))))]
     given = environment.get("CUDA_VISIBLE_DEVICES")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from polytrain.events.attempt import HealthEvent, Load, WorkerStatus
+from polytrain.linux.nvidia_gpus import GpuMeter
 from polytrain.linux.processes import (
     busy_seconds,
     cpu_seconds,
@@ -21,7 +22,6 @@ from polytrain.linux.processes import (
     resident_bytes,
 )
 from polytrain.linux.progress_page import Page, WorkerStage
-from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.policy.hangs import stop_limit_s
 
 _MAX_PERIOD_S = 1.0
@@ -55,8 +55,6 @@ class ProgressProbe:
     def __init__(self, *, attempt: int, rank: int, timeout_s: float, now: float) -> None:
         """
         Args:
-            attempt: attempt of the worker process.
-            rank: rank of the worker process.
             timeout_s: seconds without progress that count as a hang.
             now: time of the first sample, in seconds.
         """
@@ -88,7 +86,6 @@ class ProgressProbe:
         Args:
             now: time in seconds.
             beats: count of the worker process's progress so far.
-            stage: its stage.
             condition: queries the kernel; called only if there has been no progress.
         """
         # If the whole machine was suspended, the time without a sample doesn't count.
@@ -164,9 +161,6 @@ class PeriodicProbe:
     ) -> None:
         """
         Args:
-            looker: sums up the samples.
-            page: progress page of the worker process.
-            pid: process id of the worker process.
             tell: called with each event.
         """
         self._looker = looker
@@ -217,11 +211,8 @@ class UtilizationProbe:
     ) -> None:
         """
         Args:
-            attempt: attempt of the worker process.
-            rank: rank of the worker process.
             window_s: seconds of a window.
             now: start of the first window, in seconds.
-            gpu_meter: reads the use of its GPUs.
         """
         self.period_s = min(_MAX_SAMPLE_PERIOD_S, window_s / _LOOKS)
         self._attempt = attempt

@@ -49,7 +49,6 @@ def stacks_of(pid: int, descriptor: int, *, pausing: bool) -> str:
     """Return the stacks of a worker process's threads, or why they are unknown, within ten seconds.
 
     Args:
-        pid: process id of the worker process.
         descriptor: descriptor of the memory with its page.
         pausing: whether it may be paused, and sent a signal for its own dump.
     """

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import Any, TextIO
 
 from polytrain.output.streams import write_text
@@ -80,7 +79,6 @@ class CallQueue:
         """Queue a call, or drop it if the queue is full.
 
         Args:
-            call: the call.
             size: its size, which counts towards `kept` while it waits.
         """
         with self._lock:
@@ -94,7 +92,6 @@ class CallQueue:
         """Call a function repeatedly, until it raises.
 
         Args:
-            tick: the function.
             pauses: seconds before each call. After the last one there are no more calls.
         """
         self._pauses, self._tick = pauses, tick
@@ -211,7 +208,6 @@ class CallQueues:
         Args:
             is_urgent: returns whether the program wants to end without waiting.
             at_once: whether calls are made in the thread that gives them.
-            around: the context manager for each of those calls.
         """
         self._is_urgent = is_urgent
         self._at_once = at_once
@@ -261,12 +257,7 @@ class CallQueues:
     def __enter__(self) -> CallQueues:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for each in list(self._queues.values()):
             each.close()
 

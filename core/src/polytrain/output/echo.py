@@ -11,9 +11,8 @@ import re
 import sys
 from typing import TextIO
 
-from polytrain.output.colours import Style, has_colours, painted
 from polytrain.output.line_layout import printable
-from polytrain.output.streams import is_notebook, write_text
+from polytrain.output.streams import Style, has_colours, is_notebook, painted, write_text
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 _NO_COLOUR = "\x1b[0m"
@@ -23,9 +22,7 @@ def echo(line: str = "", *, err: bool = False, style: Style = Style.PLAIN) -> No
     """Print one line, with escapes for unprintable characters, including line ends.
 
     Args:
-        line: the line.
         err: whether to print to standard error.
-        style: how it stands out, where there are colours.
     """
     target = sys.stderr if err else sys.stdout
     text = printable(line)
@@ -55,9 +52,6 @@ def rank_line(prefix: str, line: str, target: TextIO, *, is_coloured: bool) -> s
     """Return a rank's output line as `output_line` does, with a prefix that is dim.
 
     Args:
-        prefix: what stands in front of the line.
-        line: the line.
-        target: the stream.
         is_coloured: whether the stream has colours.
     """
     shown = output_line(f"{prefix}{line}", target)

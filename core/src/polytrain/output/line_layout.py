@@ -1,4 +1,4 @@
-"""Fits lines of text into a terminal's columns by dropping or cutting parts. Pure."""
+"""Lines of text: cut out of a stream, and fitted into a terminal's columns. Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def fitted(parts: Sequence[Segment], width: int, *, separator: str = " · ", mar
 
     Args:
         parts: the parts, from left to right; parts without text are ignored.
-        width: columns of the line.
         separator: text between two parts.
         mark: end of the last remaining part, if that alone is too long.
     """
@@ -97,3 +96,35 @@ def _is_control(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+LONGEST = 100_000
+"""Characters after which a line is passed on although it hasn't ended."""
+
+
+class LineBuffer:
+    """Cuts a stream of text into lines. Of a progress bar's states only the last is kept."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def feed(self, text: str) -> list[str]:
+        """Add text; return the lines that are complete now."""
+        *lines, rest = (self._rest + text).split("\n")
+        shown = [_last_state(line) for line in lines]
+        # A final carriage return may be the first half of a line end.
+        self._rest = _last_state(rest) + ("\r" if rest.endswith("\r") else "")
+        while len(self._rest) > LONGEST:
+            shown.append(self._rest[:LONGEST])
+            self._rest = self._rest[LONGEST:]
+        return shown
+
+    def take_rest(self) -> str:
+        """Remove and return the unfinished line, because its writer is gone; empty if none."""
+        rest, self._rest = _last_state(self._rest), ""
+        return rest
+
+
+def _last_state(line: str) -> str:
+    """Return the text after a line's last carriage return, which a terminal would show."""
+    return line.rstrip("\r").rpartition("\r")[2]

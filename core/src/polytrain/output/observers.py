@@ -53,7 +53,6 @@ class Observers:
     ) -> None:
         """
         Args:
-            observers: objects with hooks.
             stop: called if an observer stops the run.
             queues: queues for the calls, so that nobody waits for an observer; by default they are
                 called directly.
@@ -226,12 +225,7 @@ def observers_problems(observers: Any) -> Iterator[Problem]:
 
 
 def observer_problems(observer: Any, field: str) -> Iterator[Problem]:
-    """Yield the problems of one observer.
-
-    Args:
-        observer: any object.
-        field: its name in messages to the user.
-    """
+    """Yield the problems of one observer."""
     if inspect.isclass(observer):
         name = observer.__name__
         yield Problem(field=field, what=f"it is the class {name}", remedy=f"Give {name}(…)")

@@ -42,7 +42,6 @@ class RankLog:
         """Append text, or keep it for later.
 
         Args:
-            text: the text.
             retry_s: seconds after which text that can't be written is dropped.
         """
         self._unwritten += text.encode(errors="backslashreplace")

@@ -14,17 +14,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, TextIO
 
 from polytrain.errors import Failure
 from polytrain.events.output import BarMoved, Output
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.colours import has_colours
 from polytrain.output.echo import rank_line, without_colours, write_line
-from polytrain.output.lines import LineBuffer
+from polytrain.output.line_layout import LineBuffer
 from polytrain.output.rank_log import RankLog
-from polytrain.output.streams import are_one
+from polytrain.output.streams import are_one, has_colours
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.retry import StorageHealth
@@ -94,14 +92,11 @@ class WorkerOutput:
     ) -> None:
         """
         Args:
-            logs: directory of the logs.
             retry_s: seconds for which text is kept if its log can't be written.
             health: of the run's storage, if the logs are in it.
             address: place of the logs after the end of the run; by default the same directory.
-            show: the ranks whose output is shown to the user.
             queues: queues for writes to logs and streams, so that nobody waits for these; by
                 default they are written directly.
-            bars: takes the progress bars of the shown ranks while they move.
         """
         self.retry_s = retry_s
         self._health = StorageHealth() if health is None else health
@@ -128,12 +123,7 @@ class WorkerOutput:
     def __enter__(self) -> WorkerOutput:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.flush()
         logs, limit_s = self._of_the_logs, self.retry_s + _LOG_STUCK_AFTER_S
         # Wait less for a write that hangs than for one that fails and is retried.
@@ -285,9 +275,6 @@ def opened_output(
     Args:
         location: the run's location.
         token: the fencing token of the driver's lease.
-        show: the ranks whose output is shown to the user.
-        queues: queues for the writes.
-        bars: takes the progress bars of the shown ranks while they move.
     """
     # Object storage can't append, so each driver has its own logs there.
     name = "logs" if location.is_local else f"logs/{token:06d}"

@@ -26,12 +26,6 @@ _BROKEN = re.compile(
 )
 """Messages of gloo, NCCL, the boosters' networks and gRPC when a peer or its connection is gone."""
 
-_COLLECTIVE = (
-    "polytrain.workers.session.rank_connections",
-    "polytrain.workers.session.socket_collective",
-)
-"""The core's modules for backends whose collective isn't a framework's."""
-
 _ALWAYS = frozenset({"DistNetworkError"})
 """Frameworks' exceptions that mean nothing else. torch's store raises it."""
 
@@ -41,22 +35,27 @@ class Origins:
     """The code that a backend's collective operations consist of."""
 
     engine: frozenset[str]
-    """Packages of the backend's own modules."""
+    """Packages of the backend's own modules, and modules of the collective that it may use."""
 
     frameworks: frozenset[str]
     """Names of the framework's packages."""
 
     @classmethod
-    def of(cls, backend: object, frameworks: Iterable[str]) -> Origins:
+    def of(
+        cls, backend: object, frameworks: Iterable[str], collective: Iterable[str] = ()
+    ) -> Origins:
         """Return the origins for a backend.
 
         Args:
             backend: the backend.
             frameworks: modules that it needs.
+            collective: the core's modules for backends whose collective isn't a framework's.
         """
         modules = {each.__module__ for each in type(backend).__mro__} - {"__main__"}
         return cls(
-            engine=frozenset(module.rpartition(".")[0] or module for module in modules),
+            engine=frozenset(module.rpartition(".")[0] or module for module in modules).union(
+                collective
+            ),
             frameworks=frozenset(map(_top, frameworks)),
         )
 
@@ -85,9 +84,7 @@ def _is_of_connection(error: BaseException, origins: Origins) -> bool:
     # Sockets of Python are the engine's if it has called the standard library. A framework has them
     # for downloads: its collectives are native code.
     own = [module for module in modules if _top(module) not in sys.stdlib_module_names]
-    is_of_engine = bool(own) and any(
-        _is_in(own[-1], package) for package in (*_COLLECTIVE, *origins.engine)
-    )
+    is_of_engine = bool(own) and any(_is_in(own[-1], package) for package in origins.engine)
     if is_of_engine and isinstance(error, ConnectionError):
         return True
     text = str(error)

@@ -16,7 +16,7 @@ from typing import Any
 
 from polytrain.config.configs import FailureConfig
 from polytrain.events.rollback import Rollback, Skipped
-from polytrain.text.named_metrics import named_metric
+from polytrain.text.metrics import named_metric
 
 WINDOW = 100
 """Reports with which a new one is compared."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from polytrain.config.configs import CheckpointConfig
-from polytrain.text.named_metrics import named_metric
+from polytrain.text.metrics import named_metric
 from polytrain_plugins.close_names import close_to
 from polytrain_plugins.type_names import a_type
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polytrain.config.configs import CheckpointConfig, RunConfig
-from polytrain.text.named_metrics import named_metric
+from polytrain.text.metrics import named_metric
 from polytrain_plugins import Report, Stopped
 from polytrain_plugins.type_names import quoted
 

@@ -8,7 +8,7 @@ from typing import Any
 from polytrain.config.constraints import Wrong
 from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import SourceError
-from polytrain.functions.pickle_checks import pickle_problems
+from polytrain.functions.function_checks import pickle_problems
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.record import PredictionRecord, record_problems
 from polytrain_plugins import Backend, Device, InvalidJobError, Problem, column_remedy

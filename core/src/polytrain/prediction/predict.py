@@ -21,7 +21,7 @@ from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
 from polytrain.data.read.describe import Source, computed
 from polytrain.data.shards.rows import PieceRows
 from polytrain.errors import RunOwnedError
-from polytrain.functions.pickle_checks import pickle_problems
+from polytrain.functions.function_checks import pickle_problems
 from polytrain.functions.pickling import code_in, pickled_apart
 from polytrain.linux.machine_resources import machine_resources
 from polytrain.policy.cluster import choose_cluster, new_ray_problems
@@ -47,7 +47,7 @@ from polytrain.prediction.transforms import transform_problems, with_keys
 from polytrain.run.lease import leased
 from polytrain.storage.checks import writing_problems
 from polytrain.storage.location import Location
-from polytrain.text.short_repr import ShortRepr
+from polytrain.text.described import ShortRepr
 from polytrain.workers.available_clusters import available_clusters
 from polytrain_plugins import (
     Backend,
@@ -338,7 +338,7 @@ def _workers(
         return
     # Import it late: importing Ray takes a while.
     from polytrain.prediction.ray_workers import REFERENCES, RayWorkers, free_workers, has_nodes
-    from polytrain.workers.ray.runtime import running_ray
+    from polytrain.workers.ray.connection import running_ray
 
     with running_ray():
         if has_nodes():

@@ -11,8 +11,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from polytrain.functions.missing_modules import note_unreadable
-from polytrain.functions.pickling import unpickled
+from polytrain.functions.pickling import note_unreadable, unpickled
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.predictor import PredictedPart, Predictor
 from polytrain.prediction.scheduling import (

@@ -25,7 +25,7 @@ from polytrain.record.entries import (
     RunConcluded,
 )
 from polytrain.run.run import Run
-from polytrain.text.short_repr import ShortRepr
+from polytrain.text.described import ShortRepr
 from polytrain_plugins import Problem, RunInfo
 from polytrain_plugins.type_names import a_type
 

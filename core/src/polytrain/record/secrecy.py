@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from polytrain.functions.code_fingerprint import code_fingerprint
-from polytrain.text.addresses import without_credentials
-from polytrain.text.secret_names import HIDDEN, is_secret
+from polytrain.text.secret_names import HIDDEN, is_secret, without_credentials
 
 _ROUNDS = 200_000
 

@@ -7,7 +7,6 @@ import queue
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import Any
 
 from polytrain.checkpoint.parts import CheckpointEvent
@@ -77,12 +76,7 @@ class BackgroundTasks:
     def __enter__(self) -> BackgroundTasks:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         # After an error, wait only for the running task: pending deletions can be dropped.
         self._executor.shutdown(cancel_futures=error is not None)
 

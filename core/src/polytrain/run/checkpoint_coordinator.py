@@ -53,7 +53,7 @@ class CheckpointCoordinator:
     journal: Journal
     background_tasks: BackgroundTasks
     observers: Observers
-    attached: AttachedWork = field(default_factory=AttachedWork)
+    attached: AttachedWork | None = None
     _attempt: int = -1
     _rank_0_is_gone: bool = False
     _tracker: PartTracker | None = None
@@ -95,7 +95,6 @@ class CheckpointCoordinator:
         """Handle an event; return the failure if it ends the attempt.
 
         Args:
-            event: the event.
             good_step: `State.good_step`.
         """
         match event:
@@ -123,12 +122,7 @@ class CheckpointCoordinator:
         self._retire()
 
     def refusal(self, written: StateWritten, *, reported: int) -> str:
-        """Return why a survivor's state isn't to be committed; empty if it is.
-
-        Args:
-            written: the state.
-            reported: the last step that rank 0 has reported.
-        """
+        """Return why a survivor's state isn't to be committed; empty if it is."""
         step, newest = written.part.step, self.manager.checkpoints[-1:]
         if step < reported and not written.is_copy:
             # Its rank may not report at all: then the number says nothing.
@@ -232,7 +226,8 @@ class CheckpointCoordinator:
 
     def _give_commit(self, manifest: Manifest) -> None:
         # Request it before the commit, which syncs the journal, so that the request isn't lost.
-        self.attached.request(manifest)
+        if self.attached is not None:
+            self.attached.request(manifest)
         commit = partial(self._commit, manifest, self.manager.ranks_of(manifest.number))
         self.background_tasks.submit(commit, attempt=manifest.attempt_id.attempt)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.divergence import WINDOW, DivergenceRule
 from polytrain.policy.stop_rule import StopRule
+from polytrain.policy.validation import Validation
 from polytrain.record.entries import (
     AttemptEnded,
     CodeContent,
@@ -113,7 +115,7 @@ class Controller:
     stop_requests: StopRequests
     remote_requests: RemoteRequests
     survivors: Survivors
-    attached: AttachedWork = field(default_factory=AttachedWork)
+    attached: AttachedWork | None = None
     asks_git_at_once: bool = False
     """Whether the run waits for git before its first worker; see `commit_search`."""
 
@@ -229,19 +231,20 @@ class Controller:
 
     def _validated(self, conclusion: Conclude) -> Conclude:
         """Wait for pending validations. A run that was stopped leaves them to its next driver."""
-        if not conclusion.succeeded:
+        attached = self.attached
+        if not conclusion.succeeded or attached is None:
             return conclusion
         drain = self.state.drain
         stopped = None if drain is None else drain.stopped
-        if self.attached.is_busy:
+        if attached.is_busy:
             if stopped is not None and not stopped.is_final:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             logger.info(
-                "Training has ended; %s left.", numbered(self.attached.pending, "validation", "are")
+                "Training has ended; %s left.", numbered(attached.pending, "validation", "are")
             )
             # They may wait for the workers' resources.
             self.release_workers()
-        while self.attached.is_busy and self.attached.failure is None:
+        while attached.is_busy and attached.failure is None:
             if self.lease.lost is not None:
                 failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
                 reason = "this driver has lost its lease on the run"
@@ -250,19 +253,18 @@ class Controller:
             if stopped is not None:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             self._take_validations(wait=True)
-        if self.attached.failure is not None:
+        if attached.failure is not None:
             reason = "ValidationConfig(on_failure='fail') ends the run"
-            failures = (self.attached.failure,)
+            failures = (attached.failure,)
             return Conclude(succeeded=False, reason=reason, failures=failures)
-        self.attached.warn_if_unused()
-        return replace(conclusion, validation_failure=self.attached.all_failed)
+        attached.warn_if_unused()
+        return replace(conclusion, validation_failure=attached.all_failed)
 
     def _take_validations(self, *, wait: bool = False) -> None:
-        if wait:
-            with self.interrupts.allowed():
-                taken = self.attached.take(wait=True)
-        else:
-            taken = self.attached.take()
+        taken: Sequence[Validation] = ()
+        if self.attached is not None:
+            with self.interrupts.allowed() if wait else contextlib.nullcontext():
+                taken = self.attached.take(wait=wait)
         for ended in taken:
             self.checkpoints.validated(ended)
             stopped = self.stop_rule.limit_met_by(ended.step, ended.metrics)
@@ -277,7 +279,7 @@ class Controller:
         """Answer requests for checkpoints, unless they wait for pending validations."""
         questions, self._unanswered = self._unanswered, []
         for asked in questions:
-            if asked.validated and self.attached.is_busy:
+            if asked.validated and self.attached is not None and self.attached.is_busy:
                 self._unanswered.append(asked)
             else:
                 found = self.checkpoints.manager.reported()
@@ -297,7 +299,8 @@ class Controller:
 
     def _wake(self) -> None:
         self.group.wake()
-        self.attached.nudge()
+        if self.attached is not None:
+            self.attached.nudge()
 
     def _finish_tasks(self) -> None:
         with self.interrupts.allowed():
@@ -407,7 +410,7 @@ class Controller:
         self._note_commit()
         if self.lease.lost is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(lease_lost(self.lease.lost, attempt=self.state.attempt))
-        failure = self.attached.failure
+        failure = None if self.attached is None else self.attached.failure
         if failure is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(Failed(attempt=self.state.attempt, failure=failure))
         self._take_stop_requests()

@@ -52,7 +52,8 @@ from polytrain.run.states import Conclude, State
 from polytrain.run.survivors import Survivors
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
-from polytrain.workers.driver.agent_group import AgentGroup, AgentGroupSpec
+from polytrain.workers.agents.agent_spec import agent_spec
+from polytrain.workers.driver.agent_group import AgentGroup
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
@@ -72,13 +73,10 @@ def controller_of(
     """Make a run's controller, with the objects that it uses.
 
     Args:
-        run: the run.
-        journal: its open journal.
         observers: the user's observers and polytrain's own.
         queues: for writes to streams and logs.
         hooks: for calls of the user's callbacks.
         bars: the ranks' progress bars, for the display of progress.
-        interrupts: receives signals.
         stack: closes everything, in reverse order.
     """
     # The run waits for callbacks last, when all its resources are released.
@@ -99,7 +97,7 @@ def controller_of(
         BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
     )
     # Close it after the workers: it may have restarted the zygote that they share.
-    attached = stack.enter_context(_attached_work(run, group, journal, output))
+    attached = _attached_work(run, group, journal, output, stack)
     workers = stack.enter_context(contextlib.ExitStack())
     workers.callback(group.close)
     failure = run.spec.run_config.failure_config
@@ -186,12 +184,16 @@ def _remote_requests(run: Run) -> RemoteRequests:
 
 
 def _attached_work(
-    run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput
-) -> AttachedWork:
+    run: Run,
+    group: WorkerGroup,
+    journal: Journal,
+    output: WorkerOutput,
+    stack: contextlib.ExitStack,
+) -> AttachedWork | None:
     # Even without a function, validations of earlier drivers may be pending.
     if run.spec.validation_config is None and not run.manager.validations:
-        return AttachedWork()
-    return satellites.validation.opened(run, group, journal, output.write)
+        return None
+    return stack.enter_context(satellites.validation.opened(run, group, journal, output.write))
 
 
 def _group(run: Run, observers: Observers, bars: LiveBars) -> WorkerGroup:
@@ -208,13 +210,18 @@ def _group(run: Run, observers: Observers, bars: LiveBars) -> WorkerGroup:
     assert run.cluster is not None, "a run that isn't inline has a cluster"
     config = run.spec.run_config
     return AgentGroup(
-        AgentGroupSpec(
-            run=run.spec,
+        run=run.spec,
+        demand=run.demand,
+        datasets=run.datasets,
+        specs=run.shard_specs,
+        agents=agent_spec(
+            run.spec,
+            run.demand,
             store=run.manager.store,
-            demand=run.demand,
-            datasets=run.datasets,
-            specs=run.shard_specs,
+            with_data=bool(run.datasets),
+            path=run.import_path,
             marker=run.lease.path,
+            versions=run.manager.versions,
             passes_all_reports=observers.want_every_rank
             or bool(config.callbacks)
             or config.keep_reports == "every_rank",
@@ -222,10 +229,8 @@ def _group(run: Run, observers: Observers, bars: LiveBars) -> WorkerGroup:
                 one_pipe=is_one_place(),
                 shows_bars=bars.are_shown and config.show_output != "none",
             ),
-            path=run.import_path,
-            versions=run.manager.versions,
         ),
-        run.cluster,
+        cluster=run.cluster,
     )
 
 
@@ -282,8 +287,6 @@ def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> 
     """Run, release all resources, and return the outcome, with an error if the run failed.
 
     Args:
-        run: the run.
-        held: resources to release last.
         interrupts: receives signals from before the run starts until it has ended.
     """
     past = RunHistory(since_token=run.lease.token) if run.past is None else run.past

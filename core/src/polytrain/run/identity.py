@@ -39,7 +39,6 @@ def identity_of(
     content holds their fingerprints. Values whose names mark them as secret become digests.
 
     Args:
-        spec: the request.
         datasets: name → description of each data set.
         facts: name → facts about each data set's rows; see `fingerprint.facts`.
         salt: the digests' salt, the same for all drivers of a run.
@@ -110,7 +109,6 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
     """Yield how a finished run's content differs from the request.
 
     Args:
-        before: the identity of the run.
         now: the identity that the user requests.
     """
     was, is_ = before["content"], now["content"]
@@ -145,7 +143,6 @@ def data_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Itera
     Which of their columns are read may change.
 
     Args:
-        before: the identity of the driver that made the checkpoint.
         now: the identity that the user requests.
     """
     was, is_ = before["content"]["datasets"], now["content"]["datasets"]
@@ -162,9 +159,7 @@ def _other_data(
     """
     Args:
         before: name → facts about each data set's rows.
-        now: the same of the request.
         in_columns: whether the columns that are read count.
-        remedy: of the problems.
     """
     if not now:
         return
@@ -199,9 +194,7 @@ def differences(
     """Yield how a run's identity has changed.
 
     Args:
-        before: the identity when the run began.
         now: the identity that the user requests.
-        mutable_on_resume: options of the backend that may change.
     """
     remedy = (
         "Pass what it was started with, or start a run under another name, with restore_from=… to "

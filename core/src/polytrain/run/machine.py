@@ -95,8 +95,6 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
     """Return the transition for one event.
 
     Args:
-        state: the state before the event.
-        event: the event.
         now: seconds on a monotonic clock.
     """
     if isinstance(state.phase, Concluded) or _is_stale(state, event):
@@ -293,8 +291,6 @@ def _failed(state: State, failure: Failure, *, now: float, loses_agent: bool = F
     """Handle a failure: the attempt ends, if it isn't ending already.
 
     Args:
-        state: the state before the failure.
-        failure: the failure.
         now: seconds on a monotonic clock.
         loses_agent: whether an agent is lost, with the parts that it was storing.
     """

@@ -89,7 +89,6 @@ def found_commit(
     """Return the commit of a directory's repository; None without git or a repository.
 
     Args:
-        directory: a directory in the work tree.
         file: the script. If the commit lacks it, the code differs from the commit.
         within_s: seconds for each command of git.
     """

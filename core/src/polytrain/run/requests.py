@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, NotRequired, TypedDict
 
 from polytrain.errors import DamagedFileError
@@ -205,12 +204,7 @@ class RemoteRequests:
         self._looks.repeat(self._look, self._pauses)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._looks.close()
 
     def _look(self) -> None:
@@ -265,9 +259,7 @@ def ask(
     Args:
         storage: the run's storage.
         token: the fencing token of the driver's lease.
-        kind: the kind of the request.
         timeout_s: seconds to wait for the answer.
-        reason: the reason for a stop.
 
     Raises:
         NoAnswerError: the driver hasn't answered in time.

@@ -19,8 +19,8 @@ from polytrain.record.reports import Reports
 from polytrain.run.lease import Lease
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
-from polytrain.text.named_metrics import named_metric
-from polytrain.workers.agents.installed import installed_versions
+from polytrain.text.metrics import named_metric
+from polytrain.workers.agents.node_checks import installed_versions
 from polytrain_plugins import Backend, Problem, Report, Stopped
 from polytrain_plugins.close_names import did_you_mean
 
@@ -39,11 +39,8 @@ def checkpoint_manager(
     """Return the manager of the run's checkpoints, with those of earlier drivers.
 
     Args:
-        spec: the request.
         location: the run's location.
         lease: this driver's lease.
-        past: the history of earlier drivers.
-        origin: the starting point of the run itself.
         transform: see `Manifest.transform`.
 
     Raises:
@@ -134,7 +131,6 @@ def versions_of(backend: Backend, *others: str) -> dict[str, str]:
     """Return the versions of Python, polytrain and the backend's requirements in this process.
 
     Args:
-        backend: the backend.
         others: more distributions, if they are installed.
     """
     return installed_versions(("polytrain-core", *backend.requires, *others))
@@ -145,7 +141,6 @@ def already_met(rule: StopRule, history: RunHistory, *, start_step: int) -> Stop
 
     Args:
         rule: the conditions of this call of `fit()`.
-        history: the history of earlier drivers.
         start_step: the step of the checkpoint from which training would resume; later reports
             are lost.
     """
@@ -179,7 +174,6 @@ def unreported(rule: StopRule, reports: Reports) -> Iterator[str]:
     """Yield a sentence for each limit of a metric that no report has as a number.
 
     Args:
-        rule: the conditions.
         reports: rank 0's reports; if there are none, nothing is yielded.
     """
     if not len(reports):

@@ -17,7 +17,7 @@ from polytrain.record.history import RunHistory
 from polytrain.run.lease import Lease
 from polytrain.run.requests import StopRequests
 from polytrain.storage.location import Location
-from polytrain.workers.driver.agent_group import AgentCluster
+from polytrain.workers.driver.group import AgentCluster
 from polytrain_plugins import Demand, RunInfo
 
 if TYPE_CHECKING:

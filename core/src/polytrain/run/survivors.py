@@ -74,7 +74,6 @@ def newest_common(held: Mapping[int, Sequence[int]], ranks: int) -> int | None:
 
     Args:
         held: rank → its copies.
-        ranks: the number of ranks.
     """
     common = set.intersection(*map(set, held.values())) if len(held) == ranks else set()
     return max(common, default=None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location, is_of_one_process, is_plain
 from polytrain.storage.protocol import StorageError
-from polytrain.text.addresses import holds_credentials, without_credentials
+from polytrain.text.secret_names import holds_credentials, without_credentials
 from polytrain_plugins import Problem
 from polytrain_plugins.type_names import a_type
 

@@ -11,7 +11,7 @@ from polytrain.config.constraints import path_or_address
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage
 from polytrain.storage.retry import StorageHealth
-from polytrain.text.addresses import ADDRESS, holds_credentials, without_credentials
+from polytrain.text.secret_names import ADDRESS, holds_credentials, without_credentials
 from polytrain_plugins.type_names import quoted
 
 RETRY_S = 600.0

@@ -25,7 +25,7 @@ from polytrain.events.attempt import Done, Failed, Offered, Reported
 from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.storage.location import Location
-from polytrain.workers.driver.agent_group import PRELOAD_WITH_DATA
+from polytrain.workers.agents.agent_spec import PRELOAD_WITH_DATA
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 from polytrain.workers.session.job import LaunchOrder, WorkerJob

@@ -1,7 +1,9 @@
-"""Describes values for people: plain values as they are, objects by a short name. Pure."""
+"""Describes values for people: as plain values, and objects in one line. Pure."""
 
 from __future__ import annotations
 
+import copy
+import reprlib
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -11,11 +13,50 @@ from enum import Enum
 from fractions import Fraction
 from functools import partial
 from itertools import islice
+from numbers import Integral
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from polytrain.text.plain_values import plain
+from polytrain.text.secret_names import HIDDEN, is_secret, without_credentials
+
+AnyDataclass = TypeVar("AnyDataclass")
+
+
+def plain(value: Any) -> Any:
+    """Return a value with Python scalars for NumPy's, also within lists, tuples and dicts.
+
+    A value without NumPy scalars is returned itself, not as a copy.
+    """
+    if type(value) is dict:
+        values = {name: plain(each) for name, each in value.items()}
+        return values if any(values[name] is not value[name] for name in value) else value
+    if type(value) in (list, tuple):
+        items = [plain(each) for each in value]
+        changed = any(new is not old for new, old in zip(items, value, strict=True))
+        return type(value)(items) if changed else value
+    # Check without importing NumPy.
+    is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    return value.item() if is_scalar else value
+
+
+def with_plain_fields(given: AnyDataclass) -> AnyDataclass:
+    """Return a dataclass with plain fields: the given one, or a copy if some weren't plain."""
+    values = {each.name: getattr(given, each.name) for each in fields(given)}  # type: ignore[arg-type]  # any dataclass
+    changed = {name: new for name, old in values.items() if (new := plain(old)) is not old}
+    if not changed:
+        return given
+    copied = copy.copy(given)
+    for name, value in changed.items():
+        # Most of these dataclasses are frozen.
+        object.__setattr__(copied, name, value)
+    return copied
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether it is a whole number, of any library; True and False don't count."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
 
 LONGEST = 6000
 """Characters of a text that are kept."""
@@ -36,7 +77,6 @@ def described(value: Any, *, has_fields: bool = True, deepest: int = _DEEPEST) -
     name: no object is asked for its text, which may be long, slow to make, or secret.
 
     Args:
-        value: any value.
         has_fields: whether dataclasses are described by their fields, and not by name.
         deepest: levels of nesting; what is deeper is named by its type.
     """
@@ -111,3 +151,52 @@ def _name(value: Any) -> str:
     except Exception:  # any object may have a `shape`, of any kind
         own = getattr(value, "__qualname__", None)
     return own if isinstance(own, str) else kind.__qualname__
+
+
+_LONGEST = 400
+"""Characters between an object's brackets."""
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxdict = self.maxlist = self.maxtuple = 4
+        self.maxstring = self.maxother = 200
+        self.fillvalue = "…"
+
+    def repr1(self, x: Any, level: int) -> str:
+        # Of itself it is short already.
+        return repr(x) if isinstance(x, ShortRepr) else super().repr1(x, level)
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(without_credentials(x), level)
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        if level <= 0 and x:
+            return "{…}"
+        shown = [
+            f"{key!r}: {HIDDEN if is_secret(str(key)) else self.repr1(value, level - 1)}"
+            for key, value in list(x.items())[: self.maxdict]
+        ]
+        more = [HIDDEN] if len(x) > self.maxdict else []
+        return f"{{{', '.join([*shown, *more])}}}"
+
+
+_SHORT = _Short()
+
+
+class ShortRepr:
+    """A dataclass whose `repr` has the fields that aren't its defaults, each cut if it is long."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        given: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]  # all that derive from it are dataclasses
+        parts = (
+            f"{each.name}={_SHORT.repr(getattr(self, each.name))}"
+            for each in given
+            if each.repr and not is_default(getattr(self, each.name), each)
+        )
+        text = ", ".join(parts)
+        return f"{type(self).__name__}({text if len(text) <= _LONGEST else text[:_LONGEST] + '…'})"

@@ -9,8 +9,6 @@ def first_few(shown: Sequence[str], most: int, *, of: str = "") -> str:
     """Return the first few of these texts, and how many others there are: "a, b and 3 more".
 
     Args:
-        shown: the texts.
-        most: how many of them to show.
         of: what they are, to be said with the number of the others.
     """
     others = len(shown) - most
@@ -22,7 +20,6 @@ def numbered(count: int, noun: str, verb: str = "") -> str:
     """Return a count with its noun: "1 worker", "2 workers", and, with "need", "1 worker needs".
 
     Args:
-        count: how many.
         noun: what, in the singular.
         verb: what more than one do.
     """

@@ -18,7 +18,7 @@ from polytrain.record.history import JOURNAL, RunHistory, entries, read_history
 from polytrain.record.run_facts import RunFacts
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
-from polytrain.text.named_metrics import flat
+from polytrain.text.metrics import flat
 from polytrain.trackers.description import Description, description_of
 from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.state import kept_state

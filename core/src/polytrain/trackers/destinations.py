@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polytrain.storage.location import Location
-from polytrain.text.addresses import holds_credentials
+from polytrain.text.secret_names import holds_credentials
 from polytrain.trackers import NAMES
 from polytrain.trackers.names import tracker_class
 from polytrain.trackers.tracker import Tracker

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.text import strict_json
-from polytrain.text.addresses import holds_credentials, without_credentials
 from polytrain.text.described import shortened
+from polytrain.text.secret_names import holds_credentials, without_credentials
 from polytrain.trackers.description import Description
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain_plugins import Problem

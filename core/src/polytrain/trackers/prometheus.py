@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from polytrain.output.observers import RecordFollower
-from polytrain.text.named_metrics import flat
+from polytrain.text.metrics import flat
 from polytrain.trackers.tracker import numbers
 from polytrain_plugins import Outcome, RunInfo, hookimpl
 from polytrain_plugins.installation import install_command

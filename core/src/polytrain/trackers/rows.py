@@ -24,7 +24,7 @@ from polytrain.record.entries import (
 from polytrain.record.lines import new_reports
 from polytrain.record.reports import Reports
 from polytrain.storage.typed_json import Count, Within
-from polytrain.text.named_metrics import flat
+from polytrain.text.metrics import flat
 from polytrain.trackers.tracker import Row
 
 _AT_ONCE = 1000

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from polytrain.storage.beneath import Beneath
-from polytrain.text.addresses import holds_credentials
-from polytrain.text.secret_names import is_secret
+from polytrain.text.secret_names import holds_credentials, is_secret
 from polytrain.trackers.description import Description, nested
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers
 from polytrain.trackers.wandb_file import wait_until_complete

@@ -18,7 +18,8 @@ from polytrain.run.run import Run
 from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
 from polytrain.validation.validator import Validator
-from polytrain.workers.driver.agent_group import AgentGroup, zygote_for
+from polytrain.workers.agents.agent_spec import zygote_for
+from polytrain.workers.driver.agent_group import AgentGroup
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain.workers.processes.client import zygote_name
 from polytrain_plugins import Demand

@@ -61,6 +61,7 @@ class ValidationCoordinator(AttachedWork):
         self._journal = journal
         self._wake = wake
         self._show = show
+        self.failure: Failure | None = None
         self._running: Validation | None = None
         self._inbox: queue.SimpleQueue[Output | _Ended | None] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-validation")

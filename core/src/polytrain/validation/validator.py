@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.functions.missing_modules import THIS_MACHINE, note_unreadable
-from polytrain.functions.pickling import unpickled
-from polytrain.workers.session.metrics import plain_metrics
+from polytrain.functions.pickling import THIS_MACHINE, note_unreadable, unpickled
+from polytrain.text.metrics import plain_metrics
 from polytrain_plugins.type_names import a_type
 
 

@@ -17,9 +17,9 @@ from polytrain.config.validation_config import options_of_ray
 from polytrain.linux.machine_resources import has_gpu_device, machine_resources
 from polytrain.policy.cluster import AvailableClusters, ClusterChoice
 from polytrain.ray_api.dataset import is_ray_dataset
-from polytrain.workers.driver.agent_group import AgentCluster
+from polytrain.workers.driver.group import AgentCluster
 from polytrain.workers.driver.local_cluster import LocalCluster
-from polytrain.workers.ray.address import cluster_address
+from polytrain.workers.ray.connection import cluster_address
 
 
 def available_clusters(spec: RunSpec) -> AvailableClusters:
@@ -66,7 +66,6 @@ def opened_cluster(choice: ClusterChoice, scaling: ScalingConfig) -> Iterator[Ag
     """Open the chosen cluster. If this starts Ray, it also shuts it down.
 
     Args:
-        choice: the chosen cluster.
         scaling: the user's configuration.
 
     Raises:
@@ -77,7 +76,7 @@ def opened_cluster(choice: ClusterChoice, scaling: ScalingConfig) -> Iterator[Ag
         return
     # Import it late: importing Ray takes a while.
     from polytrain.workers.ray.cluster import RayCluster
-    from polytrain.workers.ray.runtime import running_ray
+    from polytrain.workers.ray.connection import running_ray
 
     with running_ray():
         yield RayCluster(scaling.label_selectors)

@@ -18,7 +18,6 @@ def agent_spec(directory: Path, *, zygote: str = "zygote", **changed: Any) -> Ag
     settings: dict[str, Any] = {
         "token": "token",
         "zygote": ZygoteSpec(name=zygote, environment={}, modules=(), path=()),
-        "environment": {},
         "directory": str(directory),
         "argv": (),
         "prefix": "",

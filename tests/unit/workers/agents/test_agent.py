@@ -38,8 +38,8 @@ from polytrain.workers.agents.calls import (
     SendRoster,
     WriteState,
 )
-from polytrain.workers.agents.kept_end import KeptEnd
 from polytrain.workers.agents.shard_cache import ShardCache
+from polytrain.workers.agents.worker_connection import KeptEnd
 from polytrain.workers.processes.channel import SocketChannel
 from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.processes.zygote_client import Listener

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.workers.agents.installed import (
+from polytrain.workers.agents.node_checks import (
     installed_versions,
     other_versions,
     versions_unlike,

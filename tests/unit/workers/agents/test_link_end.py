@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from polytrain.workers.agents.link_end import LinkEnd, Listening
+from polytrain.workers.ray.links import LinkEnd, Listening
 
 HOST = "127.0.0.1"
 

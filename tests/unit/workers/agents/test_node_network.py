@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from polytrain.policy.placement import NodeAddress
-from polytrain.workers.agents.node_network import ipv4_interfaces, on_network
+from polytrain.workers.agents.node_checks import ipv4_interfaces, on_network
 
 INTERFACES = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.7"], "ens5": ["192.0.2.9", "10.1.4.7"]}
 

@@ -16,7 +16,7 @@ from polytrain.storage.beneath import Beneath
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 from polytrain.workers.agents.agent_host import AgentHost, AgentReady, Mail
-from polytrain.workers.agents.storage_check import storage_problem
+from polytrain.workers.agents.node_checks import storage_problem
 
 
 def failing(*numbers: int) -> Callable[[Beneath, str], os.stat_result]:

@@ -18,20 +18,23 @@ from polytrain.workers.driver.agent_group import AgentGroup
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """A cluster without agents, for a group without workers."""
-    monkeypatch.setattr(AgentGroup, "_describe_agents", Mock())
     monkeypatch.setattr(AgentGroup, "_have_zygote_early", Mock(return_value=None))
     monkeypatch.setattr(agent_group, "WorkerJob", Mock())
     monkeypatch.setattr(agent_group, "WorkerPool", Mock(return_value=Mock(deadline=None)))
     return Mock()
 
 
+def group_on(cluster: Mock) -> AgentGroup:
+    run = Mock()
+    run.scaling_config.resources = {}
+    return AgentGroup(run=run, demand=Mock(), datasets=(), specs=(), agents=Mock(), cluster=cluster)
+
+
 def test_events_that_arrive_as_fast_as_they_are_handled_leave_time_for_others(
     cluster: Mock,
 ) -> None:
     """For a stop, a commit, and the pool's deadlines: all are looked at between two waits."""
-    spec = Mock()
-    spec.run.scaling_config.resources = {}
-    group = AgentGroup(spec, cluster)
+    group = group_on(cluster)
     mailbox = cluster.launcher.call_args.args[3]
     event = Joined(attempt=0, rank=0)
     taken: list[Any] = []
@@ -65,10 +68,8 @@ def test_standbys_fetch_what_all_ranks_share_before_one_gets_a_rank(
 ) -> None:
     """After a loss, Ray may ask lost hosts for it, for 10 s each."""
     data = Mock(shared=(Mock(), Mock()))
-    monkeypatch.setattr(agent_group, "_planner", Mock(return_value=data))
-    spec = Mock()
-    spec.run.scaling_config.resources = {}
-    group = AgentGroup(spec, cluster)
+    monkeypatch.setattr(AgentGroup, "_planner", Mock(return_value=data))
+    group = group_on(cluster)
     pool, launcher = agent_group.WorkerPool(Mock()), cluster.launcher.return_value
     ranked, standby, later = (AgentHandle(number=number, bundle=None) for number in range(3))
     pool.ranked, pool.spares = [ranked], [standby]

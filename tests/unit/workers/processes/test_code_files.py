@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import importlib, os, pathlib, sys, zipfile
-from polytrain.workers.processes.code_files import CodeFiles
+from polytrain.workers.processes.preload import CodeFiles
 
 files = CodeFiles()
 with files.noting():

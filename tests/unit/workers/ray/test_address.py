@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polytrain import InvalidJobError
-from polytrain.workers.ray.address import address_to_join
+from polytrain.workers.ray.connection import address_to_join
 
 
 @pytest.fixture

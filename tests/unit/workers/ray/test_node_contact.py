@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polytrain.workers.ray.node_contact import NodeContact
+from polytrain.workers.ray.losses import NodeContact
 
 _LISTENS = """
 import socket

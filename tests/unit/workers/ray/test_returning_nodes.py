@@ -22,7 +22,7 @@ from ray.exceptions import ActorDiedError, RayError
 from polytrain.policy.placement import NodeAddress
 from polytrain.ray_api import state
 from polytrain.workers.agents.agent_host import AgentReady, Arrived, Delivery, Gone, NodeReturned
-from polytrain.workers.ray import bundles, launcher, losses, node_contact
+from polytrain.workers.ray import bundles, launcher, losses
 from polytrain.workers.ray.launcher import RayAgentLauncher
 
 PLACE = NodeAddress(node_id="c", host="10.0.0.3")
@@ -69,7 +69,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     monkeypatch.setattr(launcher, "ray", Mock())
     for module in (launcher, losses):
         monkeypatch.setattr(module, "death_of_node", lambda _: None)
-    for module in (node_contact, state):
+    for module in (losses, state):
         monkeypatch.setattr(module, "raylet_addresses", lambda: {"c": ("127.0.0.1", 1)})
     monkeypatch.setattr(bundles, "Guard", Mock())
     monkeypatch.setattr(bundles, "living_nodes", lambda: {"b": {}, "c": {}})

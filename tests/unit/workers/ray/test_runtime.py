@@ -23,7 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_ray_is_there_until_the_last_run_has_ended(calls: list[str]) -> None:
     """The run that has started it may end before one that found it there."""
-    from polytrain.workers.ray.runtime import running_ray
+    from polytrain.workers.ray.connection import running_ray
 
     first, second = ExitStack(), ExitStack()
     first.enter_context(running_ray())
@@ -38,7 +38,7 @@ def test_ray_is_there_until_the_last_run_has_ended(calls: list[str]) -> None:
 
 
 def test_the_users_own_ray_stays(calls: list[str]) -> None:
-    from polytrain.workers.ray.runtime import running_ray
+    from polytrain.workers.ray.connection import running_ray
 
     ray.init()
     with running_ray(), running_ray():
@@ -58,7 +58,7 @@ This process on node 192.0.2.2 was started with:
 def test_a_cluster_with_a_different_python_is_reported_with_the_way_out(
     calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polytrain.workers.ray.runtime import running_ray
+    from polytrain.workers.ray.connection import running_ray
 
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError(MISMATCH)

@@ -19,6 +19,7 @@ import pytest
 from polytrain.extension import SocketCollective
 from polytrain.policy.broken_connections import Origins, is_broken_connection
 from polytrain.policy.placement import NodeAddress, members
+from polytrain.workers.session.socket_collective import MODULES
 from polytrain_plugins import Offer, World
 
 Work = Callable[[SocketCollective, int], Any]
@@ -158,7 +159,7 @@ def test_a_rank_that_has_ended_is_an_error_on_all_others(gone: int, call: str) -
             assert f"rank {gone} has left the collective" in str(error)
             # So the driver takes it for a consequence, and looks for the cause at another rank.
             assert is_broken_connection(
-                error, Origins(engine=frozenset({"mine"}), frameworks=frozenset())
+                error, Origins(engine=frozenset({"mine", *MODULES}), frameworks=frozenset())
             )
 
 

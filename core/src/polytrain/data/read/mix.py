@@ -20,7 +20,7 @@ from polytrain.data.read.transforms import random_transform, wants_generator
 from polytrain.data.types.missing import InLists, may_be_missing, may_lack_numbers, noted
 from polytrain.data.types.schemas import conformed, merged_schema
 from polytrain.data_errors import SourceError
-from polytrain.text.plain_values import is_whole
+from polytrain.text.described import is_whole
 from polytrain_plugins import Problem
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.type_names import a_type, quoted

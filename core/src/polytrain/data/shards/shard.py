@@ -16,7 +16,7 @@ from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.row_plan import Cut, Remainder
 from polytrain.data.shards.decoded import TableRows, to_batch
 from polytrain.data.types.columns import to_format
-from polytrain.text.plain_values import is_whole
+from polytrain.text.described import is_whole
 from polytrain_plugins import Batches, BatchesAhead, BatchFormat, MicroBatch, Shard, VirtualBatch
 from polytrain_plugins.shard import refuse_local_shuffle
 

@@ -6,13 +6,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-from polytrain.errors import Failure
+from polytrain.errors import Failure, next_command
 from polytrain.output.echo import echo, echo_lines
 from polytrain.record.entries import AttemptEnded, Closed, Entry, Launched, RunConcluded
 from polytrain.record.history import JOURNAL
 from polytrain.record.tail import tail_of
 from polytrain.run.lease import holder
-from polytrain.text.next_command import next_command
 from polytrain.view.cli.found import FoundRun, Unreadable
 from polytrain.view.progress.display import shown_progress
 from polytrain_plugins import RunInfo, Stopped

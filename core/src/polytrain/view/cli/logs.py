@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import click
 
-from polytrain.output.colours import has_colours
 from polytrain.output.echo import echo, rank_line, write_line
+from polytrain.output.streams import has_colours
 from polytrain.record.state import RunState
 from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
 
@@ -76,7 +76,7 @@ def _paths(run: FoundRun, rank: int | None) -> list[str]:
 
 def _lines(written: bytes) -> list[str]:
     """The lines of a log, as a terminal would have shown them: of a progress bar the last state."""
-    from polytrain.output.lines import LineBuffer
+    from polytrain.output.line_layout import LineBuffer
 
     buffer = LineBuffer()
     lines = buffer.feed(written.decode(errors="replace"))

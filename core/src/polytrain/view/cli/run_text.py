@@ -10,13 +10,13 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+from polytrain.errors import next_command
 from polytrain.record.overviews import AttemptOverview, RankOverview
 from polytrain.record.run_facts import RunFacts
 from polytrain.record.secrecy import shown
 from polytrain.record.state import RunState
 from polytrain.run.lease import Holder
 from polytrain.text.first_few import numbered
-from polytrain.text.next_command import next_command
 from polytrain.view.cli.found import FoundRun
 from polytrain.view.cli.logs import LOGS, log_of
 from polytrain.view.cli.runs import in_short

@@ -141,7 +141,7 @@ def _number(value: int | None) -> str:
 
 def in_short(metrics: Mapping[str, Any]) -> str:
     """The first few metrics in one line."""
-    from polytrain.text.named_metrics import single_values
+    from polytrain.text.metrics import single_values
 
     known = list(single_values(metrics))
     shown = [

@@ -7,8 +7,8 @@ import threading
 
 import click
 
-from polytrain.output.colours import Style
 from polytrain.output.echo import echo
+from polytrain.output.streams import Style
 from polytrain.record.state import RunState
 from polytrain.view.cli.found import (
     FoundRun,

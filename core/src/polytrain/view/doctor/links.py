@@ -17,7 +17,7 @@ from polytrain.api.backend_checks import missing_modules
 from polytrain.policy.links import ALL_UP_TO, FailedLink, described, remedy_for, targets
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked
-from polytrain.workers.agents.link_end import LinkEnd
+from polytrain.workers.ray.links import LinkEnd
 from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
 
 _CONNECT_TIMEOUT_S = 5.0

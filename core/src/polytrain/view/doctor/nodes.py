@@ -19,8 +19,8 @@ from polytrain.storage.location import Location
 from polytrain.view.doctor import machine
 from polytrain.view.doctor.finding import CheckFailed, Finding, checked
 from polytrain.view.doctor.links import findings_of_links
-from polytrain.workers.agents.installed import other_versions
-from polytrain.workers.ray.runtime import running_ray
+from polytrain.workers.agents.node_checks import other_versions
+from polytrain.workers.ray.connection import running_ray
 from polytrain_plugins import Backend
 
 _TIMEOUT_S = 60.0

@@ -14,10 +14,9 @@ from functools import partial
 from typing import Literal, TextIO, TypeVar
 
 from polytrain.output.call_queues import CallQueue, CallQueues
-from polytrain.output.colours import Style, has_colours, painted
 from polytrain.output.echo import write_line
 from polytrain.output.line_layout import printable
-from polytrain.output.streams import is_notebook
+from polytrain.output.streams import Style, has_colours, is_notebook, painted
 from polytrain.output.worker_output import LiveBars
 from polytrain.record.entries import Entry, MetricsReported
 from polytrain.record.journal import Take

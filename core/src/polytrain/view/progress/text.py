@@ -10,15 +10,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from polytrain.checkpoint.store import CHECKPOINTS
-from polytrain.errors import Failure
-from polytrain.output.colours import Style, painted
+from polytrain.errors import Failure, next_command
 from polytrain.output.echo import without_colours
 from polytrain.output.line_layout import Segment, columns, cut, fitted, printable
+from polytrain.output.streams import Style, painted
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
 from polytrain.text.first_few import numbered
-from polytrain.text.named_metrics import single_values
-from polytrain.text.next_command import next_command
+from polytrain.text.metrics import single_values
 from polytrain_plugins import RunInfo
 
 SHOWN_METRICS = 4

@@ -33,8 +33,8 @@ from polytrain.events.attempt import (
     StateUnwritten,
     Unkillable,
 )
+from polytrain.linux.nvidia_gpus import GpuMeter
 from polytrain.linux.processes import describe_exit, kill_session
-from polytrain.observe.gpu_meter import GpuMeter
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_spec import AgentSpec, node_zygote
 from polytrain.workers.agents.calls import (
@@ -57,10 +57,9 @@ from polytrain.workers.agents.calls import (
     StreamOrder,
     WriteState,
 )
-from polytrain.workers.agents.installed import versions_unlike
+from polytrain.workers.agents.node_checks import StorageCheck, versions_unlike
 from polytrain.workers.agents.part_storer import AsEvent, PartStorer, of_state
 from polytrain.workers.agents.rank_data import RankData
-from polytrain.workers.agents.storage_check import StorageCheck
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.zygote_client import ZygoteClient
@@ -96,7 +95,6 @@ class Agent:
     ) -> None:
         """
         Args:
-            spec: the settings of all agents of the run.
             place: this agent's node.
             variables: environment variables of worker processes on this node; only
                 `spec.zygote.variables` override them.
@@ -110,15 +108,13 @@ class Agent:
             node_zygote(spec.zygote, spec.prefix, place), _ENTRY, listener=self
         )
         self._environment = {
-            **spec.environment,
+            **spec.zygote.environment,
             **os.environ,
             **variables,
             **spec.zygote.variables,
         }
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
-        self._parts = PartStorer(
-            spec.store, merges_files=spec.merges_files, tell=self._events.put_nowait
-        )
+        self._parts = PartStorer(spec.store, merges_files=spec.merges_files, tell=self.emit)
         self._worker: WorkerConnection | None = None
         self._gpu_meter: GpuMeter | None = None
         self._concluding: asyncio.Task[None] | None = None
@@ -163,6 +159,9 @@ class Agent:
                 batch.append(self._events.get_nowait())
             yield batch
 
+    def emit(self, event: AgentEvent) -> None:
+        self._events.put_nowait(event)
+
     async def carry_out(self, call: AgentCall) -> None:
         """Carry out a call. Calls may overlap and arrive in any order, because Ray reorders them.
 
@@ -194,7 +193,7 @@ class Agent:
                 stacks = Stacks(
                     attempt=attempt, rank=self._rank, text=await self._stacks(attempt, pausing)
                 )
-                self._events.put_nowait(stacks)
+                self.emit(stacks)
             case StoreRest(attempt=attempt, checkpoint=checkpoint, stored_already=stored_already):
                 self._parts.store_rest(attempt, checkpoint, stored_already)
             case Acknowledge(attempt=attempt, checkpoint=checkpoint):
@@ -222,7 +221,7 @@ class Agent:
             states=() if kept is None else kept.read(),
             is_alive=self._connection_of(attempt) is not None,
         )
-        self._events.put_nowait(read)
+        self.emit(read)
 
     def _ask_for_state(self, call: WriteState) -> None:
         worker, why = self._connection_of(call.attempt), "its process is gone"
@@ -243,7 +242,7 @@ class Agent:
             self._asked = None
             self._unwritten(call.attempt, f"it took more than {call.limit_s:.1f} s")
 
-    def _not_written(self, checkpoint: int, why: str) -> None:
+    def not_written(self, checkpoint: int, why: str) -> None:
         """Report that a survivor can't write its state, unless it is reported to be late."""
         asked = self._asked
         if asked is not None and asked.checkpoint == checkpoint:
@@ -252,13 +251,13 @@ class Agent:
 
     def _unwritten(self, attempt: int, why: str, *, is_copy: bool = False) -> None:
         unwritten = StateUnwritten(attempt=attempt, rank=self._rank, reason=why, is_copy=is_copy)
-        self._events.put_nowait(unwritten)
+        self.emit(unwritten)
 
-    def _take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
+    def take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
         """Store what a survivor has written, unless it comes too late."""
         asked, self._asked = self._asked, None
         if asked is not None and asked.checkpoint == part.checkpoint:
-            self._take_part(part, of_state(part, is_report=is_report, is_ahead=is_ahead))
+            self.take_part(part, of_state(part, is_report=is_report, is_ahead=is_ahead))
 
     async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         if order.attempt <= self._killed:
@@ -307,7 +306,7 @@ class Agent:
                 after_s=self._spec.leave_timeout_s,
                 stacks=await worker.stacks(pausing=True),
             )
-            self._events.put_nowait(timed_out)
+            self.emit(timed_out)
             self._kill(attempt)
 
     async def _stacks(self, attempt: int, pausing: bool) -> str:
@@ -398,20 +397,7 @@ class Agent:
         assert self._scratch is not None
         if self._gpu_meter is None:
             self._gpu_meter = GpuMeter(order.members[self._rank].gpus, self._environment)
-        worker = WorkerConnection(
-            order,
-            self._rank,
-            on_event=self._events.put_nowait,
-            on_part=self._take_part,
-            on_imports=self._preload,
-            on_written=self._take_state,
-            on_unwritten=self._not_written,
-            hang_timeout_s=self._spec.hang_timeout_s,
-            straggler_window_s=self._spec.straggler_window_s,
-            gpu_meter=self._gpu_meter,
-            passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
-            route=self._spec.route,
-        )
+        worker = WorkerConnection(order, self._rank, self._spec, self._gpu_meter, owner=self)
         lines: list[socket.socket] = []
         try:
             for stream in streams:
@@ -439,7 +425,7 @@ class Agent:
         self._worker = self._last = worker
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines), self._spec.route))
-        self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
+        self.emit(Started(attempt=order.attempt, rank=self._rank))
         worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
 
     def _forget_kept(self) -> None:
@@ -458,7 +444,7 @@ class Agent:
         unkillable = Unkillable(
             attempt=worker.attempt, rank=self._rank, pid=worker.child.pid, after_s=after_s
         )
-        self._events.put_nowait(unkillable)
+        self.emit(unkillable)
         self._ended(worker, f"still there {after_s:g} s after SIGKILL", killed=True)
 
     def _ended(self, worker: WorkerConnection, how: str, *, killed: bool) -> None:
@@ -475,7 +461,7 @@ class Agent:
     ) -> None:
         await self._parts.finish()
         now = asyncio.get_running_loop().time()
-        self._events.put_nowait(
+        self.emit(
             Exited(
                 attempt=worker.attempt,
                 rank=self._rank,
@@ -487,11 +473,11 @@ class Agent:
             )
         )
 
-    def _preload(self, message: Message) -> None:
+    def preload(self, message: Message) -> None:
         _, modules, variables = message
         self._zygotes.preload(modules, variables, self._environment, self._spec.directory)
 
-    def _take_part(self, part: StagedPart, as_event: AsEvent | None = None) -> None:
+    def take_part(self, part: StagedPart, as_event: AsEvent | None = None) -> None:
         assert self._scratch is not None
         self._newest_part = max(self._newest_part, part.checkpoint)
         near = self._spec.store.near_staging
@@ -499,7 +485,7 @@ class Agent:
         if misplaced is None:
             self._parts.take(part, as_event)
         else:
-            self._events.put_nowait(misplaced)
+            self.emit(misplaced)
 
     def _take_copies(self, worker: WorkerConnection) -> None:
         """Store the newest copy of the state of a training that was cut off.
@@ -511,7 +497,7 @@ class Agent:
         if len(worker.order.members) > 1:
             numbers = tuple(worker.copies)
             held = CopiesHeld(attempt=worker.attempt, rank=self._rank, numbers=numbers)
-            self._events.put_nowait(held)
+            self.emit(held)
             return
         number = max(self._newest_part + 1, worker.order.first_checkpoint)
         self._take_copy(worker, max(worker.copies), checkpoint=number)
@@ -528,7 +514,7 @@ class Agent:
         part, is_report, is_ahead = worker.copies[number]
         misplaced = misplaced_part(part, scratch=self._scratch.path / COPIES, near=None)
         if misplaced is not None:
-            self._events.put_nowait(misplaced)
+            self.emit(misplaced)
             self._unwritten(worker.attempt, misplaced.failure.message, is_copy=True)
             return
         as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
@@ -549,10 +535,8 @@ class Agent:
             return
         self._loading = -1
         failure = Failure(kind=kind, rank=self._rank, message=message)
-        self._events.put_nowait(Failed(attempt=order.attempt, failure=failure))
+        self.emit(Failed(attempt=order.attempt, failure=failure))
         self._emit_no_start(order.attempt)
 
     def _emit_no_start(self, attempt: int) -> None:
-        self._events.put_nowait(
-            Exited(attempt=attempt, rank=self._rank, how="never started", killed=True)
-        )
+        self.emit(Exited(attempt=attempt, rank=self._rank, how="never started", killed=True))

@@ -19,7 +19,7 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, AgentEvent
-from polytrain.workers.agents.storage_check import StorageCheck
+from polytrain.workers.agents.node_checks import StorageCheck
 from polytrain.workers.processes.client import has_ended
 from polytrain.workers.session.job import JobMemory
 
@@ -59,9 +59,7 @@ class AgentHost:
     ) -> None:
         """
         Args:
-            spec: the settings of all agents of the run.
             job: the pickled job of their worker processes.
-            place: the node.
             variables: environment variables of worker processes here; those of an agent override
                 them.
             tell: called with an agent's number and its events.

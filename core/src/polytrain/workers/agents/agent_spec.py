@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polytrain.checkpoint.store import CheckpointStore
+from polytrain.config.listening import ports_of
+from polytrain.config.run_spec import RunSpec
+from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.output import OutputRoute
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
+from polytrain_plugins import Demand
+
+LEAVE_TIMEOUT_S = 60.0
+"""Seconds that a worker process may take to end once every rank is done."""
+
+_KILL_TIMEOUT_S = 60.0
+"""Seconds that a killed worker process may take to end, and to free its memory."""
+
+# Modules that every run's zygotes import: most training functions use numpy. Runs with data add
+# pandas, which Arrow's conversions use.
+PRELOAD = ("polytrain.workers.session.worker_process", "numpy")
+PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +40,6 @@ class AgentSpec:
 
     zygote: ZygoteSpec
     """The zygote's settings; `node_zygote` adds the node to its name."""
-
-    environment: Mapping[str, str]
-    """Variables that the backend sets in worker processes."""
 
     directory: str
     """The working directory of worker processes: the driver's, unless Ray has set up another."""
@@ -76,13 +89,76 @@ class AgentSpec:
     """Seconds to wait for the end of a killed worker process."""
 
 
+def agent_spec(
+    run: RunSpec,
+    demand: Demand,
+    *,
+    store: CheckpointStore,
+    with_data: bool,
+    path: tuple[str, ...],
+    marker: str,
+    versions: Mapping[str, str],
+    passes_all_reports: bool,
+    route: OutputRoute,
+) -> AgentSpec:
+    """Return the settings of the agents of a run; the arguments are those of `AgentSpec`.
+
+    Args:
+        with_data: whether the run has data sets.
+        path: the driver's `sys.path`.
+    """
+    config, failure = run.run_config, run.run_config.failure_config
+    runtime_env = config.worker_runtime_env or {}
+    token, threads = secrets.token_hex(8), run.scaling_config.cpus_per_worker
+    zygote = zygote_for(demand, name=token, threads=threads, with_data=with_data, path=path)
+    return AgentSpec(
+        token=token,
+        zygote=replace(zygote, variables=variables_of(runtime_env)),
+        directory=os.getcwd(),
+        argv=tuple(sys.argv),
+        prefix=sys.prefix,
+        # A runtime environment may be there to bring other versions.
+        versions={} if parts_of_ray(runtime_env) else versions,
+        # If it only sets variables, agents set them for worker processes themselves.
+        runtime_env=runtime_env if parts_of_ray(runtime_env) else {},
+        network=config.network_interface,
+        ports=ports_of(config.ports),
+        store=store,
+        marker=marker,
+        hang_timeout_s=failure.hang_timeout_s,
+        straggler_window_s=failure.straggler_window_s if failure.stragglers != "ignore" else None,
+        merges_files=run.merges_files,
+        passes_all_reports=passes_all_reports,
+        route=route,
+        leave_timeout_s=LEAVE_TIMEOUT_S,
+        kill_timeout_s=_KILL_TIMEOUT_S,
+    )
+
+
+def zygote_for(
+    demand: Demand, *, name: str, threads: int, with_data: bool, path: tuple[str, ...]
+) -> ZygoteSpec:
+    """Return the settings of a zygote that imports the modules for a backend's processes.
+
+    Args:
+        demand: the backend's demand.
+        name: the zygote's name.
+        with_data: whether the run has data sets.
+        path: the driver's `sys.path`.
+    """
+    return ZygoteSpec(
+        name=name,
+        environment={**demand.environment, "OMP_NUM_THREADS": str(threads)},
+        modules=(*PRELOAD, *(PRELOAD_WITH_DATA if with_data else ()), *demand.preload),
+        path=path,
+    )
+
+
 def node_zygote(spec: ZygoteSpec, prefix: str, place: NodeAddress) -> ZygoteSpec:
     """Return the settings of this node's zygote, with its address and import path.
 
     Args:
-        spec: the settings for all nodes.
         prefix: the driver's `sys.prefix`.
-        place: this node.
     """
     name = zygote_name(spec.name, place.node_id)
     is_same_environment = sys.prefix == prefix

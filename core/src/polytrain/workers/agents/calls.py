@@ -1,4 +1,4 @@
-"""The calls that the driver sends to agents, and the events that agents send back.
+"""The calls that the driver sends to agents, with the bytes that all share, and agents' events.
 
 `Agent.carry_out` implements the calls.
 """
@@ -30,9 +30,47 @@ from polytrain.linux.kept_states import KeptState
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from polytrain.data.shards.shared_memory import Extent
     from polytrain.workers.agents.shard_cache import CacheRequest
-    from polytrain.workers.agents.shared_store import SharedBytes
     from polytrain.workers.session.job import LaunchOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedBytes:
+    """Shared bytes that an agent has opened."""
+
+    descriptor: int
+    extent: Extent | None = None
+    """The extent in the descriptor's memory; None for all of it."""
+
+    kept: Any = None
+    """An object that must exist while the memory is used, such as one of Ray's."""
+
+
+class SharedBytes(Protocol):
+    """Bytes of the driver that all agents can read."""
+
+    def open(self) -> OpenedBytes:
+        """Open the bytes in an agent."""
+
+    def fetch(self) -> object:
+        """Bring the bytes to this node, in an agent. They stay while what is returned exists."""
+
+    def close(self) -> None:
+        """Free the bytes, in the driver."""
+
+
+class SharedStore(Protocol):
+    """Stores bytes of the driver for all agents."""
+
+    @property
+    def reference_type(self) -> type | tuple[type, ...]:
+        """Types in a data set that must be sent separately."""
+
+    def share(self, content: pa.Buffer) -> SharedBytes:
+        """Put bytes where all agents can read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,6 @@ class PartStorer:
         """Store a part. With merged files, parts of ranks above 0 wait for `store_rest`.
 
         Args:
-            part: the staged part.
             as_event: returns the event of the outcome, if the part is a survivor's whole state, and
                 waits for nobody.
         """

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from polytrain.workers.agents.calls import SharedBytes
     from polytrain.workers.agents.shard_cache import CacheRequest, ShardCache
-    from polytrain.workers.agents.shared_store import SharedBytes
 
 
 class RankData:

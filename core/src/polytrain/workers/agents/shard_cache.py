@@ -13,7 +13,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, parts_to_shared_memory, to_buffer
 from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.functions.pickling import pickled_apart, pickled_with, unpickled
-from polytrain.workers.agents.shared_store import OpenedBytes, SharedBytes, SharedStore
+from polytrain.workers.agents.calls import OpenedBytes, SharedBytes, SharedStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,6 @@ def hold(request: CacheRequest, before: ShardCache | None) -> ShardCache:
     """Read the requested rows, in an agent.
 
     Args:
-        request: the request.
         before: the previous cache; it is released, unless it holds the same rows.
     """
     if before is not None:

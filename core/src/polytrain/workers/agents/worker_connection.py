@@ -1,67 +1,128 @@
-"""Connects an agent to one attempt's worker process: its messages, reports and health."""
+"""Connects an agent to one attempt's worker process: its messages, reports, health and states."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
+
+import msgpack
 
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.events.attempt import CopyRefused, KeepsNothing, KeepsState
-from polytrain.events.output import BarMoved, Output, OutputRoute
-from polytrain.observe.gpu_meter import GpuMeter
+from polytrain.events.output import BarMoved, Output
+from polytrain.linux.kept_states import KeptState, KeptStates
+from polytrain.linux.nvidia_gpus import GpuMeter
 from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, UtilizationProbe
 from polytrain.observe.stacks import stacks_of
-from polytrain.workers.agents.calls import AgentEvent
-from polytrain.workers.agents.kept_end import KeptEnd
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.calls import AgentEvent, WriteState
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
 from polytrain.workers.session.job import LaunchOrder
 from polytrain.workers.session.messages import is_of_survivor, to_event, to_part, to_written_part
 
+
+class KeptEnd:
+    """The small states that a worker process keeps, and the pipe that asks it for the whole."""
+
+    def __init__(self, states: KeptStates, asking: int) -> None:
+        self._states = states
+        self._asking = asking
+        self._request: int | None = None
+
+    @classmethod
+    def opened(cls, pid: int, kept: int, capacity: int, asking: int) -> KeptEnd | None:
+        """Open both by their numbers in the process; return None if that isn't possible.
+
+        Args:
+            pid: the process, as this one knows it.
+            kept: descriptor of the memory in the process.
+            capacity: maximum bytes of a state.
+            asking: descriptor of the pipe in the process.
+        """
+        own: list[int] = []
+        try:
+            own.append(os.open(f"/proc/{pid}/fd/{kept}", os.O_RDWR | os.O_CLOEXEC))
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            own.append(os.open(f"/proc/{pid}/fd/{asking}", flags))
+            return cls(KeptStates(own[0], capacity), own[1])
+        except (OSError, ValueError):
+            # It has ended already, or its namespace hides it.
+            for descriptor in own:
+                os.close(descriptor)
+            return None
+
+    def read(self) -> tuple[KeptState, ...]:
+        """Return the whole small states, oldest first."""
+        return self._states.read()
+
+    def ask(self, call: WriteState) -> None:
+        """Ask the process for its whole state.
+
+        Args:
+            call: the driver's call.
+
+        Raises:
+            OSError: the process is gone, or the system has no descriptors left.
+        """
+        kept = {
+            rank: [(state.point, state.is_forecast, state.content) for state in states]
+            for rank, states in call.kept.items()
+        }
+        request = msgpack.packb((call.checkpoint, call.point, call.limit_s, kept))
+        self._forget_request()
+        # A pipe has no room for it: the process opens it by its number here.
+        self._request = os.memfd_create("polytrain-survivor")
+        with os.fdopen(self._request, "wb", closefd=False) as file:
+            file.write(request)
+        os.write(self._asking, b"%d %d\n" % (os.getpid(), self._request))
+
+    def close(self) -> None:
+        """Release all."""
+        self._forget_request()
+        self._states.close()
+        os.close(self._asking)
+
+    def _forget_request(self) -> None:
+        if self._request is not None:
+            os.close(self._request)
+        self._request = None
+
+
 _RANKS_WITH_BARS = 8
 """Ranks whose bars are shown while they move: a terminal has no room for more."""
+
+
+class Owner(Protocol):
+    """Takes what a worker process sends: its agent."""
+
+    def emit(self, event: AgentEvent) -> None:
+        """Take an event or output."""
+
+    def take_part(self, part: StagedPart) -> None:
+        """Take a part of a checkpoint that the process has staged."""
+
+    def preload(self, message: Message) -> None:
+        """Take the message of the modules that the process has imported."""
+
+    def take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
+        """Take the state that it has written as a survivor; see `StateWritten`."""
+
+    def not_written(self, checkpoint: int, why: str) -> None:
+        """Take the number of a checkpoint that it can't write as a survivor, and the reason."""
 
 
 class WorkerConnection:
     """The connection to one worker process. All methods run on the agent's event loop."""
 
     def __init__(
-        self,
-        order: LaunchOrder,
-        rank: int,
-        *,
-        on_event: Callable[[AgentEvent], None],
-        on_part: Callable[[StagedPart], None],
-        on_imports: Callable[[Message], None],
-        on_written: Callable[[StagedPart, bool, bool], None],
-        on_unwritten: Callable[[int, str], None],
-        hang_timeout_s: float | None,
-        straggler_window_s: float | None,
-        gpu_meter: GpuMeter,
-        passes_all_reports: bool,
-        route: OutputRoute,
+        self, order: LaunchOrder, rank: int, spec: AgentSpec, gpu_meter: GpuMeter, owner: Owner
     ) -> None:
         """
-        Args:
-            order: the order of the attempt.
-            rank: the worker process's rank.
-            on_event: called with the worker process's events and output.
-            on_part: called with each part of a checkpoint that it has staged.
-            on_imports: called with the message of the modules that it has imported.
-            on_written: called with the state that it has written as a survivor, and whether that is
-                the checkpoint of a report.
-            on_unwritten: called with the number of a checkpoint that it can't write as a survivor,
-                and with the reason.
-            hang_timeout_s: seconds without progress after which an event is sent; None for never.
-            straggler_window_s: seconds over which its load is measured; None for never.
-            gpu_meter: reads the use of its GPUs.
-            passes_all_reports: whether all reports that are read together are passed on, and not
-                only the newest.
-            route: how its output gets to the user.
-
         Raises:
             OSError: the system has no descriptors left.
         """
@@ -69,8 +130,8 @@ class WorkerConnection:
         self.child = Child(
             on_message=self._take,
             on_output=self._emit_output,
-            one_pipe=route.one_pipe,
-            on_bars=self._emit_bars if route.shows_bars and rank < _RANKS_WITH_BARS else None,
+            one_pipe=spec.route.one_pipe,
+            on_bars=self._emit_bars if spec.route.shows_bars and rank < _RANKS_WITH_BARS else None,
         )
         self.kept: KeptEnd | None = None
         """Its kept states, which outlive it; None if it keeps none. The agent closes it."""
@@ -83,15 +144,9 @@ class WorkerConnection:
         """Whether the training has returned, or stopped after a checkpoint as requested."""
 
         self._rank = rank
-        self._on_event = on_event
-        self._on_part = on_part
-        self._on_imports = on_imports
-        self._on_written = on_written
-        self._on_unwritten = on_unwritten
-        self._hang_timeout_s = hang_timeout_s
-        self._straggler_window_s = straggler_window_s
+        self._spec = spec
+        self._owner = owner
         self._gpu_meter = gpu_meter
-        self._passes_all_reports = passes_all_reports
         self._watches: list[PeriodicProbe] = []
         self._reports = ReportReader(Ring(self.child.page.reports))
         self._next_look: asyncio.TimerHandle | None = None
@@ -153,9 +208,9 @@ class WorkerConnection:
         attempt, rank = self.attempt, self._rank
         now = asyncio.get_running_loop().time()
         probes: list[Probe] = []
-        if (timeout_s := self._hang_timeout_s) is not None:
+        if (timeout_s := self._spec.hang_timeout_s) is not None:
             probes.append(ProgressProbe(attempt=attempt, rank=rank, timeout_s=timeout_s, now=now))
-        if (window_s := self._straggler_window_s) is not None:
+        if (window_s := self._spec.straggler_window_s) is not None:
             probes.append(
                 UtilizationProbe(
                     attempt=attempt,
@@ -167,7 +222,7 @@ class WorkerConnection:
             )
         page, pid = self.child.page, self.child.pid
         self._watches = [
-            PeriodicProbe(probe, page=page, pid=pid, tell=self._on_event) for probe in probes
+            PeriodicProbe(probe, page=page, pid=pid, tell=self._owner.emit) for probe in probes
         ]
 
     def _look_away(self) -> None:
@@ -180,8 +235,9 @@ class WorkerConnection:
     def _pass_reports_on(self, reports: Sequence[Message]) -> None:
         """Pass on reports: all of them, or only the newest."""
         events = [to_event(each, attempt=self.attempt, rank=self._rank) for each in reports]
-        for event in events if self._passes_all_reports else events[-1:]:
-            self._on_event(event)
+        passes_all = self._rank == 0 or self._spec.passes_all_reports
+        for event in events if passes_all else events[-1:]:
+            self._owner.emit(event)
 
     def _take_call(self) -> None:
         self._cancel_look()
@@ -196,7 +252,7 @@ class WorkerConnection:
     def _take(self, message: Message) -> None:
         self._pass_reports_on(self._reports.before_message())
         if message[0] == "imported":
-            self._on_imports(message)
+            self._owner.preload(message)
             return
         if is_of_survivor(message):
             self._take_of_survivor(message)
@@ -213,25 +269,27 @@ class WorkerConnection:
             self._look_away()
         if message[0] in ("done", "drained"):
             self.has_finished = True
-        self._on_event(to_event(message, attempt=self.attempt, rank=self._rank))
+        self._owner.emit(to_event(message, attempt=self.attempt, rank=self._rank))
         if message[0] == "staged":
-            self._on_part(to_part(message, attempt_id=self.order.attempt_id, rank=self._rank))
+            self._owner.take_part(
+                to_part(message, attempt_id=self.order.attempt_id, rank=self._rank)
+            )
 
     def _take_of_survivor(self, message: Message) -> None:
         match message:
             case ["keeps", kept, capacity, asking, size]:
                 self.kept = KeptEnd.opened(self.child.pid, kept, capacity, asking)
                 if self.kept is not None:
-                    self._on_event(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
+                    self._owner.emit(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
             case ["keeps_nothing", why]:
-                self._on_event(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
+                self._owner.emit(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
             case ["written" | "copied" as tag, *_, is_report, is_ahead]:
                 attempt_id = self.order.attempt_id
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
                 if tag == "copied":
                     self.copies[part.checkpoint] = part, is_report, is_ahead
                 else:
-                    self._on_written(part, is_report, is_ahead)
+                    self._owner.take_state(part, is_report, is_ahead)
             case ["uncopied", number]:
                 self.copies.pop(number, None)
             case ["uncopyable", number, why, is_last]:
@@ -242,12 +300,12 @@ class WorkerConnection:
                     reason=why,
                     is_last=is_last,
                 )
-                self._on_event(refused)
+                self._owner.emit(refused)
             case ["unwritten", checkpoint, why]:
-                self._on_unwritten(checkpoint, why)
+                self._owner.not_written(checkpoint, why)
 
     def _emit_output(self, stream: str, text: str) -> None:
-        self._on_event(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))
+        self._owner.emit(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))
 
     def _emit_bars(self, rows: tuple[str, ...]) -> None:
-        self._on_event(BarMoved(attempt=self.attempt, rank=self._rank, rows=rows))
+        self._owner.emit(BarMoved(attempt=self.attempt, rank=self._rank, rows=rows))

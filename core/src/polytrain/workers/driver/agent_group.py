@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import secrets
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from polytrain.checkpoint.store import CheckpointStore
-from polytrain.config.configs import ScalingConfig
 from polytrain.config.listening import ports_of, too_few_ports
 from polytrain.config.run_spec import RunSpec
-from polytrain.config.runtime_env import parts_of_ray, variables_of
+from polytrain.config.runtime_env import parts_of_ray
 from polytrain.events.attempt import AgentsPlaced, Event, PlacementFailed, move_wanted
-from polytrain.events.output import OutputRoute
 from polytrain.events.preemption import LeavingNode
 from polytrain.policy.placement import members
 from polytrain.policy.scaling import holds
@@ -33,17 +27,14 @@ from polytrain.workers.agents.agent_host import (
 )
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
-    AgentCall,
     AgentEvent,
     Call,
     FetchShared,
     LaunchProcess,
     RankAssignment,
-    StreamOrder,
 )
-from polytrain.workers.agents.shared_store import SharedStore
-from polytrain.workers.driver.group import Handler
-from polytrain.workers.driver.worker_pool import AgentLauncher, Cluster, WorkerPool
+from polytrain.workers.driver.group import AgentCluster, Handler
+from polytrain.workers.driver.worker_pool import WorkerPool
 from polytrain.workers.processes.cache import KeptZygote, keep, kept_or_new_zygote
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
@@ -56,109 +47,8 @@ if TYPE_CHECKING:
 
 _CLOSE_TIMEOUT_S = 10.0
 
-LEAVE_TIMEOUT_S = 60.0
-"""Seconds that a worker process may take to end once every rank is done."""
-
 _LONGEST_WAIT_S = 1.0
 """Maximum seconds of one wait: a signal just before it doesn't interrupt it."""
-
-_KILL_TIMEOUT_S = 60.0
-"""Seconds that a killed worker process may take to end, and to free its memory."""
-
-# Modules that every run's zygotes import: most training functions use numpy. Runs with data add
-# pandas, which Arrow's conversions use.
-PRELOAD = ("polytrain.workers.session.worker_process", "numpy")
-PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
-
-
-class BackgroundActivity(Protocol):
-    """A background activity that runs until it is closed."""
-
-    def close(self) -> None:
-        """End the activity."""
-
-
-class StreamSource(BackgroundActivity, Protocol):
-    """Starts the streaming data sets of each attempt."""
-
-    def start(self) -> tuple[StreamOrder, ...]:
-        """Start the data sets for a new attempt."""
-
-
-class CallingLauncher(AgentLauncher, Protocol):
-    """A launcher that calls agents, and can end all of them."""
-
-    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
-        """Send a call to each of these agents, without waiting."""
-
-    def close(self, timeout_s: float) -> None:
-        """End all agents, and release their resources.
-
-        Args:
-            timeout_s: seconds to wait.
-        """
-
-
-class AgentCluster(Cluster, SharedStore, Protocol):
-    """The cluster on which a run's agents run: a Ray cluster, or this machine."""
-
-    @property
-    def node_id(self) -> str:
-        """The driver's node."""
-
-    def launcher(
-        self,
-        spec: AgentSpec,
-        job: bytes,
-        scaling: ScalingConfig,
-        mailbox: queue.SimpleQueue[Delivery],
-    ) -> CallingLauncher:
-        """Return the launcher of agents.
-
-        Args:
-            spec: the settings of the agents.
-            job: the pickled job of their worker processes.
-            scaling: the wanted number of workers, with their resources.
-            mailbox: receives the agents' events.
-        """
-
-    def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
-        """Return the source that starts the streaming data sets of each attempt.
-
-        Args:
-            datasets: the run's data sets.
-            held: the resources of all workers together.
-        """
-
-    def watch(self, tell: Callable[[Mapping[str, LeavingNode]], None]) -> BackgroundActivity:
-        """Report draining nodes, by node id."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentGroupSpec:
-    """The settings of the workers."""
-
-    run: RunSpec
-    demand: Demand
-    store: CheckpointStore
-    marker: str
-    """A file that the driver wrote into the run's storage."""
-
-    passes_all_reports: bool
-    """Whether all reports of ranks above 0 are sent to the driver, and not only the newest."""
-
-    route: OutputRoute
-    """How the output of worker processes gets to the user."""
-
-    datasets: tuple[RunDataset, ...]
-    specs: tuple[DatasetSpec, ...]
-    """Specs of the data sets, in the same order."""
-
-    path: tuple[str, ...]
-    """The driver's `sys.path`."""
-
-    versions: Mapping[str, str]
-    """The driver's versions of Python, polytrain and the framework."""
 
 
 class AgentGroup:
@@ -167,21 +57,35 @@ class AgentGroup:
     Only `wait` blocks: arrivals and losses of agents are events in a mailbox.
     """
 
-    def __init__(self, spec: AgentGroupSpec, cluster: AgentCluster) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        *,
+        run: RunSpec,
+        demand: Demand,
+        datasets: Sequence[RunDataset],
+        specs: Sequence[DatasetSpec],
+        agents: AgentSpec,
+        cluster: AgentCluster,
+    ) -> None:
+        """
+        Args:
+            specs: specs of the data sets, in the same order.
+            agents: the settings of the agents.
+        """
+        self._run = run
+        self._demand = demand
+        self._datasets, self._specs = datasets, specs
         self._cluster = cluster
-        self._token = secrets.token_hex(8)
         self._node_id = cluster.node_id
-        scaling, agent_spec = spec.run.scaling_config, self._describe_agents()
+        scaling = run.scaling_config
         # Start the zygote early, to import frameworks while agents start.
-        self._zygote = self._have_zygote_early(agent_spec.zygote)
+        self._zygote = self._have_zygote_early(agents.zygote)
         if self._zygote is not None:
-            name = self._zygote.token
-            agent_spec = replace(agent_spec, zygote=replace(agent_spec.zygote, name=name))
-        self._zygote_spec = agent_spec.zygote
+            agents = replace(agents, zygote=replace(agents.zygote, name=self._zygote.token))
+        self._zygote_spec = agents.zygote
         self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-        job = WorkerJob.of(spec.run, spec.store).pickled()
-        self._launcher = cluster.launcher(agent_spec, job, scaling, self._mailbox)
+        job = WorkerJob.of(run, agents.store).pickled()
+        self._launcher = cluster.launcher(agents, job, scaling, self._mailbox)
         self._of_the_pool: deque[Event] = deque()
         self._pool = WorkerPool(
             scaling,
@@ -189,12 +93,12 @@ class AgentGroup:
             cluster=cluster,
             first_node=self._node_id,
             tell=self._take_from_pool,
-            tries_links=spec.run.run_config.preflight == "links",
+            tries_links=run.run_config.preflight == "links",
         )
         self._members: tuple[Member, ...] = ()
         self._data: ShardCachePlanner | None = None
         held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
-        self._streams = cluster.streams(spec.datasets, held)
+        self._streams = cluster.streams(datasets, held)
         self._nodes = cluster.watch(self._nodes_are_leaving)
 
     @property
@@ -257,50 +161,13 @@ class AgentGroup:
             else:
                 self._zygote.connection.close()
 
-    def _describe_agents(self) -> AgentSpec:
-        config = self._spec.run.run_config
-        runtime_env, failure = config.worker_runtime_env or {}, config.failure_config
-        zygote = zygote_for(
-            self._spec.demand,
-            name=self._token,
-            threads=self._spec.run.scaling_config.cpus_per_worker,
-            with_data=bool(self._spec.datasets),
-            path=self._spec.path,
-        )
-        zygote = replace(zygote, variables=variables_of(runtime_env))
-        return AgentSpec(
-            token=self._token,
-            zygote=zygote,
-            environment=zygote.environment,
-            directory=os.getcwd(),
-            argv=tuple(sys.argv),
-            store=self._spec.store,
-            marker=self._spec.marker,
-            prefix=sys.prefix,
-            # A runtime environment may be there to bring other versions.
-            versions={} if parts_of_ray(runtime_env) else self._spec.versions,
-            # If it only sets variables, agents set them for worker processes themselves.
-            runtime_env=runtime_env if parts_of_ray(runtime_env) else {},
-            hang_timeout_s=failure.hang_timeout_s,
-            straggler_window_s=(
-                failure.straggler_window_s if failure.stragglers != "ignore" else None
-            ),
-            passes_all_reports=self._spec.passes_all_reports,
-            route=self._spec.route,
-            leave_timeout_s=LEAVE_TIMEOUT_S,
-            kill_timeout_s=_KILL_TIMEOUT_S,
-            merges_files=self._spec.run.merges_files,
-            network=config.network_interface,
-            ports=ports_of(config.ports),
-        )
-
     def _have_zygote_early(self, spec: ZygoteSpec) -> KeptZygote | None:
-        if parts_of_ray(self._spec.run.run_config.worker_runtime_env):
+        if parts_of_ray(self._run.run_config.worker_runtime_env):
             # The zygote would inherit this process's environment, not the runtime environment.
             return None
         if not holds(
             self._cluster.living_nodes().get(self._node_id, {}),
-            self._spec.run.scaling_config.resources,
+            self._run.scaling_config.resources,
         ):
             return None
         return kept_or_new_zygote(replace(spec, name=""), self._node_id)
@@ -326,14 +193,14 @@ class AgentGroup:
 
     def _take_from_pool(self, event: Event) -> None:
         if isinstance(event, AgentsPlaced):
-            scaling, ports = self._spec.run.scaling_config, self._spec.run.run_config.ports
+            scaling, ports = self._run.scaling_config, self._run.run_config.ports
             self._members = members(
                 [agent_handle.place for agent_handle in self._pool.ranked],
                 cpus=scaling.cpus_per_worker,
                 gpus=scaling.gpus_per_worker,
                 ports=ports_of(ports),
             )
-            why_not = too_few_ports(ports, self._spec.demand, self._members)
+            why_not = too_few_ports(ports, self._demand, self._members)
             event = event if why_not is None else PlacementFailed(reason=why_not)
         self._of_the_pool.append(event)
 
@@ -358,7 +225,7 @@ class AgentGroup:
     def _new_assignments(self, world_size: int) -> dict[AgentHandle, RankAssignment]:
         """Return the assignments of agents that get another rank."""
         # Plan late: while the actors started, the zygotes could import.
-        data = self._data = self._data or _planner(self._spec, self._cluster)
+        data = self._data = self._data or self._planner()
         assignments = {}
         for rank, agent_handle in enumerate(self._pool.ranked):
             if agent_handle.assigned != (rank, world_size):
@@ -368,6 +235,14 @@ class AgentGroup:
                     rank=rank, world_size=world_size, data=request
                 )
         return assignments
+
+    def _planner(self) -> ShardCachePlanner | None:
+        if not self._datasets:
+            return None
+        # Import it late: importing Arrow takes a while.
+        from polytrain.workers.agents.shard_cache import ShardCachePlanner
+
+        return ShardCachePlanner(self._datasets, self._specs, self._cluster)
 
     def _have_shared_fetched(self) -> None:
         """Have agents without a rank fetch what all ranks need, before one gets a rank."""
@@ -401,32 +276,3 @@ def arrived_mail(mailbox: queue.SimpleQueue[Delivery], timeout_s: float) -> Iter
         yield first
         for _ in range(others):
             yield mailbox.get_nowait()
-
-
-def zygote_for(
-    demand: Demand, *, name: str, threads: int, with_data: bool, path: tuple[str, ...]
-) -> ZygoteSpec:
-    """Return the settings of a zygote that imports the modules for a backend's processes.
-
-    Args:
-        demand: the backend's demand.
-        name: the zygote's name.
-        threads: number of threads that a process may use.
-        with_data: whether the run has data sets.
-        path: the driver's `sys.path`.
-    """
-    return ZygoteSpec(
-        name=name,
-        environment={**demand.environment, "OMP_NUM_THREADS": str(threads)},
-        modules=(*PRELOAD, *(PRELOAD_WITH_DATA if with_data else ()), *demand.preload),
-        path=path,
-    )
-
-
-def _planner(spec: AgentGroupSpec, store: SharedStore) -> ShardCachePlanner | None:
-    if not spec.datasets:
-        return None
-    # Import it late: importing Arrow takes a while.
-    from polytrain.workers.agents.shard_cache import ShardCachePlanner
-
-    return ShardCachePlanner(spec.datasets, spec.specs, store)

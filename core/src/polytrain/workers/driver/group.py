@@ -1,13 +1,23 @@
-"""The protocol between the controller and a run's workers."""
+"""The protocols of a run's workers: their group, its cluster, and the launcher of its agents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Protocol
+import queue
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from polytrain.workers.agents.calls import AgentEvent, Call
+from polytrain.config.configs import ScalingConfig
+from polytrain.events.preemption import LeavingNode
+from polytrain.policy.autoscaling import Outlook
+from polytrain.policy.scaling import Starting
+from polytrain.workers.agents.agent_host import AgentHandle, Delivery
+from polytrain.workers.agents.agent_spec import AgentSpec
+from polytrain.workers.agents.calls import AgentCall, AgentEvent, Call, SharedStore, StreamOrder
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import Member
+
+if TYPE_CHECKING:
+    from polytrain.data.shards.assignment import RunDataset
 
 Handler = Callable[[AgentEvent], None]
 
@@ -51,3 +61,104 @@ class WorkerGroup(Protocol):
 
     def close(self) -> None:
         """Release everything."""
+
+
+class AgentLauncher(Protocol):
+    """Requests agents, calls them, and ends them. On one machine there is nothing to reserve."""
+
+    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
+        """Request an agent, which later arrives or is lost.
+
+        Args:
+            bundle: a reserved bundle; None for any node.
+            avoid: nodes to avoid if `bundle` is None.
+        """
+
+    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
+        """Send a call to each of these agents, without waiting."""
+
+    def dismiss(self, agent_handle: AgentHandle) -> None:
+        """End an agent."""
+
+    def close(self, timeout_s: float) -> None:
+        """End all agents, and release their resources, within this time."""
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        """Reserve room for this number of agents, all or nothing."""
+        return
+
+    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
+        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
+        return
+
+    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
+        """Undo the move of those of these bundles that aren't placed yet.
+
+        Returns:
+            the bundles for which to request agents anew: these, and others that moved with them.
+        """
+        return frozenset()
+
+    def free_unused(self) -> None:
+        """Free the room that no bundle needs after a move."""
+        return
+
+    def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
+        """Have the nodes of these agents connect to each other; leads to `LinksTried`."""
+        return
+
+    def outlook(self) -> Outlook | None:
+        """Return the outlook for the requested agents; None if nodes are never added."""
+        return None
+
+    def starting(self) -> Starting:
+        """Return the requested agents that have their resources, and are starting."""
+        return Starting()
+
+
+class BackgroundActivity(Protocol):
+    """A background activity that runs until it is closed."""
+
+    def close(self) -> None:
+        """End the activity."""
+
+
+class StreamSource(BackgroundActivity, Protocol):
+    """Starts the streaming data sets of each attempt."""
+
+    def start(self) -> tuple[StreamOrder, ...]:
+        """Start the data sets for a new attempt."""
+
+
+class AgentCluster(SharedStore, Protocol):
+    """The cluster on which a run's agents run: a Ray cluster, or this machine."""
+
+    @property
+    def node_id(self) -> str:
+        """The driver's node."""
+
+    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Return each node's total resources."""
+
+    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Return each node's free resources."""
+
+    def launcher(
+        self,
+        spec: AgentSpec,
+        job: bytes,
+        scaling: ScalingConfig,
+        mailbox: queue.SimpleQueue[Delivery],
+    ) -> AgentLauncher:
+        """Return the launcher of agents.
+
+        Args:
+            job: the pickled job of their worker processes.
+            mailbox: receives the agents' events.
+        """
+
+    def streams(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> StreamSource:
+        """Return the source of the streaming data sets; workers hold these resources together."""
+
+    def watch(self, tell: Callable[[Mapping[str, LeavingNode]], None]) -> BackgroundActivity:
+        """Report draining nodes, by node id."""

@@ -24,7 +24,7 @@ from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Started
-from polytrain.functions.missing_modules import THIS_MACHINE
+from polytrain.functions.pickling import THIS_MACHINE
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.agents.calls import (
     Acknowledge,

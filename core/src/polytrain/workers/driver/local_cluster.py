@@ -8,20 +8,20 @@ import os
 import queue
 import socket
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.events.preemption import LeavingNode
-from polytrain.functions.missing_modules import THIS_MACHINE
+from polytrain.functions.pickling import THIS_MACHINE
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.placement import NodeAddress
-from polytrain.policy.scaling import Starting, worker_capacity
+from polytrain.policy.scaling import worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Delivery, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import AgentCall, StreamOrder
-from polytrain.workers.agents.shared_store import OpenedBytes
+from polytrain.workers.agents.calls import AgentCall, OpenedBytes, StreamOrder
+from polytrain.workers.driver.group import AgentLauncher
 from polytrain.workers.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class LocalMemory:
         os.close(self.descriptor)
 
 
-class LocalAgentLauncher:
+class LocalAgentLauncher(AgentLauncher):
     """Starts agents, as many as the machine has room for, and ends them."""
 
     def __init__(
@@ -130,7 +130,6 @@ class LocalAgentLauncher:
     ) -> None:
         """
         Args:
-            spec: the settings of all agents.
             job: the pickled job of their worker processes.
             place: the node's address.
             room: maximum number of agents; further ones wait until others end.
@@ -154,36 +153,8 @@ class LocalAgentLauncher:
         self._waiting: deque[AgentHandle] = deque()
         self._loop = LoopThread("polytrain-agents")
 
-    def reserve(self, bundles: int, strategy: str) -> None:
-        """Do nothing: no other run uses this launcher."""
-
-    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
-        """Do nothing: this machine's room is the same for every agent."""
-
-    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
-        """Move nothing."""
-        return frozenset()
-
-    def free_unused(self) -> None:
-        """Do nothing."""
-
-    def starting(self) -> Starting:
-        """Return none: local agents start at once."""
-        return Starting()
-
-    def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
-        """Do nothing: all agents are on one node."""
-
-    def outlook(self) -> None:
-        """Return None: no nodes are added to this machine."""
-
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
-        """Request an agent, which arrives once there is room for it.
-
-        Args:
-            bundle: a number that identifies the agent, if any.
-            avoid: nodes to avoid.
-        """
+        """Request an agent, which arrives once there is room for it."""
         agent_handle = AgentHandle(number=next(self._numbers), bundle=bundle)
         if self._place.node_id not in avoid:
             self._waiting.append(agent_handle)
@@ -205,11 +176,7 @@ class LocalAgentLauncher:
         self._start_those_with_room()
 
     def close(self, timeout_s: float) -> None:
-        """End all agents, and release their resources.
-
-        Args:
-            timeout_s: seconds to wait.
-        """
+        """End all agents, and release their resources."""
         self._waiting.clear()
         try:
             self._loop.submit(self._host.end_all()).result(timeout_s)

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
@@ -27,9 +26,9 @@ from polytrain.policy.links import FailedLink, described, remedy_for
 from polytrain.policy.placement import NodeAddress, PlacementPolicy, rank_order
 from polytrain.policy.scaling import STARTING_S, SizePolicy, Starting, expected, worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
-from polytrain.workers.agents.installed import warnings_of_versions
-from polytrain.workers.driver.lost_nodes import LostNodes
-from polytrain.workers.driver.run_bundles import BundleLauncher, RunBundles
+from polytrain.workers.agents.node_checks import warnings_of_versions
+from polytrain.workers.driver.group import AgentCluster, AgentLauncher
+from polytrain.workers.driver.run_nodes import LostNodes, RunBundles
 
 logger = logging.getLogger(__name__)
 
@@ -45,35 +44,6 @@ _SETTLE_S = 0.5
 
 _OF_A_WHOLE_NODE = (FailureKind.NODE_LOST, FailureKind.PREEMPTED)
 """Losses of an agent by which all agents of its node are lost."""
-
-
-class Cluster(Protocol):
-    """The nodes on which agents can run."""
-
-    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """Return each node's total resources."""
-
-    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """Return each node's free resources."""
-
-
-class AgentLauncher(BundleLauncher, Protocol):
-    """Requests agents, and ends them."""
-
-    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
-        """Request an agent, which later arrives or is lost."""
-
-    def dismiss(self, agent_handle: AgentHandle) -> None:
-        """End an agent."""
-
-    def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
-        """Have the nodes of these agents connect to each other; leads to `LinksTried`."""
-
-    def outlook(self) -> Outlook | None:
-        """Return the outlook for the requested agents; None if nodes are never added."""
-
-    def starting(self) -> Starting:
-        """Return the requested agents that have their resources, and are starting."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +85,7 @@ class WorkerPool:
         scaling: ScalingConfig,
         *,
         launcher: AgentLauncher,
-        cluster: Cluster,
+        cluster: AgentCluster,
         first_node: str,
         tell: Callable[[Event], None],
         tries_links: bool = False,
@@ -123,9 +93,7 @@ class WorkerPool:
     ) -> None:
         """
         Args:
-            scaling: the wanted number of workers.
             launcher: requests and ends agents.
-            cluster: the nodes.
             first_node: the node whose workers get the first ranks, if it has any.
             tell: called with an event when the pool is complete, can't be completed, or can grow.
                 Handle these events before the next call of `lost`: ranks may have moved by then.

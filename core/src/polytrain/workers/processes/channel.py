@@ -71,7 +71,6 @@ class SocketChannel:
         """Start to write reports into a ring, and to call its reader at intervals.
 
         Args:
-            ring: the ring to write to.
             calls_every_s: minimum seconds between two calls. The reader also reads again after
                 this time.
         """
@@ -206,7 +205,6 @@ class LacksDescriptorsError(Exception):
     def __init__(self, kind: str, details: Sequence[Any]) -> None:
         """
         Args:
-            kind: kind of the request.
             details: its other fields; the first field of a "fork" is its id.
         """
         super().__init__(kind, details)
@@ -305,7 +303,6 @@ class Ring:
         """Write a frame, if there is room for it.
 
         Args:
-            frame: the frame.
             after: number of messages sent before it through the socket.
         """
         written, read = self._counts

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from polytrain.linux.forked_children import OwnDescriptor, keep_from_children
-from polytrain.linux.processes import oom_kills
+from polytrain.linux.processes import OwnDescriptor, keep_from_children, oom_kills
 from polytrain.linux.progress_page import Page
 from polytrain.workers.processes.channel import FrameBuffer, Message, pack
 from polytrain.workers.processes.output_pipe import BOTH, READ_SIZE, OutputPipe

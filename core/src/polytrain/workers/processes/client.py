@@ -20,8 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polytrain.linux.forked_children import keep_from_children
-from polytrain.linux.processes import is_ending, peer_of
+from polytrain.linux.processes import is_ending, keep_from_children, peer_of
 from polytrain.workers.processes.channel import SocketChannel, send_request
 
 logger = logging.getLogger(__name__)
@@ -120,7 +119,6 @@ class ZygoteConnection:
     ) -> None:
         """
         Args:
-            connection: the socket.
             process: the zygote, if this process started it.
             output: a descriptor of its standard error's file, which this object closes.
         """

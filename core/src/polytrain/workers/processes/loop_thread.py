@@ -20,10 +20,6 @@ class LoopThread:
     """Runs coroutines for other threads until it is closed."""
 
     def __init__(self, name: str) -> None:
-        """
-        Args:
-            name: the name of the thread.
-        """
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -79,8 +79,6 @@ class ProcessPool:
         Args:
             spec: the zygote, with its address on this node; started if it isn't running.
             entry: the module whose `main` the processes run.
-            environment: environment of the processes.
-            directory: working directory of the processes.
             captures_output: whether their output becomes events. Otherwise they write to this
                 process's streams.
         """

@@ -54,7 +54,6 @@ class Preloaded:
         """Fork this process.
 
         Args:
-            entry: the entry whose processes the preloaded zygote forks.
             become: called in the fork, with its connection to this process.
 
         Returns:

@@ -59,7 +59,6 @@ from polytrain.linux.processes import (
 from polytrain.workers.processes.channel import LacksDescriptorsError, pack, receive_request
 from polytrain.workers.processes.client import BACKLOG
 from polytrain.workers.processes.clients import Clients
-from polytrain.workers.processes.code_files import CodeFiles
 from polytrain.workers.processes.forked import (
     ForkRequest,
     become_worker,
@@ -69,7 +68,7 @@ from polytrain.workers.processes.forked import (
     spawn,
     watched,
 )
-from polytrain.workers.processes.preload import PreloadRequest, preload
+from polytrain.workers.processes.preload import CodeFiles, PreloadRequest, preload
 from polytrain.workers.processes.preloaded import Answer, Preloaded
 
 
@@ -381,7 +380,6 @@ def main(listener_descriptor: int, modules: Sequence[str]) -> None:
 
     Args:
         listener_descriptor: a listening Unix socket to which the starter has connected.
-        modules: the modules to import.
     """
     # The driver handles Ctrl-C in the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -29,7 +29,6 @@ class Listener(Protocol):
         """Handle that the process has ended, or couldn't be started.
 
         Args:
-            number: number of the process.
             how: description of its end, for people.
             killed: whether it was alive when a kill was requested.
         """
@@ -47,7 +46,6 @@ class ZygoteClient:
     def __init__(self, spec: ZygoteSpec, entry: str, *, listener: Listener) -> None:
         """
         Args:
-            spec: the settings of the zygote.
             entry: the module whose `main` the processes run.
             listener: is notified of the start and end of each process.
         """

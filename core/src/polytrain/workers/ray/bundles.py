@@ -215,7 +215,6 @@ class AgentBundles:
         """Assign a bundle to an agent.
 
         Args:
-            number: number of the agent.
             bundle: a bundle of the run; None for an own group.
             avoid: nodes to exclude for an own group.
         """
@@ -305,7 +304,6 @@ class AgentBundles:
         """Keep a lost agent's own group for the next agent, before others get its resources.
 
         Args:
-            number: number of the agent.
             node: node of its bundle. If the node is lost, Ray places the bundle on another one.
         """
         with self._lock:

@@ -25,8 +25,8 @@ from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes, node_addresses
 from polytrain.workers.agents.agent_host import Delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.shared_store import OpenedBytes
-from polytrain.workers.driver.agent_group import StreamSource
+from polytrain.workers.agents.calls import OpenedBytes
+from polytrain.workers.driver.group import StreamSource
 from polytrain.workers.driver.local_cluster import Nothing
 from polytrain.workers.ray.launcher import RayAgentLauncher
 

@@ -16,8 +16,8 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, RankAssignment, assigned
-from polytrain.workers.agents.link_end import LinkEnd, Listening
-from polytrain.workers.agents.node_network import ipv4_interfaces, on_network
+from polytrain.workers.agents.node_checks import ipv4_interfaces, on_network
+from polytrain.workers.ray.links import LinkEnd, Listening
 
 
 class RayHost:
@@ -26,7 +26,6 @@ class RayHost:
     def __init__(self, spec: AgentSpec, job: bytes, numbers: Sequence[int]) -> None:
         """
         Args:
-            spec: the settings of all agents of the run.
             job: the pickled job of their worker processes.
             numbers: numbers of its first agents.
         """
@@ -68,7 +67,6 @@ class RayHost:
         """Have agents carry out a call; see `AgentHost.call`.
 
         Args:
-            call: the call, the same for all but for their assignments.
             assignments: number of each agent → its new rank; None if it has none.
         """
         await self._host.call(

@@ -55,8 +55,7 @@ from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
 from polytrain.workers.ray.host import RayHost
 from polytrain.workers.ray.links import failed_links
-from polytrain.workers.ray.losses import why_gone
-from polytrain.workers.ray.node_contact import NodeContacts
+from polytrain.workers.ray.losses import NodeContacts, why_gone
 
 logger = logging.getLogger(__name__)
 

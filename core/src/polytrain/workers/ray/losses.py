@@ -1,8 +1,20 @@
-"""Why an actor of Ray is lost: from Ray's error, and from what Ray knows of its node."""
+"""Why an actor of Ray is lost, and that a node has lost its power or its network.
+
+Ray notices the latter after about a minute, because it counts messages that aren't answered. Here
+the kernels do it: the driver keeps a TCP connection to each node's raylet. Its kernel sends
+keepalive probes (RFC 9293, section 3.8.4), and the node's kernel answers, however busy or stopped
+the processes there are. So a slow node isn't lost, and a quiet one costs the driver nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
+import struct
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ray.exceptions import (
@@ -16,7 +28,7 @@ from ray.exceptions import (
 from polytrain.config.runtime_env import cause_of, named
 from polytrain.errors import FailureKind
 from polytrain.policy.placement import NodeAddress
-from polytrain.ray_api.state import death_of_node, is_reachable
+from polytrain.ray_api.state import death_of_node, is_reachable, raylet_addresses
 
 
 def why_gone(
@@ -25,7 +37,6 @@ def why_gone(
     """Return the kind of the loss, and the reason in words.
 
     Args:
-        error: the error of a call of the actor.
         place: its node; None if it hasn't arrived.
         runtime_env: the runtime environment in its request; empty if it has the job's.
     """
@@ -57,3 +68,113 @@ def _detail(text: str) -> str:
     detail = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0]
     first_lines = [line.strip() for line in (detail or text).splitlines() if line.strip()]
     return first_lines[0] if first_lines else "Ray doesn't say why"
+
+
+_PROBE_S = 1.0
+"""Seconds between two probes, and between two attempts to connect."""
+
+_ACKNOWLEDGED = struct.Struct("=56xI")
+"""The field `tcpi_last_ack_recv`, in milliseconds, of Linux's `tcp_info`."""
+
+
+@dataclass(kw_only=True)
+class NodeContact:
+    """The contact to one node."""
+
+    address: tuple[str, int]
+    """Where the node's raylet listens."""
+
+    lost_after_s: float = 5.0
+    """Seconds without an answer after which a node is lost. It may be up to `_PROBE_S` less."""
+
+    _answered_at: float = field(default_factory=time.monotonic)
+
+    async def silence(self) -> str:
+        """Wait until the node is silent, and return what was tried.
+
+        A node that has never answered isn't lost: a firewall may allow Ray's own connections only.
+        """
+        await self.answer()
+        while time.monotonic() < self._answered_at + self.lost_after_s:
+            began = time.monotonic()
+            connection = await self._connected()
+            if connection is not None:
+                with connection:
+                    await self._hold(connection)
+            # Nothing listens there any more, or the raylet ends connections at once.
+            await asyncio.sleep(max(0.0, began + _PROBE_S - time.monotonic()))
+        host, port = self.address
+        return f"{host}:{port} hasn't answered for {self.lost_after_s:g} s"
+
+    async def answer(self) -> None:
+        """Wait until the node answers."""
+        while (connection := await self._connected()) is None:
+            await asyncio.sleep(_PROBE_S)
+        connection.close()
+
+    async def _connected(self) -> socket.socket | None:
+        """Return a new connection; None if there is no answer, or a refusal."""
+        family = socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            # Not longer: the kernel repeats an unanswered attempt at growing intervals.
+            await asyncio.wait_for(
+                asyncio.get_running_loop().sock_connect(connection, self.address), _PROBE_S
+            )
+            self._probe(connection)
+        except OSError:
+            connection.close()
+            return None
+        except BaseException:
+            connection.close()
+            raise
+        self._answered_at = time.monotonic()
+        return connection
+
+    def _probe(self, connection: socket.socket) -> None:
+        """Have the kernel probe a connection, and end it if no probe is answered in time."""
+        unanswered = max(1, round(self.lost_after_s / _PROBE_S) - 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, round(_PROBE_S))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, round(_PROBE_S))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, unanswered)
+
+    async def _hold(self, connection: socket.socket) -> None:
+        """Wait for the end of a connection."""
+        loop = asyncio.get_running_loop()
+        # A peer's end, a refusal, a probe that found no way or got no answer.
+        with contextlib.suppress(OSError):
+            # The raylet greets, and ends a connection that says nothing after two minutes.
+            while await loop.sock_recv(connection, 1024):
+                pass
+        self._answered_at = time.monotonic() - _seconds_since_answer(connection)
+
+
+class NodeContacts:
+    """The contacts to a cluster's nodes. One event loop's tasks share it."""
+
+    def __init__(self) -> None:
+        self._raylets: dict[str, tuple[str, int]] = {}
+        """Where the raylet of each known node listens."""
+
+        self._lock = asyncio.Lock()
+
+    async def to(self, node: str) -> NodeContact:
+        """Return the contact to a node.
+
+        Raises:
+            KeyError: Ray knows no such node.
+        """
+        # Ray lists all nodes at once, and many hosts arrive at once: ask it seldom.
+        async with self._lock:
+            if node not in self._raylets:
+                self._raylets = await asyncio.to_thread(raylet_addresses)
+        return NodeContact(address=self._raylets[node])
+
+
+def _seconds_since_answer(connection: socket.socket) -> float:
+    """Return the seconds since the node's kernel has last acknowledged something."""
+    information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED.size)
+    milliseconds: int = _ACKNOWLEDGED.unpack(information)[0]
+    return milliseconds / 1000

@@ -70,8 +70,6 @@ class Reservation:
         """
         Args:
             name: unique in the cluster. A guard frees it if it begins with the guard's name.
-            resources: resources of one agent.
-            count: number of agents.
             strategy: Ray's placement strategy.
             labels: the label selector of each agent's node; empty for any node.
         """

@@ -1,8 +1,8 @@
-"""What a report asks for with its checkpoint's files, and which they are."""
+"""The checkpoints of a training function: what a report asks for, its files, and all of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -13,8 +13,10 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.staging import Snapshots, Stamps
 from polytrain.errors import CheckpointError
+from polytrain.policy.validation import ValidationStatus
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import expect_inside
+from polytrain.text.described import ShortRepr
 from polytrain.workers.session.context import RunStorage
 from polytrain_plugins.type_names import a_type, with_article
 
@@ -215,3 +217,46 @@ def _fetch(place: Location, target: Path) -> Stamps:
     for name in names:
         storage.get(name, target / expect_inside(name))
     return {}
+
+
+class CheckpointConsistencyMode(Enum):
+    """The condition that `get_all_reported_checkpoints` waits for."""
+
+    COMMITTED = "COMMITTED"
+    """Wait for the commit of all checkpoints that this rank has reported."""
+
+    VALIDATED = "VALIDATED"
+    """Wait also for the end of all requested validations."""
+
+
+class ReportedCheckpointStatus(Enum):
+    """The status of a reported checkpoint."""
+
+    COMMITTED = "COMMITTED"
+    """The checkpoint is committed; no validation was requested."""
+
+    PENDING_VALIDATION = "PENDING_VALIDATION"
+    VALIDATED = "VALIDATED"
+    VALIDATION_TIMEOUT = "VALIDATION_TIMEOUT"
+    VALIDATION_FAILED = "VALIDATION_FAILED"
+
+
+STATUS_BY_VALIDATION = {
+    "": ReportedCheckpointStatus.COMMITTED,
+    ValidationStatus.PENDING: ReportedCheckpointStatus.PENDING_VALIDATION,
+    ValidationStatus.VALIDATED: ReportedCheckpointStatus.VALIDATED,
+    ValidationStatus.TIMED_OUT: ReportedCheckpointStatus.VALIDATION_TIMEOUT,
+    ValidationStatus.FAILED: ReportedCheckpointStatus.VALIDATION_FAILED,
+}
+"""`ValidationStatus` of a checkpoint, or "" if no validation was requested → its status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ReportedCheckpoint(ShortRepr):
+    """A committed checkpoint of the run."""
+
+    checkpoint: Checkpoint
+    metrics: Mapping[str, Any]
+    """The metrics of its report and of its validation."""
+
+    status: ReportedCheckpointStatus

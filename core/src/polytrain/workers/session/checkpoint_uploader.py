@@ -41,10 +41,7 @@ class CheckpointUploader:
         """
         Args:
             job: the run's work.
-            order: the attempt.
             rank: this worker process's rank.
-            channel: the channel to its agent.
-            scratch: directory on the node for staged files.
         """
         self._attempt = order.attempt_id
         self._rank = rank
@@ -84,8 +81,6 @@ class CheckpointUploader:
 
         Args:
             files: the checkpoint's files.
-            step: the last reported step.
-            metrics: the metrics of that step.
             positions: data set → this rank's position in it.
             validation: the requested validation, as plain values; None if none is requested.
             with_it: returns messages to send before it, once the files are written.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.storage.location import Location
-from polytrain.text.short_repr import ShortRepr
+from polytrain.text.described import ShortRepr
 from polytrain_plugins import CheckpointKind, World
 
 

@@ -41,7 +41,6 @@ class DataCursors:
         Args:
             shards: this rank's shards, by name.
             saved: positions in the attempt's starting checkpoint, by name.
-            skipped: what the run leaves out, by name.
         """
         self._cursors: dict[str, Cursor[Any]] = {
             name: shard.cursor for name, shard in shards.items()

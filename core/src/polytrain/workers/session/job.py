@@ -47,7 +47,6 @@ class WorkerJob:
         """Return the job of a run.
 
         Args:
-            spec: the request.
             store: the run's checkpoints.
         """
         return cls(

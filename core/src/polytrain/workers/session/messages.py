@@ -76,8 +76,6 @@ def report_message(
     """Return the message of a report.
 
     Args:
-        step: the step.
-        metrics: its metrics.
         stalled_s: seconds that training has waited for checkpoints.
         copied_s: seconds that it has waited for copies of its state in memory.
         has_checkpoint: whether the rank's part of a checkpoint follows.
@@ -152,9 +150,7 @@ def written_message(
 
     Args:
         number: the checkpoint's number, or the copy's.
-        staged: the directory.
         step: the session's step.
-        metrics: the metrics of that step.
         positions: data set → the position in it, as plain values.
         is_report: whether the report of the step is being made.
         is_ahead: whether steps were taken since then.
@@ -223,7 +219,6 @@ def raised_message(
     """Return the message of an exception.
 
     Args:
-        error: the exception.
         pickled: the same, pickled; None if that isn't possible.
         connection_lost: whether it says that the connection to another rank broke.
     """

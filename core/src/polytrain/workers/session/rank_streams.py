@@ -13,11 +13,7 @@ _MARKS = ERROR_BEGINS.encode(), ERROR_ENDS.encode()
 
 
 def open_streams(route: OutputRoute) -> None:
-    """Make this process's `sys.stdout` and `sys.stderr` those of a route.
-
-    Args:
-        route: how its output gets to the user.
-    """
+    """Make this process's `sys.stdout` and `sys.stderr` those of a route."""
     sys.stdout.flush()
     sys.stderr.flush()
     # What both streams share is a terminal if bars are shown there; else standard error alone is.

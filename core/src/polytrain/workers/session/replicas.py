@@ -21,7 +21,6 @@ class Replicas:
     def __init__(self, *, rank: int, raises: bool) -> None:
         """
         Args:
-            rank: this rank.
             raises: whether a difference is an error; otherwise rank 0 warns of the first.
         """
         self._rank = rank
@@ -69,8 +68,6 @@ def why_odd(odd: Sequence[int], world_size: int, what: str) -> str:
 
     Args:
         odd: from `odd_ranks`; not empty.
-        world_size: number of ranks.
-        what: what differs.
     """
     if len(odd) == world_size:
         return (

@@ -22,10 +22,14 @@ from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
 from polytrain.policy.copy_pace import CopyPace
 from polytrain.policy.divergence import DivergenceWatch
+from polytrain.text.metrics import plain_metrics
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import (
+    STATUS_BY_VALIDATION,
+    CheckpointConsistencyMode,
     CheckpointFiles,
     CheckpointHandling,
+    ReportedCheckpoint,
     directory_to_delete,
     expect_checkpoint,
     expect_stored,
@@ -44,13 +48,7 @@ from polytrain.workers.session.messages import (
     report_message,
     saves_on_request_message,
 )
-from polytrain.workers.session.metrics import plain_metrics
 from polytrain.workers.session.replicas import Replicas
-from polytrain.workers.session.reported_checkpoints import (
-    STATUS_BY_VALIDATION,
-    CheckpointConsistencyMode,
-    ReportedCheckpoint,
-)
 from polytrain.workers.session.survivor import Place, Survivor
 from polytrain_plugins import CheckpointKind, Engine, Report, World
 from polytrain_plugins.close_names import did_you_mean
@@ -101,11 +99,7 @@ class WorkerSession:
         Args:
             job: the run's job.
             order: the order of the attempt; its starting point is a directory on this node.
-            world: the joined world.
-            engine: the engine that joined it.
             shards: this rank's shards.
-            channel: the channel to the agent.
-            scratch: directory on the node for staged files.
         """
         self.world = world
         self.checkpoint = Path(order.start.path) if order.start.path else None

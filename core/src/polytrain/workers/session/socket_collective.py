@@ -24,6 +24,9 @@ from polytrain.workers.session.rank_connections import (
 )
 from polytrain_plugins import Member, Offer, World
 
+MODULES = frozenset({RankConnection.__module__, __name__})
+"""The modules that raise when a connection of this collective breaks."""
+
 Array = np.ndarray[Any, Any]
 
 _PART_BYTES = 1 << 20

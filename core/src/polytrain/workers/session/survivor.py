@@ -21,6 +21,7 @@ import msgpack
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.staging import Stagings, beneath, remove
 from polytrain.linux.kept_states import KeptState, KeptStates
+from polytrain.text.metrics import plain_metrics
 from polytrain.workers.processes.channel import Channel, Message, SocketChannel
 from polytrain.workers.session.messages import (
     keeps_message,
@@ -28,7 +29,6 @@ from polytrain.workers.session.messages import (
     unwritten_message,
     written_message,
 )
-from polytrain.workers.session.metrics import plain_metrics
 
 if TYPE_CHECKING:
     from polytrain.workers.session.copies import Copies

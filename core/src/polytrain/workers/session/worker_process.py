@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from polytrain.checkpoint.scratch import temporary_directories_in
 from polytrain.events.output import flush_output
-from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
-from polytrain.functions.missing_modules import note_missing_module, note_unreadable
-from polytrain.functions.pickling import pickled_error
+from polytrain.functions.function_checks import PLAIN_INSTEAD, deferred_value_kind
+from polytrain.functions.pickling import note_missing_module, note_unreadable, pickled_error
 from polytrain.functions.return_values import Returned, encoded
+from polytrain.linux.nvidia_gpus import device_name
 from polytrain.linux.progress_page import WorkerStage, enter, reports
 from polytrain.policy.broken_connections import Origins, is_broken_connection
 from polytrain.text.first_few import numbered
@@ -30,7 +30,6 @@ from polytrain.workers.processes.channel import (
     calls_every_s,
 )
 from polytrain.workers.processes.preload import ImportRecorder
-from polytrain.workers.session.device_names import device_name
 from polytrain.workers.session.job import LaunchOrder, WorkerJob, unpickled_job
 from polytrain.workers.session.messages import (
     done_message,
@@ -69,11 +68,8 @@ def run_worker(
 
     Args:
         job: the run's job.
-        order: the order of the attempt.
         rank: this worker process's rank.
         shards: opens this rank's shards.
-        channel: the channel to the agent.
-        scratch: directory on the node for staged files.
 
     Raises:
         ConnectionClosedError: the agent is gone.
@@ -139,8 +135,11 @@ def _send_error(error: BaseException, channel: Channel, job: WorkerJob) -> None:
     # Flush output without a newline, which may hold the reason.
     flush_output()
     _explain_pickling(error)
+    # Import it late: few backends use it.
+    from polytrain.workers.session.socket_collective import MODULES
+
     backend = job.spec.backend
-    lost = is_broken_connection(error, Origins.of(backend, backend.requires))
+    lost = is_broken_connection(error, Origins.of(backend, backend.requires, MODULES))
     channel.send(raised_message(error, pickled_error(error), connection_lost=lost))
 
 
@@ -234,7 +233,6 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
     """Run the body of a worker process. The agent's first message holds the attempt's order.
 
     Args:
-        connection: the connection to the agent.
         descriptors: memory of the job, of the data sets' specs, and of the rows that the agent
             holds; last, connections to the agent for streaming data sets.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.workers.session.device_names import device_name
+from polytrain.linux.nvidia_gpus import device_name
 
 L4, H100 = "NVIDIA L4", "NVIDIA H100 80GB HBM3"
 

@@ -1,20 +1,25 @@
-"""Chooses the Ray cluster that a run joins: one that answers, or a new one.
+"""Connects a run to Ray: to a cluster that answers, or to one that is started for the run.
 
 `ray.init()` joins the cluster that this machine joined last. If that cluster died without removing
-its address, it retries for ten minutes. This module doesn't import Ray.
+its address, it retries for ten minutes. This module imports Ray only when a run connects to it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polytrain_plugins import InvalidJobError, Problem
 
 logger = logging.getLogger(__name__)
+
 
 _ANSWERS_WITHIN_S = 2.0
 
@@ -110,3 +115,63 @@ def _answers(address: str) -> bool:
         return True
     except OSError:
         return False
+
+
+@dataclass(slots=True)
+class _Use:
+    """The use of this process's Ray by runs in any of its threads."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    runs: int = 0
+    is_ours: bool = False
+    """Whether Ray was started for a run."""
+
+
+_use = _Use()
+
+
+@contextmanager
+def running_ray() -> Iterator[None]:
+    """Keep Ray initialised; if a run has started it, the last run to leave shuts it down.
+
+    Raises:
+        InvalidJobError: `RAY_ADDRESS` names a cluster that doesn't answer.
+    """
+    # Import it late: importing Ray takes a while.
+    import ray
+
+    with _use.lock:
+        if not ray.is_initialized():
+            _start()
+            _use.is_ours = True
+        _use.runs += 1
+    try:
+        yield
+    finally:
+        with _use.lock:
+            _use.runs -= 1
+            if _use.is_ours and not _use.runs:
+                _use.is_ours = False
+                ray.shutdown()
+
+
+def _start() -> None:
+    import ray
+
+    # Ray announces a change of this default at every start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Like `ray.init()`, this joins a cluster that RAY_ADDRESS or `ray start` names.
+    try:
+        ray.init(
+            address_to_join(os.environ),
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except RuntimeError as error:
+        problem = mismatch_problem(str(error))
+        if problem is None:
+            raise
+        # Ray is only half connected.
+        ray.shutdown()
+        raise InvalidJobError((problem,)) from error

@@ -20,7 +20,7 @@ THERE = ["GPU-aaaa-0000", "GPU-bbbb-1111", ""]
 READ = """
 import json, sys
 from pathlib import Path
-from polytrain.observe.gpu_meter import GpuMeter
+from polytrain.linux.nvidia_gpus import GpuMeter
 from polytrain.testing.processes import eventually
 
 gpus, devices, visible = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -100,7 +100,7 @@ def test_without_the_library_there_are_no_values(driver: Path, tmp_path: Path) -
 def test_the_program_ends_though_the_driver_never_answers(driver: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from polytrain.observe.gpu_meter import GpuMeter\n"
+        "from polytrain.linux.nvidia_gpus import GpuMeter\n"
         "meter = GpuMeter(1, {}, devices=Path(sys.argv[1]))\n"
         "meter.request()\nmeter.close()\nassert meter.take() == ()\n"
     )

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import polytrain
 from polytrain.errors import NotInWorkerError
+from polytrain.text.metrics import plain_metrics
 from polytrain.workers.processes.channel import FrameBuffer, pack
-from polytrain.workers.session.metrics import plain_metrics
 
 
 @pytest.mark.parametrize(

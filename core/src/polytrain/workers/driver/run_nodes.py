@@ -1,37 +1,81 @@
-"""The bundles of a run of a fixed size: which nodes they are on, and which move to others."""
+"""The nodes of a run: which are lost, and which its bundles are on and move to."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from polytrain.policy.placement import Nodes, PlacementPolicy
+from polytrain.policy.placement import NodeAddress, Nodes, PlacementPolicy
+from polytrain.workers.driver.group import AgentLauncher
+
+_DOUBTED_S = 120.0
+"""Seconds for which a lost node gets no agents though the cluster takes it for alive. By default
+Ray is sure within 66 s; after that it was unreachable only for a while."""
 
 
-class BundleLauncher(Protocol):
-    """Reserves room for agents in bundles."""
+@dataclass(slots=True, kw_only=True)
+class LostNodes:
+    """The lost nodes of one run.
 
-    def reserve(self, bundles: int, strategy: str) -> None:
-        """Reserve room for this number of agents, all or nothing."""
+    Each agent of a node is reported by itself, some only after the next launch. Until then none of
+    them may get a rank.
+    """
 
-    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
-        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
+    living: Callable[[], Mapping[str, object]]
+    """Returns the nodes that the cluster takes for alive."""
 
-    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
-        """Undo the move of those of these bundles that aren't placed yet.
+    clock: Callable[[], float]
+    """A monotonic clock, in seconds."""
 
-        Returns:
-            the bundles for which to request agents anew: these, and others that moved with them.
+    _lost_at: dict[str, float] = field(default_factory=dict)
+    _hosts: dict[str, str] = field(default_factory=dict)
+    """Their addresses."""
+
+    _silent: set[str] = field(default_factory=set)
+
+    def add(self, place: NodeAddress, *, may_return: bool) -> bool:
+        """Note that an agent's node is lost; return whether that is news.
+
+        Args:
+            may_return: whether the launcher uses it again once it answers, and not before.
         """
+        node = place.node_id
+        is_news = node not in self._lost_at
+        self._lost_at[node] = self.clock()
+        self._hosts[node] = place.host
+        if may_return:
+            self._silent.add(node)
+        return is_news
 
-    def free_unused(self) -> None:
-        """Free the room that no bundle needs after a move."""
+    def remove(self, node: str) -> None:
+        """Note that a node can be used: it was unreachable only for a while."""
+        self._lost_at.pop(node, None)
+        self._silent.discard(node)
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Those that requests needn't exclude, because the launcher does while they are silent."""
+        return frozenset(self._silent)
+
+    def recent(self) -> frozenset[str]:
+        """Return those that get no agents: all but those lost long ago, which have returned."""
+        since = self.clock() - _DOUBTED_S
+        return frozenset(node for node, at in self._lost_at.items() if at > since)
+
+    def taken_for_alive(self) -> frozenset[str]:
+        """Return those of them on which the cluster still places agents."""
+        lost = self.recent()
+        return lost.intersection(self.living()) if lost else lost
+
+    def addresses(self) -> list[str]:
+        """Return the addresses of those on which the cluster still places agents."""
+        return [self._hosts[node] for node in sorted(self.taken_for_alive())]
 
 
 class RunBundles:
     """The bundles of one run; none if it is elastic."""
 
-    def __init__(self, policy: PlacementPolicy, launcher: BundleLauncher) -> None:
+    def __init__(self, policy: PlacementPolicy, launcher: AgentLauncher) -> None:
         self._policy = policy
         self._launcher = launcher
         self._nodes: dict[int, str] = {}
@@ -86,11 +130,9 @@ class RunBundles:
         """Move bundles from nodes that can't be used, rather than wait for Ray; return them.
 
         Args:
-            taken: bundles with an agent.
             lost: lost nodes that Ray takes for alive.
             avoided: other living nodes to avoid.
             may_return: those of the lost nodes that are used again once they answer.
-            ranked_on: the nodes of agents.
             free: free resources of all nodes that aren't lost.
         """
         moved = self._policy.bundles_to_move(
