@@ -20,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.storage.location import Location
-from polytrain.storage.retry import StorageHealth, retries_limited, retry
+from polytrain.storage.remote import RemoteStorage
+from polytrain.storage.retry import StorageHealth, answered, retries_limited, retry
 
 PASSING = [
     OSError(errno.EIO, "Input/output error"),
@@ -219,6 +220,51 @@ def test_a_signal_shortens_the_wait_of_a_call_that_sleeps(clock: Clock) -> None:
     with pytest.raises(OSError, match="out"):
         retry(call, retry_s=600, what="s3://bucket", health=health)
     assert clock.now == before
+
+
+def test_a_program_that_wants_to_end_leaves_a_silent_storage_alone() -> None:
+    """The client of an object storage would wait for its answer for ten seconds and more."""
+    is_called, is_released = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def silent(path: str) -> None:
+        calls.append(path)
+        is_called.set()
+        is_released.wait()
+        raise OSError("Operation too slow")
+
+    filesystem = SimpleNamespace(type_name="s3", open_output_stream=silent, delete_file=silent)
+    storage = RemoteStorage(filesystem, "bucket/run", root="s3://bucket/run", retry_s=600)
+    try:
+        with retries_limited(lambda: 0 if is_called.is_set() else math.inf):
+            for path in ("journal", "log"):
+                with pytest.raises(TimeoutError, match="s3://bucket/run doesn't answer"):
+                    storage.write(path, b"content")
+            with pytest.raises(TimeoutError, match="doesn't answer"):
+                storage.create("lease", b"content")
+        assert calls[:2] == ["bucket/run/journal", "bucket/run/log"]
+    finally:
+        is_released.set()
+
+
+def test_an_upload_gets_the_time_that_its_size_needs() -> None:
+    is_late = threading.Event()
+
+    def upload() -> str:
+        is_late.wait()
+        return "content"
+
+    def limit_s() -> float:
+        # Asked while the answer is awaited.
+        is_late.set()
+        return 0
+
+    health = StorageHealth()
+    with retries_limited(limit_s):
+        for size in (10**12, math.inf):
+            is_late.clear()
+            assert answered(upload, what="s3://bucket", health=health, size=size) == "content"
+    assert not health.has_failed
 
 
 def test_threads_that_wait_already_stop_when_one_has_waited_in_vain() -> None:

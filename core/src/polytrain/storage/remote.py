@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import secrets
 import sys
 import threading
@@ -21,7 +22,7 @@ import pyarrow.fs as pafs
 
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.protocol import READS_AT_MOST, expect_size
-from polytrain.storage.retry import StorageHealth, retry
+from polytrain.storage.retry import StorageHealth, answered, retry
 
 Answer = TypeVar("Answer")
 
@@ -90,7 +91,7 @@ class RemoteStorage:
             with self._open(path) as stream:
                 stream.write(data)
 
-        self._retrying(write)
+        self._retrying(write, size=len(data))
 
     def create(self, path: str, data: bytes) -> str | None:
         # Each writer creates a file with a name of its own, and then lists the others. Of two
@@ -104,7 +105,7 @@ class RemoteStorage:
         except OSError:
             # Delete it, or other writers would give way to it.
             with contextlib.suppress(OSError):
-                self._filesystem.delete_file(self._path(own))
+                self._answered(lambda: self._filesystem.delete_file(self._path(own)))
             raise
         if others:
             self.delete(own)
@@ -119,7 +120,7 @@ class RemoteStorage:
             ):
                 return _copied(reading.read, writing.write)
 
-        return self._retrying(put)
+        return self._retrying(put, size=file.stat().st_size)
 
     def get(self, path: str, file: Path) -> str:
         def get() -> str:
@@ -129,14 +130,14 @@ class RemoteStorage:
             ):
                 return _copied(reading.read, writing.write)
 
-        return self._retrying(get)
+        return self._retrying(get, size=math.inf)
 
     def digest(self, path: str) -> str:
         def digest() -> str:
             with self._filesystem.open_input_stream(self._path(path)) as reading:
                 return _copied(reading.read, lambda _: None)
 
-        return self._retrying(digest)
+        return self._retrying(digest, size=math.inf)
 
     def delete(self, path: str) -> None:
         def delete() -> None:
@@ -176,10 +177,13 @@ class RemoteStorage:
             self._filesystem.create_dir(self._path(path).rpartition("/")[0], recursive=True)
         return self._filesystem.open_output_stream(self._path(path))
 
-    def _retrying(self, call: Callable[[], Answer]) -> Answer:
+    def _answered(self, call: Callable[[], Answer], size: float = 0) -> Answer:
+        return answered(call, what=self.root, health=self._health, size=size)
+
+    def _retrying(self, call: Callable[[], Answer], *, size: float = 0) -> Answer:
         def as_os_error() -> Answer:
             try:
-                return call()
+                return self._answered(call, size)
             except (OSError, TypeError, AttributeError):
                 raise
             except Exception as error:

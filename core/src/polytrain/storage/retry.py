@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +26,11 @@ _LONGEST_WAIT_S = 15.0
 
 _NAP_S = 0.5
 """Longest sleep until a waiting call notices that it needn't wait any more."""
+
+_TRY_S = 1.0
+"""How long a call may take without an answer when no patience is left."""
+
+_SLOWEST_BYTES_PER_S = 1e6
 
 _PERMANENT = frozenset(
     {
@@ -145,12 +153,52 @@ def retry(
     return answer
 
 
-@contextmanager
-def retries_limited(limit_s: Callable[[], float]) -> Iterator[None]:
-    """Retry calls in this block no longer than a limit allows, which may change meanwhile.
+def answered(
+    call: Callable[[], Answer], *, what: str, health: StorageHealth, size: float = 0
+) -> Answer:
+    """Make a call; once the limits on retries are spent, don't wait for its answer any more.
+
+    A client of an object storage that is silent waits by itself, for longer than a program may
+    that is asked to end. The call is then left to its thread.
 
     Args:
-        limit_s: the limit in seconds; asked again and again.
+        call: makes one call.
+        what: name of the storage, for the error.
+        health: of the storage; a call without an answer makes it fail.
+        size: bytes that the call sends, for which it gets more time; infinite if nobody knows.
+
+    Raises:
+        TimeoutError: the storage doesn't answer.
+    """
+    if not _limits:
+        return call()
+    outcome: Future[Answer] = Future()
+
+    def make() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=make, name="polytrain-storage-call", daemon=True).start()
+    began = time.monotonic()
+    while not wait([outcome], _NAP_S / 2).done:
+        limit_s = _limit_s()
+        if limit_s == math.inf:
+            continue
+        patience_s = _TRY_S if health.has_failed else max(limit_s, _TRY_S)
+        if time.monotonic() - began >= patience_s + size / _SLOWEST_BYTES_PER_S:
+            health.has_failed = True
+            raise TimeoutError(f"{what} doesn't answer, and this program is asked to end")
+    return outcome.result()
+
+
+@contextmanager
+def retries_limited(limit_s: Callable[[], float]) -> Iterator[None]:
+    """Retry calls in this block, and wait for answers, no longer than a limit allows.
+
+    Args:
+        limit_s: the limit in seconds; asked again and again, since it may change.
     """
     _limits.append(limit_s)
     try:
