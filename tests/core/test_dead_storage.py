@@ -117,6 +117,23 @@ def test_a_newer_checkpoint_takes_the_place_of_what_was_kept(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["run-abc"]
 
 
+def test_what_was_kept_stays_when_it_is_to_be_kept_again(tmp_path: Path) -> None:
+    """A part fails on its thread while its agent ends: both want to keep its files."""
+    older, newer = (
+        staged_in(tmp_path / "run-abc", f"checkpoint_{number:06d}-1.0", 0) for number in (1, 2)
+    )
+    for staged in (older, newer):
+        staged.mkdir(parents=True)
+        (staged / "model").write_text(staged.name)
+    kept = kept_aside(newer)
+    assert kept is not None
+    assert kept_aside(newer) == kept
+    # One that fails after a newer one doesn't take its place.
+    assert kept_aside(older) is None
+    forget_aside(older)
+    assert (kept / "model").read_text() == newer.name
+
+
 def test_a_signal_ends_the_wait_for_a_storage_that_is_dead(tmp_path: Path, clock: Clock) -> None:
     run = Run(tmp_path, retry_s=TIMEOUT_S)
     signalled_at: list[float] = []

@@ -126,27 +126,46 @@ def kept_aside(staged: Path) -> Path | None:
         None if it isn't on this node's disk, or is gone.
     """
     place = _aside(staged)
-    if place is None:
+    if place is None or any(_age(other) > _age(staged) for other in _kept_of_rank(staged)):
         return None
-    forget_aside(staged)
+    kept = place / staged.name
     try:
         place.mkdir(mode=0o700, exist_ok=True)
-        return staged.rename(place / staged.name)
+        staged.rename(kept)
     except OSError as error:
-        logger.warning("The files in %s can't be kept: %s", staged, error)
-        return None
+        # The thread that stores it may have moved it meanwhile.
+        if not kept.is_dir():
+            logger.warning("The files in %s can't be kept: %s", staged, error)
+            return None
+    for other in _kept_of_rank(staged):
+        if other != kept:
+            remove(other)
+    return kept
 
 
 def forget_aside(staged: Path) -> None:
-    """Delete the part of the same rank that was kept aside: a newer one is stored."""
+    """Delete the parts of the same rank that were kept aside: this one, not older, is stored."""
+    for other in _kept_of_rank(staged):
+        if _age(other) <= _age(staged):
+            remove(other)
+    place = _aside(staged)
+    if place is not None:
+        with contextlib.suppress(OSError):  # it isn't there, or other ranks' parts are in it
+            place.rmdir()
+
+
+def _kept_of_rank(staged: Path) -> list[Path]:
+    """Return the parts of the same rank that were kept aside."""
     place, of_rank = _aside(staged), f"{_OF_RANK}{staged.name.partition(_OF_RANK)[2]}"
     if place is None or not place.is_dir():
-        return
-    for other in place.iterdir():
-        if other.name.endswith(of_rank):
-            remove(other)
-    with contextlib.suppress(OSError):  # other ranks' parts are in it
-        place.rmdir()
+        return []
+    return [other for other in place.iterdir() if other.name.endswith(of_rank)]
+
+
+def _age(staged: Path) -> tuple[int, ...]:
+    """Return what orders the parts of a rank, the newest last."""
+    found = parse_directory_name(staged.name.partition(_OF_RANK)[0])
+    return () if found is None else (found[1].token, found[1].attempt, found[0])
 
 
 def _aside(staged: Path) -> Path | None:
