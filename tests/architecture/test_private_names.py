@@ -145,6 +145,7 @@ OF_PYTHON = {
     "_getframe",
     "_replace",
     "_run_exitfuncs",
+    "_shutdown",
 }
 
 OTHER_TEXTS = {"_bagging_fraction", "_bynode", "_mask", "_orig", "_parallel"}

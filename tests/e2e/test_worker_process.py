@@ -345,3 +345,39 @@ def test_temporary_directories_of_killed_processes_are_removed(
     directories = {*used.read_text().split()}
     assert len(directories) > 5
     assert [each for each in directories if Path(each).exists()] == []
+
+
+def leave_work_to_threads(config: dict[str, str]) -> None:
+    """As a script that uploads its last model beside training, and ends."""
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+    from pathlib import Path
+
+    rank = polytrain.get_context().get_world_rank()
+
+    def upload(name: str) -> None:
+        # At the end of a program, Python waits for other threads once its main thread has ended.
+        if name == "thread":
+            threading.main_thread().join()
+        Path(config["directory"], f"{name}-{rank}").write_text("content")
+
+    threading.Thread(target=upload, args=("thread",)).start()
+    executor = ThreadPoolExecutor(1)
+    began = threading.Event()
+    executor.submit(began.wait)
+    executor.submit(upload, "executor")
+    threading.Timer(0.1, began.set).start()
+    # It stays referenced, and so its thread stays.
+    threading.executor = executor  # type: ignore[attr-defined]
+
+
+def test_the_threads_of_a_function_end_their_work(tmp_path: Path, quiet: RunConfig) -> None:
+    make_trainer(
+        "reference",
+        leave_work_to_threads,
+        train_loop_config={"directory": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=quiet,
+    ).fit()
+    written = {path.name for path in tmp_path.glob("*-?")}
+    assert written == {"thread-0", "thread-1", "executor-0", "executor-1"}

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,8 +111,10 @@ def run_and_exit(entry: str, connection: int, page: int, *others: int) -> NoRetu
         be_readable(page)
         main = importlib.import_module(entry).main
         code = main(socket.socket(fileno=connection), others)
-        # Run the libraries' exit handlers, but not the interpreter's finalisation, which takes
+        # As at the end of a program, wait for the threads that users' code has started, and then
+        # run the libraries' exit handlers. Leave out the interpreter's finalisation, which takes
         # seconds with frameworks and saves nothing.
+        threading._shutdown()  # type: ignore[attr-defined]  # typeshed lacks it
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
