@@ -41,6 +41,12 @@ from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.private import clear_mesh_caches, makes_state
 from polytrain_torch.randomness import share_seed
 from polytrain_torch.shard import TorchShard
+from polytrain_torch.survivors.depot import (
+    depositing,
+    key_details,
+    second_store,
+    serves_second,
+)
 from polytrain_torch.virtual_workers import virtual_workers
 
 MODEL_FILE = "model.pt"
@@ -75,11 +81,18 @@ class TorchEngine(Engine[Any]):
         self.timeout = timedelta(seconds=options.timeout_s)
         self._process_group = options.process_group
         self._store: TCPStore | None = None
+        self._second: TCPStore | None = None
+        """The store that this rank serves for the ranks on rank 0's host; see `depot`."""
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
         if me.rank != 0:
-            yield Offer(details=offered(me))
+            second = second_store(me, self.timeout) if serves_second(me) else None
+            if second is None:
+                yield Offer(details=offered(me))
+                return
+            self._second, port = second
+            yield Offer(host=me.listen_host, port=port, details=offered(me))
             return
         host = me.listen_host
         # By default the store would listen on all interfaces.
@@ -94,7 +107,7 @@ class TorchEngine(Engine[Any]):
             # The store closes the listener.
             master_listen_fd=listener.detach(),
         )
-        yield Offer(host=host, port=port, details=offered(me))
+        yield Offer(host=host, port=port, details={**offered(me), **key_details()})
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
@@ -116,6 +129,7 @@ class TorchEngine(Engine[Any]):
                 with (
                     agreeing(store, connected, timeout_s=self.timeout.total_seconds()),
                     virtual_workers(world),
+                    depositing(world, self.timeout),
                     _first_step_noted(),
                 ):
                     yield
@@ -139,8 +153,8 @@ class TorchEngine(Engine[Any]):
         return TCPStore(leader.host, leader.port, is_master=False, timeout=self.timeout)
 
     def close(self) -> None:
-        """Stop serving the store."""
-        self._store = None
+        """Stop serving the stores."""
+        self._store = self._second = None
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         sums = torch.tensor(values, dtype=torch.int64, device=current_device())

@@ -142,13 +142,46 @@ def test_a_survivor_that_does_not_answer_is_killed_in_time(
     assert run.survivors.deadline is None
 
 
-def test_small_states_that_are_lost_with_their_host_end_the_search() -> None:
+def test_survivors_are_asked_although_a_rank_is_lost_with_its_host() -> None:
+    """They may know from elsewhere what it had alone."""
     run = Run()
     run.keep()
     run.lose()
+    run.survivors.take(read(0, 7))
+    run.survivors.take(read(2, 7))
     run.survivors.lost(1)
+    call, ranks = run.last()
+    assert isinstance(call, WriteState)
+    assert (call.point, call.kept[1], ranks) == (7, (), (0,))
+    run.survivors.take(StateUnwritten(attempt=0, rank=0, reason="rank 1 was lost"))
+    run.survivors.take(StateUnwritten(attempt=0, rank=2, reason="rank 1 was lost"))
     assert isinstance(run.last()[0], Kill)
-    assert "rank 1" in run.entries[0].reason
+    assert "rank 1 was lost" in run.entries[0].reason
+
+
+def test_a_host_whose_loss_is_not_noticed_yet_counts_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others raise an error at once, and Ray says seconds later why."""
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(survivors, "time", clock)
+    run = Run()
+    run.keep()
+    run.lose()
+    run.survivors.take(read(0, 7))
+    run.survivors.take(read(2, 7))
+    clock.now += 2
+    run.survivors.overdue()
+    assert isinstance(run.last()[0], WriteState)
+    assert run.survivors.deadline is not None
+    assert run.survivors.deadline > clock.now
+    asked = len(run.calls)
+    run.survivors.take(read(1, 7))
+    run.survivors.lost(1)
+    assert len(run.calls) == asked
+    clock.now += 2
+    run.survivors.overdue()
+    assert isinstance(run.last()[0], Kill)
 
 
 @pytest.mark.parametrize("kind", [FailureKind.STORAGE, FailureKind.LEASE_LOST])

@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 _LIMIT_S = 1.0
 _BYTES_PER_S = 5e9
-"""Survivors have a second, and the time that memory takes at this rate."""
+"""Survivors have a second, and the time that memory takes at this rate. If some agents don't answer
+within it, the others have it once more."""
 
 _NOT_ASKED = (
     FailureKind.STORAGE,
@@ -242,7 +243,12 @@ class Survivors:
 
     def _begin(self, number: int) -> None:
         self._is_asking, self._number = True, number
-        self._until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
+        self._until = self._limit
+
+    @property
+    def _limit(self) -> float:
+        """The monotonic time until which the survivors may answer from now on."""
+        return time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
 
     def store_copies(self, state: State, *, number: int) -> bool:
         """Have the newest copies of which every rank has one stored; return whether there are any.
@@ -274,11 +280,8 @@ class Survivors:
                 self._size = max(self._size, size)
             case KeepsNothing(rank=rank, reason=reason):
                 self._unkept[rank] = reason
-            case KeptRead(rank=rank) if self._is_asking:
-                self._kept[rank] = event
-                if len(self._kept) == self._world_size:
-                    self._left = in_order(self._kept)
-                    self._ask_next()
+            case KeptRead(rank=rank) if self._is_asking and rank not in self._kept:
+                self._know(event)
             case CopyRefused():
                 self._drop(event)
             case CopiesHeld(rank=rank, numbers=numbers):
@@ -302,6 +305,13 @@ class Survivors:
                 self._refused[rank] = reason
                 self._ask_next()
 
+    def _know(self, read: KeptRead) -> None:
+        """Note a rank's small states, and ask for the whole state once all ranks' are known."""
+        self._kept[read.rank] = read
+        if len(self._kept) == self._world_size:
+            self._left = in_order(self._kept)
+            self._ask_next()
+
     def _drop(self, refused: CopyRefused) -> None:
         """Have all ranks drop a copy that one couldn't make: they have the one before."""
         self._uncopied[refused.rank] = refused.reason
@@ -316,9 +326,9 @@ class Survivors:
         self.group.call(drop, (refused.rank,))
 
     def lost(self, rank: int) -> None:
-        """Note that a rank's agent is lost: so are its small states, unless they are known."""
+        """Note that a rank's agent is lost: a survivor may know its small states from elsewhere."""
         if self._is_asking and rank not in self._kept:
-            self._end_without(f"rank {rank}'s random numbers and places are lost with its host")
+            self._know(KeptRead(attempt=self._attempt, rank=rank, states=(), is_alive=False))
 
     def copies_lost(self, rank: int) -> None:
         """Note that a rank's agent is lost, and its copies with it."""
@@ -328,9 +338,17 @@ class Survivors:
             self.refused(f"rank {rank}'s copy is lost with its host")
 
     def overdue(self) -> None:
-        """Stop asking if the time is over."""
-        if self._is_asking and time.monotonic() >= self._until:
+        """Go on without the agents that haven't answered in time, or stop asking."""
+        if not self._is_asking or time.monotonic() < self._until:
+            return
+        silent = sorted(set(range(self._world_size)).difference(self._kept))
+        if not silent or not self._kept:
             self._end_without(self._refusals or "the survivors didn't answer in time")
+            return
+        # Their hosts may be gone, which is noticed later.
+        self._until = self._limit
+        for rank in silent:
+            self.lost(rank)
 
     def written(self, state: State) -> StateWritten | None:
         """Remove and return the state that a survivor has written, as rank 0's part.

@@ -39,6 +39,7 @@ from polytrain_torch.checkpoints.state_files import write_state
 from polytrain_torch.loaders import stream_places
 from polytrain_torch.models.parallel import after_forward
 from polytrain_torch.survivors import points
+from polytrain_torch.survivors.depot import depot
 from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
 from polytrain_torch.survivors.live_parts import LiveParts
@@ -161,6 +162,9 @@ class Keeper:
 
         self._kept: KeptStates | None = None
         """The memory for small states; None if no other rank could hand on what this one has."""
+
+        self._depot = depot()
+        """Takes the small states to another host; None if there is none."""
 
         self._has_begun = False
         self.steps = 0
@@ -427,10 +431,13 @@ class Keeper:
     def _put(self, small: State, *, point: int, is_forecast: bool) -> bool:
         assert self._kept is not None
         pieces = [*self._generators.states(), pickle.dumps(small, protocol=5) if small else b""]
-        lengths = LENGTHS.pack(*map(len, pieces))
-        return self._kept.put(
-            [lengths, *pieces, *self._live.views], point=point, is_forecast=is_forecast
-        )
+        views = b"".join(self._live.views)
+        content = b"".join([LENGTHS.pack(*map(len, pieces)), *pieces, views])
+        has_room = self._kept.put([content], point=point, is_forecast=is_forecast)
+        if has_room and self._depot is not None:
+            state = KeptState(point=point, is_forecast=is_forecast, content=content)
+            self._depot.put(state, b"".join([*pieces[:-1], views]))
+        return has_room
 
     def _begin(self) -> str | None:
         """Start to keep states; return the reason if that isn't possible."""
@@ -524,6 +531,9 @@ class Keeper:
         assert self._kept is not None
         # Since the agent has read this rank's, it may have reached another point.
         kept = {**kept, mine: self._kept.read()}
+        if self._depot is not None:
+            # The agents of those that have nothing are lost with their hosts.
+            kept = {rank: states or self._depot.read(rank) for rank, states in kept.items()}
         ranks = KeptByRank(
             kept,
             first=found.first,
