@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.hosts.lost_agent_driver import STEPS
 from tests.hosts.test_lost_host import _entries
 
 from polytrain import Result
-from polytrain.testing.hosts import hosts, join_ray, ray_on
+from polytrain.testing.hosts import Host, hosts, join_ray, ray_on
 from polytrain.testing.processes import eventually
 
 STANDS_BEFORE = 8
@@ -25,28 +25,43 @@ STANDS_BEFORE = 8
 pytestmark = pytest.mark.timeout(600)
 
 
-def lose_host(path: Path, rank: int, **config: Any) -> dict[str, Any]:
-    """Train on two hosts of which that of a rank is lost, and a third one takes its place.
+def lose_hosts(
+    path: Path, *ranks: int, meddle: Callable[[Host], object] = lambda host: None, **config: Any
+) -> dict[str, Any]:
+    """Train on two hosts, of which those of these ranks are lost, and others take their places.
+
+    Args:
+        path: a directory that all hosts share.
+        ranks: the ranks. The first one stands still before its host is lost.
+        meddle: is called with each of the two hosts before.
+        config: what is trained.
 
     Returns:
         What the journal says of the search for a state.
     """
-    config = {"directory": str(path), "rank": rank, "step": STANDS_BEFORE, **config}
-    # The driver's host isn't lost: it has rank 0 if it has room for a worker.
-    with hosts(3 + (rank == 0), shared=path) as (driver_host, *others):
-        address = ray_on(driver_host, cpus=rank)
-        *workers, spare = others
+    config = {"directory": str(path), "rank": ranks[0], "step": STANDS_BEFORE, **config}
+    # The driver's host isn't lost. It has rank 0 if it has room for a worker.
+    has_room = int(0 not in ranks)
+    with hosts(3 - has_room + len(ranks), shared=path) as (first, *others):
+        address = ray_on(first, cpus=has_room)
+        workers, spares = others[: 2 - has_room], others[2 - has_room :]
         for host in workers:
             join_ray(address, host, cpus=1)
-        driver = driver_host.start(
+        driver = first.start(
             [sys.executable, lost_agent_driver.__file__, json.dumps(config)],
             env={"RAY_ADDRESS": address},
             output=subprocess.PIPE,
         )
         assert eventually(lambda: (path / "stands").exists(), 120)
-        join_ray(address, spare, cpus=1)
+        for host in spares:
+            join_ray(address, host, cpus=1)
         [launched] = _entries(path, "Launched")
-        next(each for each in others if each.address == launched["hosts"][rank]).kill()
+        by_address = {host.address: host for host in (first, *workers)}
+        both = [by_address[each] for each in launched["hosts"]]
+        for host in both:
+            meddle(host)
+        for rank in ranks:
+            both[rank].kill()
         printed, _ = driver.communicate(timeout=240)
         assert "finished True restarts 1" in printed, printed
     [asked] = _entries(path, "SurvivorsAsked")
@@ -81,9 +96,48 @@ def undisturbed(path: Path, **config: Any) -> Mapping[str, Any]:
 def test_replicas_repeat_no_step(tmp_path: Path, lost: Path, rank: int) -> None:
     """What the lost rank had alone, its statistics and random numbers, lies on the other host."""
     config = {"strategy": "ddp", "memory": None, "written_by": "rank_0"}
-    asked = lose_host(lost, rank, **config)
+    asked = lose_hosts(lost, rank, **config)
     assert asked["reason"] == ""
     assert asked["rank"] == 1 - rank
     # The step that it stood before is begun again, and no other.
     assert len(steps_of(lost, rank)) == STEPS + 1
+    assert equal(model_after(lost), undisturbed(tmp_path, **config))
+
+
+SHARDS = {"strategy": "fsdp", "memory": 2, "written_by": "every_rank"}
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.only_in_sweep)])
+def test_shards_continue_from_the_copies_on_another_host(
+    tmp_path: Path, lost: Path, rank: int
+) -> None:
+    asked = lose_hosts(lost, rank, **SHARDS)
+    assert asked["reason"] == ""
+    [kept, _] = [each["hosts"] for each in _entries(lost, "Launched")]
+    assert asked["hosts"] == [kept[1 - rank]]
+    assert len(steps_of(lost, rank)) < STANDS_BEFORE + STEPS
+    assert equal(model_after(lost), undisturbed(tmp_path, **SHARDS))
+
+
+def damage(host: Host) -> None:
+    host.run("for file in $(find /tmp -path '*/neighbours/*' -type f); do echo x >> $file; done")
+
+
+@pytest.mark.only_in_sweep
+def test_a_damaged_copy_is_refused(tmp_path: Path, lost: Path) -> None:
+    asked = lose_hosts(lost, 1, meddle=damage, **SHARDS)
+    assert "is damaged" in asked["reason"]
+    assert len(steps_of(lost, 1)) == STANDS_BEFORE + STEPS
+    assert equal(model_after(lost), undisturbed(tmp_path, **SHARDS))
+
+
+@pytest.mark.only_in_sweep
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_if_both_hosts_are_lost_the_run_resumes_from_the_storage(
+    tmp_path: Path, lost: Path, strategy: str
+) -> None:
+    config = {**SHARDS, "strategy": strategy}
+    asked = lose_hosts(lost, 1, 0, **config)
+    assert asked["reason"] != ""
+    assert len(steps_of(lost, 1)) == STANDS_BEFORE + STEPS
     assert equal(model_after(lost), undisturbed(tmp_path, **config))

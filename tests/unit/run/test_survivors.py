@@ -22,6 +22,7 @@ from polytrain.events.attempt import (
     AgentLost,
     CopiesHeld,
     CopyRefused,
+    CopySent,
     Exited,
     Failed,
     KeepsNothing,
@@ -40,7 +41,14 @@ from polytrain.run import survivors
 from polytrain.run.states import Ending, State
 from polytrain.run.survivors import Survivors, in_order, newest_common, newest_point
 from polytrain.storage.location import Location
-from polytrain.workers.agents.calls import AgentEvent, Kill, ReadKept, StoreCopy, WriteState
+from polytrain.workers.agents.calls import (
+    AgentEvent,
+    Kill,
+    ReadKept,
+    SendCopies,
+    StoreCopy,
+    WriteState,
+)
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Stopped
 
@@ -58,7 +66,10 @@ class Run:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, Collection[int] | None]] = []
         self.entries: list[Any] = []
-        group = SimpleNamespace(call=lambda call, ranks=None: self.calls.append((call, ranks)))
+        group = SimpleNamespace(
+            call=lambda call, ranks=None: self.calls.append((call, ranks)),
+            members=[SimpleNamespace(host=host) for host in "abc"],
+        )
         journal = SimpleNamespace(write=self.entries.append)
         self.survivors = Survivors(group=group, journal=journal)  # type: ignore[arg-type]
         self.survivors.launched(0, 3)
@@ -734,6 +745,71 @@ def test_a_rank_is_killed_at_a_stop_so_that_the_others_can_be_asked() -> None:
     run.survivors.take(KeepsState(attempt=1, rank=0, size=10))
     assert not run.survivors.ask(replace(run.state, saves=True), number=5)
     assert run.survivors.deadline is None
+
+
+def sent(rank: int, number: int, *, newest: int = 0, reason: str = "") -> CopySent:
+    """Rank 0's copies lie with rank 1, those of rank 1 with rank 2, and those of rank 2 with 0."""
+    holder = None if reason else (rank + 1) % 3
+    return CopySent(
+        attempt=0, rank=rank, number=number, newest=newest, holder=holder, reason=reason
+    )
+
+
+def lending(*lost: int) -> Run:
+    """A run whose ranks have sent copies of steps 4 and 6, and which loses hosts."""
+    run = Run()
+    run.survivors.has_copies = True
+    for number in (4, 6):
+        for rank in range(3):
+            run.survivors.take(sent(rank, number, newest=number + 1))
+    for rank in sorted({0, 1, 2}.difference(lost)):
+        run.survivors.take(CopiesHeld(attempt=0, rank=rank, numbers=(6, 8, 9)))
+    for rank in lost:
+        run.survivors.copies_lost(rank)
+    ending = Ending().also(Failure(kind=FailureKind.NODE_LOST, rank=1, message="gone"))
+    run.state = replace(run.state, phase=ending)
+    return run
+
+
+def test_all_ranks_are_asked_to_send_the_next_copy_once_the_last_has_arrived() -> None:
+    run = lending()
+    asked = [(call.number, ranks) for call, ranks in run.calls if isinstance(call, SendCopies)]
+    assert asked == [(6, None), (8, None)]
+
+
+def test_the_copy_of_a_lost_host_is_stored_by_its_neighbour() -> None:
+    run = lending(1)
+    assert run.survivors.store_copies(run.state, number=9)
+    (own, ranks), (lent, holder) = run.calls[-2:]
+    assert (own.number, own.of_rank, sorted(ranks or ())) == (6, None, [0, 2])
+    assert (lent.number, lent.of_rank, holder) == (6, 1, (2,))
+    for rank in range(3):
+        part = PartStored(
+            attempt=0, rank=rank, checkpoint=9, step=6, metrics={}, positions={}, files=()
+        )
+        run.survivors.take(
+            StateWritten(attempt=0, rank=rank, part=part, is_report=False, is_copy=True)
+        )
+    written = run.survivors.written(run.state)
+    assert written is not None
+    run.survivors.committed(written)
+    [noted] = run.entries
+    assert (noted.step, noted.hosts) == (6, ("a", "c"))
+
+
+def test_a_copy_that_is_lost_with_its_neighbour_is_not_there() -> None:
+    run = lending(1, 2)
+    assert not run.survivors.store_copies(run.state, number=9)
+    [noted] = run.entries
+    assert "no step of which every rank has left a copy" in noted.reason
+
+
+def test_the_run_says_once_that_copies_lie_on_one_host(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    for rank in range(3):
+        run.survivors.take(sent(rank, 4, reason="b has room for 1 MB"))
+    assert caplog.text.count("b has room for 1 MB") == 1
+    assert run.calls == []
 
 
 def test_a_copy_counts_only_if_every_rank_has_it() -> None:

@@ -110,6 +110,24 @@ def size_of(staged: Path) -> int:
     return 0
 
 
+def link(staged: Path, target: Path) -> None:
+    """Give a staged part's files other names, which stay when it is deleted.
+
+    Args:
+        staged: the part.
+        target: a directory of the same run on the same node.
+
+    Raises:
+        OSError: a file is gone, or the file system has no links.
+    """
+    root, below = beneath(staged)
+    other, new = beneath(target)
+    for path, _ in root.files(below):
+        directory, _, name = f"{new}/{path.removeprefix(f'{below}/')}".rpartition("/")
+        with other.directory(directory, make=True) as to:
+            os.link(root.root / path, name, dst_dir_fd=to, follow_symlinks=False)
+
+
 def remove(staged: Path) -> None:
     """Delete a staged part. After an error the next attempt deletes it."""
     files, path = beneath(staged)

@@ -308,6 +308,25 @@ class CopyRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopySent:
+    """A rank's copy lies on another host too, or can't be sent there."""
+
+    attempt: int
+    rank: int
+    number: int
+    """The copy's number."""
+
+    newest: int
+    """The number of the rank's newest copy."""
+
+    holder: int | None
+    """The rank whose agent keeps it; None if it can't be sent."""
+
+    reason: str = ""
+    """Why it can't."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopiesHeld:
     """The copies of its part of the state that a rank has left; see `Copies`."""
 

@@ -443,6 +443,9 @@ class SurvivorsAsked(Entry):
     step: Count | None
     """The number of reports before it."""
 
+    hosts: Sequence[str] = ()
+    """The hosts on which it lay."""
+
     reason: str
     """Why there is none, so that steps since the last checkpoint are repeated."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from polytrain.checkpoint.parts import StateWritten
@@ -17,11 +17,13 @@ from polytrain.errors import FailureKind
 from polytrain.events.attempt import (
     CopiesHeld,
     CopyRefused,
+    CopySent,
     KeepsNothing,
     KeepsState,
     KeptRead,
     StateUnwritten,
 )
+from polytrain.policy.neighbours import Sends
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
 from polytrain.run.states import Ending, Phase, State, Training
@@ -29,6 +31,7 @@ from polytrain.workers.agents.calls import (
     DropCopy,
     Kill,
     ReadKept,
+    SendCopies,
     StoreCopy,
     SurvivorEvent,
     WriteState,
@@ -70,7 +73,7 @@ def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
     return sorted(living, key=lambda rank: (-_point(kept[rank]), rank))
 
 
-def newest_common(held: Mapping[int, Sequence[int]], ranks: int) -> int | None:
+def newest_common(held: Mapping[int, Collection[int]], ranks: int) -> int | None:
     """Return the newest copy that every rank has; None if there is none.
 
     Args:
@@ -151,6 +154,16 @@ class Survivors:
     _held: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Rank → the copies of its part that it has left."""
 
+    _lent: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Rank → number of a copy that lies on another host → the rank whose agent keeps it there."""
+
+    _unsent: dict[int, str] = field(default_factory=dict)
+    """The ranks whose copies can't be sent to another host, and why not."""
+
+    _sends: Sends = field(default_factory=lambda: Sends(0))
+    _holders: dict[int, int] = field(default_factory=dict)
+    """Rank → rank whose agent stores its copy, where its own agent hasn't it."""
+
     _uncopied: dict[int, str] = field(default_factory=dict)
     """The ranks that couldn't make a copy of their part, and why not the last time."""
 
@@ -192,8 +205,10 @@ class Survivors:
         self._stored = self._sacrificed = None
         self._dropped, self._are_copies_over = 0, False
         its = (self._keepers, self._unkept, self._kept, self._left, self._refused)
-        for known in (*its, self._held, self._uncopied):
+        of_copies = (self._held, self._lent, self._unsent, self._holders, self._uncopied)
+        for known in (*its, *of_copies):
             known.clear()
+        self._sends = Sends(world_size)
 
     def ask(self, state: State, *, number: int) -> bool:
         """Ask the survivors, and kill them later; return whether there is anybody to ask.
@@ -262,13 +277,26 @@ class Survivors:
         is_wanted = self.has_copies and self._world_size > 1 and self._written is None
         if not is_wanted or not (_has_failed(state.phase) or _stops_at_once(state)):
             return False
-        newest = newest_common(self._held, self._world_size)
+        newest = newest_common(self._there, self._world_size)
         if newest is None:
             self._say_why_no_copy(state)
             return False
-        self._stored = {}
-        self.group.call(StoreCopy(attempt=self._attempt, checkpoint=number, number=newest))
+        self._stored, self._holders = {}, {}
+        call = StoreCopy(attempt=self._attempt, checkpoint=number, number=newest)
+        for rank in range(self._world_size):
+            if newest not in self._held.get(rank, ()):
+                self._holders[rank] = self._lent[rank][newest]
+        own = set(range(self._world_size)).difference(self._holders)
+        self.group.call(call, own if self._holders else None)
+        for rank, holder in self._holders.items():
+            self.group.call(replace(call, of_rank=rank), (holder,))
         return True
+
+    @property
+    def _there(self) -> dict[int, set[int]]:
+        """Rank → its copies, with its own agent or on another host."""
+        ranks = {*self._held, *(rank for rank, lent in self._lent.items() if lent)}
+        return {rank: {*self._held.get(rank, ()), *self._lent.get(rank, ())} for rank in ranks}
 
     def take(self, event: SurvivorEvent) -> None:
         """Handle what an agent says about its rank."""
@@ -286,6 +314,8 @@ class Survivors:
                 self._drop(event)
             case CopiesHeld(rank=rank, numbers=numbers):
                 self._held[rank] = numbers
+            case CopySent():
+                self._note_sent(event)
             case StateWritten(is_copy=True) if self._world_size == 1:
                 # It comes after the end of the only rank's process, whatever the end was.
                 self._written = event
@@ -312,6 +342,24 @@ class Survivors:
             self._left = in_order(self._kept)
             self._ask_next()
 
+    def _note_sent(self, sent: CopySent) -> None:
+        """Note where a rank's copy lies too, and have all ranks send the next one after the last.
+
+        A host keeps the last two of a rank, of which one may not be whole.
+        """
+        if sent.holder is None:
+            if not self._unsent:
+                logger.warning("Copies of the training's state lie on one host: %s.", sent.reason)
+            self._unsent[sent.rank] = sent.reason
+            return
+        lent = self._lent.setdefault(sent.rank, {})
+        lent[sent.number] = sent.holder
+        for number in sorted(lent)[:-2]:
+            del lent[number]
+        following = self._sends.sent(sent.rank, sent.number, sent.newest)
+        if following is not None:
+            self.group.call(SendCopies(attempt=self._attempt, number=following))
+
     def _drop(self, refused: CopyRefused) -> None:
         """Have all ranks drop a copy that one couldn't make: they have the one before."""
         self._uncopied[refused.rank] = refused.reason
@@ -333,6 +381,9 @@ class Survivors:
     def copies_lost(self, rank: int) -> None:
         """Note that a rank's agent is lost, and its copies with it."""
         self._held.pop(rank, None)
+        for lent in self._lent.values():
+            for number in [number for number, holder in lent.items() if holder == rank]:
+                del lent[number]
         if self._stored is not None:
             self._stored = None
             self.refused(f"rank {rank}'s copy is lost with its host")
@@ -418,9 +469,18 @@ class Survivors:
     def committed(self, written: StateWritten) -> None:
         """Note that a survivor's state is a checkpoint."""
         rank, step = written.rank, written.part.step
-        self._note(rank=rank, step=step)
+        holders = self._holders if written.is_joined else {}
+        ranks = range(self._world_size) if written.is_joined else (rank,)
+        hosts = tuple(dict.fromkeys(self._host(holders.get(each, each)) for each in ranks))
+        self._note(rank=rank, step=step, hosts=hosts)
         whose = "all ranks had copied" if written.is_joined else f"rank {rank} had kept"
-        logger.info("The state after step %d, which %s, is committed.", step, whose)
+        where = "".join(
+            f", rank {each}'s copy from {self._host(holder)}" for each, holder in holders.items()
+        )
+        logger.info("The state after step %d, which %s%s, is committed.", step, whose, where)
+
+    def _host(self, rank: int) -> str:
+        return self.group.members[rank].host
 
     def refused(self, reason: str, *, are_steps_lost: bool = True) -> None:
         """Note that there is no checkpoint of a survivor's state."""
@@ -432,9 +492,16 @@ class Survivors:
         why = "Steps since the last checkpoint are repeated, if there are any: %s."
         logger.log(level, why, reason)
 
-    def _note(self, *, rank: int | None = None, step: int | None = None, reason: str = "") -> None:
+    def _note(
+        self,
+        *,
+        rank: int | None = None,
+        step: int | None = None,
+        hosts: tuple[str, ...] = (),
+        reason: str = "",
+    ) -> None:
         self.journal.write(
-            SurvivorsAsked(attempt=self._attempt, rank=rank, step=step, reason=reason)
+            SurvivorsAsked(attempt=self._attempt, rank=rank, step=step, hosts=hosts, reason=reason)
         )
 
     def _end_without(self, reason: str) -> None:

@@ -51,14 +51,23 @@ from polytrain.workers.agents.calls import (
     ReadKept,
     ReadStacks,
     SendCheckpoints,
+    SendCopies,
     SendRoster,
     StoreCopy,
     StoreRest,
     StreamOrder,
     WriteState,
 )
+from polytrain.workers.agents.neighbour_copies import (
+    Copy,
+    KeptCopies,
+    Neighbour,
+    Piece,
+    SentCopies,
+    Whole,
+)
 from polytrain.workers.agents.node_checks import StorageCheck, versions_unlike
-from polytrain.workers.agents.part_storer import AsEvent, PartStorer, of_state
+from polytrain.workers.agents.part_storer import AsEvent, PartStorer, if_undamaged, of_state
 from polytrain.workers.agents.rank_data import RankData
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
@@ -135,6 +144,10 @@ class Agent:
         self._asked: WriteState | None = None
         """The request for a state that the worker process hasn't answered."""
 
+        self._sent = SentCopies(tell=self.emit)
+        self._kept_copies: KeptCopies | None = None
+        """Copies of ranks on another host; None until this agent is ready."""
+
         self._newest_part = 0
         """The highest number of a checkpoint whose part was staged here."""
 
@@ -147,9 +160,24 @@ class Agent:
             self._versions_unlike(),
         )
         self._scratch = Scratch.hold(self._spec.token)
+        self._kept_copies = KeptCopies(self._scratch.path)
         return replace(
             self._place, unusable=self._place.unusable or unusable, other_versions=others
         )
+
+    def meet(self, neighbour: Neighbour | None) -> None:
+        """Send copies of the rank's state to another host from now on; None ends that."""
+        self._sent.neighbour = neighbour
+
+    async def keep(self, sent: Piece | Whole) -> None:
+        """Keep what the agent of a rank on another host sends of a copy.
+
+        Raises:
+            OSError: there is no room for it.
+            ValueError: it isn't of this attempt.
+        """
+        assert self._kept_copies is not None
+        await asyncio.to_thread(self._kept_copies.take, sent)
 
     async def events(self) -> AsyncIterator[list[AgentEvent]]:
         """Yield all events in order, as soon as they happen; several at once if they are ready."""
@@ -205,8 +233,14 @@ class Agent:
                 self._read_kept(attempt)
             case WriteState(attempt=attempt):
                 self._ask_for_state(call)
-            case StoreCopy():
-                self._store_copy(call)
+            case StoreCopy(of_rank=rank):
+                if rank is None:
+                    self._store_copy(call)
+                else:
+                    self._store_kept_copy(call, rank)
+            case SendCopies(attempt=attempt, number=number):
+                worker = self._connection_of(attempt)
+                self._sent.send_from(attempt, number, worker.copies if worker else {})
             case DropCopy(attempt=attempt, number=number, is_last=is_last):
                 self._send(attempt, drop_copy_message(number, is_last=is_last))
             case _:
@@ -249,9 +283,15 @@ class Agent:
             self._asked = None
             self._unwritten(asked.attempt, why)
 
-    def _unwritten(self, attempt: int, why: str, *, is_copy: bool = False) -> None:
-        unwritten = StateUnwritten(attempt=attempt, rank=self._rank, reason=why, is_copy=is_copy)
-        self.emit(unwritten)
+    def _unwritten(
+        self, attempt: int, why: str, *, is_copy: bool = False, rank: int | None = None
+    ) -> None:
+        whose = self._rank if rank is None else rank
+        self.emit(StateUnwritten(attempt=attempt, rank=whose, reason=why, is_copy=is_copy))
+
+    def copied(self, copies: Mapping[int, Copy]) -> None:
+        """Send a copy to another host, if it is this one's turn."""
+        self._sent.made(copies)
 
     def take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
         """Store what a survivor has written, unless it comes too late."""
@@ -354,6 +394,7 @@ class Agent:
             The node's zygote if this agent started it. It lives while other agents use it.
         """
         zygote = self._zygotes.close()
+        self._sent.stop()
         # It may keep files that releasing the scratch directory deletes.
         self._parts.close()
         if self._scratch is not None:
@@ -422,6 +463,9 @@ class Agent:
             for handed_over in lines:
                 handed_over.close()
         self._forget_kept()
+        assert self._kept_copies is not None
+        self._sent.launched(order.attempt, self._rank, self._scratch.path)
+        self._kept_copies.launched(order.attempt)
         self._worker = self._last = worker
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines), self._spec.route))
@@ -492,10 +536,11 @@ class Agent:
 
         Of several ranks, the driver chooses one that all have.
         """
+        self._sent.stop()
         if not worker.copies or worker.has_finished:
             return
         if len(worker.order.members) > 1:
-            numbers = tuple(worker.copies)
+            numbers = tuple(sorted({*worker.copies, *self._sent.there}))
             held = CopiesHeld(attempt=worker.attempt, rank=self._rank, numbers=numbers)
             self.emit(held)
             return
@@ -504,10 +549,29 @@ class Agent:
 
     def _store_copy(self, call: StoreCopy) -> None:
         last = self._last
-        if last is None or last.attempt != call.attempt or call.number not in last.copies:
+        if last is None or last.attempt != call.attempt:
             self._unwritten(call.attempt, f"it has no copy of step {call.number}", is_copy=True)
-        else:
+        elif call.number in last.copies:
             self._take_copy(last, call.number, checkpoint=call.checkpoint)
+        elif call.number in self._sent.there:
+            part, is_report, is_ahead = self._sent.there[call.number]
+            as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
+            self._parts.take(replace(part, checkpoint=call.checkpoint), as_event)
+        else:
+            self._unwritten(call.attempt, f"it has no copy of step {call.number}", is_copy=True)
+
+    def _store_kept_copy(self, call: StoreCopy, rank: int) -> None:
+        """Store the copy of a rank that is lost with its host."""
+        assert self._kept_copies is not None
+        found = self._kept_copies.copy(call.attempt, rank, call.number)
+        if found is None:
+            why = f"{self._place.host} has no copy of step {call.number}"
+            self._unwritten(call.attempt, why, is_copy=True, rank=rank)
+            return
+        (part, is_report, is_ahead), hashes = found
+        as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
+        checked = if_undamaged(as_event, hashes, host=self._place.host)
+        self._parts.take(replace(part, checkpoint=call.checkpoint), checked)
 
     def _take_copy(self, worker: WorkerConnection, number: int, *, checkpoint: int) -> None:
         assert self._scratch is not None

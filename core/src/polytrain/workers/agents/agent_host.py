@@ -19,6 +19,7 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, AgentEvent
+from polytrain.workers.agents.neighbour_copies import Neighbour, Piece, Whole
 from polytrain.workers.agents.node_checks import StorageCheck
 from polytrain.workers.processes.client import has_ended
 from polytrain.workers.session.job import JobMemory
@@ -104,6 +105,20 @@ class AgentHost:
                 if (agent := self._agents.get(number)) is not None
             )
         )
+
+    def meet(self, neighbours: Mapping[int, Neighbour | None]) -> None:
+        """Say to which agents on other hosts agents, by their numbers, send copies of states."""
+        for number, neighbour in neighbours.items():
+            if (agent := self._agents.get(number)) is not None:
+                agent.meet(neighbour)
+
+    async def keep(self, number: int, sent: Piece | Whole) -> None:
+        """Have an agent keep what one on another host sends; see `Agent.keep`.
+
+        Raises:
+            KeyError: it has ended.
+        """
+        await self._agents[number].keep(sent)
 
     async def end(self, number: int) -> None:
         """End an agent, and release its resources."""

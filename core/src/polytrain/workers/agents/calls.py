@@ -14,6 +14,7 @@ from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateW
 from polytrain.events.attempt import (
     CopiesHeld,
     CopyRefused,
+    CopySent,
     Event,
     ExactnessFound,
     HealthEvent,
@@ -218,6 +219,18 @@ class StoreCopy:
     number: int
     """The copy's number."""
 
+    of_rank: int | None = None
+    """The rank of another host whose copy the agent keeps; None for its own rank's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCopies:
+    """Send the next copy to the neighbour: the first one from a number on."""
+
+    attempt: int
+    number: int
+    """The number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropCopy:
@@ -232,7 +245,14 @@ class DropCopy:
 
 
 SurvivorEvent = (
-    KeepsState | KeepsNothing | KeptRead | StateWritten | StateUnwritten | CopyRefused | CopiesHeld
+    KeepsState
+    | KeepsNothing
+    | KeptRead
+    | StateWritten
+    | StateUnwritten
+    | CopyRefused
+    | CopiesHeld
+    | CopySent
 )
 
 Call = (
@@ -247,6 +267,7 @@ Call = (
     | ReadKept
     | WriteState
     | StoreCopy
+    | SendCopies
     | DropCopy
 )
 """A call that concerns the worker process of an attempt."""

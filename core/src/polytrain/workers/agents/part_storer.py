@@ -26,6 +26,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import Failed, StateUnwritten
 from polytrain.storage.retry import StorageHealth
 from polytrain.workers.agents.calls import AgentEvent
+from polytrain.workers.agents.neighbour_copies import Hashes, damaged
 
 _STATE_WITHIN_S = 20.0
 _STATE_BYTES_PER_S = 50e6
@@ -184,5 +185,30 @@ def of_state(
             )
         why = outcome.reason if isinstance(outcome, PartVoid) else outcome.failure.message
         return StateUnwritten(attempt=attempt, rank=rank, reason=why, is_copy=is_copy)
+
+    return event
+
+
+def if_undamaged(as_event: AsEvent, hashes: Hashes, *, host: str) -> AsEvent:
+    """Return what makes an event of a stored copy only if its files are those that were sent.
+
+    Args:
+        as_event: makes the event.
+        hashes: name → SHA-256 of the files that were sent.
+        host: where the copy lay.
+    """
+
+    def event(outcome: Outcome) -> AgentEvent:
+        if isinstance(outcome, PartStored):
+            stored = {file.name: file.sha256 for file in outcome.files}
+            name = damaged(stored, hashes)
+            if name:
+                outcome = PartVoid(
+                    attempt=outcome.attempt,
+                    rank=outcome.rank,
+                    checkpoint=outcome.checkpoint,
+                    reason=f"its copy on {host} is damaged: {name} isn't what was sent",
+                )
+        return as_event(outcome)
 
     return event

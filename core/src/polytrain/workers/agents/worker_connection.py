@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -20,6 +20,7 @@ from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, Utiliz
 from polytrain.observe.stacks import stacks_of
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentEvent, WriteState
+from polytrain.workers.agents.neighbour_copies import Copy
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
 from polytrain.workers.session.job import LaunchOrder
@@ -112,6 +113,9 @@ class Owner(Protocol):
     def take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
         """Take the state that it has written as a survivor; see `StateWritten`."""
 
+    def copied(self, copies: Mapping[int, Copy]) -> None:
+        """Take all copies of the state that are there, when the process has made one."""
+
     def not_written(self, checkpoint: int, why: str) -> None:
         """Take the number of a checkpoint that it can't write as a survivor, and the reason."""
 
@@ -136,9 +140,8 @@ class WorkerConnection:
         self.kept: KeptEnd | None = None
         """Its kept states, which outlive it; None if it keeps none. The agent closes it."""
 
-        self.copies: dict[int, tuple[StagedPart, bool, bool]] = {}
-        """Number → copy of its state, whether that is the checkpoint of a report, and whether steps
-        were taken since the last report. The newest is the last."""
+        self.copies: dict[int, Copy] = {}
+        """Number → copy of its state. The newest is the last."""
 
         self.has_finished = False
         """Whether the training has returned, or stopped after a checkpoint as requested."""
@@ -288,6 +291,7 @@ class WorkerConnection:
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
                 if tag == "copied":
                     self.copies[part.checkpoint] = part, is_report, is_ahead
+                    self._owner.copied(self.copies)
                 else:
                     self._owner.take_state(part, is_report, is_ahead)
             case ["uncopied", number]:

@@ -15,6 +15,7 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray
 from polytrain.events.attempt import AgentsPlaced, Event, PlacementFailed, move_wanted
 from polytrain.events.preemption import LeavingNode
+from polytrain.policy.neighbours import neighbours
 from polytrain.policy.placement import members
 from polytrain.policy.scaling import holds
 from polytrain.workers.agents.agent_host import (
@@ -118,6 +119,15 @@ class AgentGroup:
         self._let_zygote_go_if_unused()
         streams = self._streams.start()
         assignments = self._new_assignments(len(order.members))
+        if self._run.run_config.checkpoint_config.memory is not None:
+            ranked = self._pool.ranked
+            others = neighbours([each.place.node_id for each in ranked])
+            self._launcher.introduce(
+                {
+                    each: None if other is None else ranked[other]
+                    for each, other in zip(ranked, others, strict=True)
+                }
+            )
         self._launcher.call(
             {
                 agent_handle: LaunchProcess(

@@ -107,6 +107,10 @@ class AgentLauncher(Protocol):
         """Have the nodes of these agents connect to each other; leads to `LinksTried`."""
         return
 
+    def introduce(self, neighbours: Mapping[AgentHandle, AgentHandle | None]) -> None:
+        """Say to which agent on another host each agent sends copies of its rank's state."""
+        return
+
     def outlook(self) -> Outlook | None:
         """Return the outlook for the requested agents; None if nodes are never added."""
         return None

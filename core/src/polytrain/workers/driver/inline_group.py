@@ -36,6 +36,7 @@ from polytrain.workers.agents.calls import (
     ReadKept,
     ReadStacks,
     SendCheckpoints,
+    SendCopies,
     SendRoster,
     StoreCopy,
     StoreRest,
@@ -118,7 +119,15 @@ class InlineGroup:
                 self._inbox.append(leave_message())
             case Kill():
                 self._killed = True
-            case ReadStacks() | StoreRest() | ReadKept() | WriteState() | StoreCopy() | DropCopy():
+            case (
+                ReadStacks()
+                | StoreRest()
+                | ReadKept()
+                | WriteState()
+                | SendCopies()
+                | StoreCopy()
+                | DropCopy()
+            ):
                 # This thread can't dump its own stack while it trains; rank 0 has no rest to store;
                 # a lost process has no survivors.
                 pass

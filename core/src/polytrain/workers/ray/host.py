@@ -6,18 +6,42 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
 
 from polytrain.data.read.ray_pipeline import allow_blocking_get
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, RankAssignment, assigned
+from polytrain.workers.agents.neighbour_copies import Piece, Whole
 from polytrain.workers.agents.node_checks import ipv4_interfaces, on_network
 from polytrain.workers.ray.links import LinkEnd, Listening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNeighbour:
+    """A `Neighbour` in another host's actor."""
+
+    actor: Any
+    number: int
+    """The agent's number."""
+
+    rank: int
+
+    async def keep(self, sent: Piece | Whole) -> None:
+        """See `Neighbour`."""
+        try:
+            await self.actor.keep.remote(self.number, sent)
+        except RayTaskError as error:
+            # Its text is the whole traceback.
+            raise OSError(str(error.cause)) from error
+        except RayError as error:
+            raise ConnectionError(str(error)) from error
 
 
 class RayHost:
@@ -72,6 +96,14 @@ class RayHost:
         await self._host.call(
             {number: assigned(call, assignment) for number, assignment in assignments.items()}
         )
+
+    async def meet(self, neighbours: Mapping[int, RayNeighbour | None]) -> None:
+        """Say where agents send copies of states; see `AgentHost.meet`."""
+        self._host.meet(neighbours)
+
+    async def keep(self, number: int, sent: Piece | Whole) -> None:
+        """Have an agent keep what one on another host sends; see `AgentHost.keep`."""
+        await self._host.keep(number, sent)
 
     async def listen(self) -> Listening:
         """Listen for trial connections; see `LinkEnd`."""

@@ -53,7 +53,7 @@ from polytrain.workers.agents.calls import (
 from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
-from polytrain.workers.ray.host import RayHost
+from polytrain.workers.ray.host import RayHost, RayNeighbour
 from polytrain.workers.ray.links import failed_links
 from polytrain.workers.ray.losses import NodeContacts, why_gone
 
@@ -255,6 +255,23 @@ class RayAgentLauncher:
             given = {number: assignments.get(each) for number, each in own.items()}
             answer = host.actor.call.remote(argument, given)
             self._loop.submit(self._await_answer(answer, host, shared, list(own.values())))
+
+    def introduce(self, neighbours: Mapping[AgentHandle, AgentHandle | None]) -> None:
+        """Say to which agent on another host each agent sends copies of its rank's state."""
+        by_host: dict[_Host, dict[int, RayNeighbour | None]] = defaultdict(dict)
+        for agent_handle, other in neighbours.items():
+            host = self._hosts.get(agent_handle.number)
+            its = None if other is None else self._hosts.get(other.number)
+            if host is None:
+                continue
+            by_host[host][agent_handle.number] = (
+                None
+                if other is None or other.assigned is None or its is None
+                else RayNeighbour(actor=its.actor, number=other.number, rank=other.assigned[0])
+            )
+        for host, own in by_host.items():
+            # If it is lost, `_listen` reports that.
+            host.actor.meet.remote(own)
 
     def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
         """Have the nodes of these agents connect to each other; leads to `LinksTried`."""

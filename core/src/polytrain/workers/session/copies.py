@@ -59,6 +59,9 @@ class Copies:
     """Returns the copies that the driver has had all ranks drop since the last call: the number of
     each, and whether none is made any more."""
 
+    are_sent: bool = False
+    """Whether the agent sends copies to another host. It then keeps the last two that were sent."""
+
     is_used: bool = False
     """Whether anything has said what the training's state is."""
 
@@ -254,8 +257,9 @@ class Copies:
 
     def _expect_room(self, size: int) -> None:
         there = shutil.disk_usage(self.scratch).free
-        if there < _AT_ONCE * size:
+        count, needed = ("four", 2 * _AT_ONCE) if self.are_sent else ("two", _AT_ONCE)
+        if there < needed * size:
             raise OSError(
-                f"two copies need {_AT_ONCE * size / 1e6:.0f} MB, and {self.scratch} has room for "
-                f"{there / 1e6:.0f} MB; set TMPDIR to a directory with more"
+                f"{count} copies need {needed * size / 1e6:.0f} MB, and {self.scratch} has room "
+                f"for {there / 1e6:.0f} MB; set TMPDIR to a directory with more"
             )

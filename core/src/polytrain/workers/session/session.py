@@ -418,6 +418,7 @@ class WorkerSession:
             attempt=order.attempt_id,
             rank=self.world.me.rank,
             is_alone=self.world.size == 1,
+            are_sent=self.world.me.node_count > 1,
             scratch=self._scratch,
             pace=CopyPace(every=every, is_shared=self.world.size > 1),
             copying=self._uploader.copying,

@@ -1,0 +1,178 @@
+"""An agent sends its rank's copies to another host, whose agent keeps the last whole one."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.unit.checkpoint.checkpoints import ATTEMPT, store_in
+
+from polytrain.checkpoint.manifest import directory_name
+from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten, stored_part
+from polytrain.checkpoint.staging import COPIES, Stagings
+from polytrain.events.attempt import CopySent, StateUnwritten
+from polytrain.workers.agents import neighbour_copies
+from polytrain.workers.agents.neighbour_copies import Copy, KeptCopies, Piece, SentCopies, Whole
+from polytrain.workers.agents.part_storer import if_undamaged, of_state
+
+CONTENT = {"model.pt": b"weights" * 1000, "state/rest.pt": b"", "other": b"x"}
+
+
+@dataclass
+class Host:
+    """The other host: what arrives there is kept, up to a number of pieces."""
+
+    kept: KeptCopies
+    rank: int = 1
+    pieces: int = 1_000
+    error: Exception = field(default_factory=lambda: ConnectionError("lost"))
+
+    async def keep(self, sent: Piece | Whole) -> None:
+        if self.pieces == 0:
+            raise self.error
+        self.pieces -= 1
+        self.kept.take(sent)
+
+
+class Pair:
+    """An agent's rank 0, and its neighbour."""
+
+    def __init__(self, path: Path) -> None:
+        self.scratch = path / "a"
+        (path / "b").mkdir(parents=True)
+        self.scratch.mkdir()
+        self.events: list[CopySent] = []
+        self.host = Host(KeptCopies(path / "b"))
+        self.host.kept.launched(ATTEMPT.attempt)
+        self.sent = SentCopies(tell=self.events.append, neighbour=self.host)
+        self.sent.launched(ATTEMPT.attempt, 0, self.scratch)
+        self.copies: dict[int, Copy] = {}
+
+    def make(self, number: int) -> None:
+        """Make a copy as a worker process does, which keeps the last two."""
+        name = directory_name(number, ATTEMPT)
+        staging = Stagings(scratch=self.scratch / COPIES, near=None).new(name, 0)
+        for file, content in CONTENT.items():
+            (staging / file).parent.mkdir(exist_ok=True)
+            (staging / file).write_bytes(content)
+        part = StagedPart(
+            attempt_id=ATTEMPT,
+            rank=0,
+            checkpoint=number,
+            staged=staging,
+            stamps={},
+            step=number,
+            metrics={},
+            positions={},
+        )
+        while len(self.copies) > 1:
+            [oldest, *_] = self.copies
+            staged = self.copies.pop(oldest)[0].staged
+            assert staged is not None
+            shutil.rmtree(staged)
+        self.copies[number] = part, False, True
+        self.sent.made(self.copies)
+
+    def runs(self, *steps: Callable[[], None]) -> None:
+        """Run steps on an event loop; what is sent arrives before the next one."""
+
+        async def run() -> None:
+            for step in steps:
+                step()
+                while (sending := self.sent._sending) is not None and not sending.done():
+                    await asyncio.wait([sending])
+
+        asyncio.run(run())
+
+    def numbers(self) -> list[int]:
+        return [n for n in range(100) if self.host.kept.copy(ATTEMPT.attempt, 0, n) is not None]
+
+
+def test_a_copy_arrives_whole(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.runs(partial(pair.make, 3))
+    assert [(each.number, each.holder, each.reason) for each in pair.events] == [(3, 1, "")]
+    found = pair.host.kept.copy(ATTEMPT.attempt, 0, 3)
+    assert found is not None
+    (part, is_report, is_ahead), hashes = found
+    assert (part.step, is_report, is_ahead) == (3, False, True)
+    assert part.staged is not None
+    assert {name: (part.staged / name).read_bytes() for name in hashes} == CONTENT
+
+
+def test_the_next_one_is_sent_when_all_ranks_are_asked_to(tmp_path: Path) -> None:
+    """Until the number is known, the rank goes on; what it has sent stays for other ranks."""
+    pair = Pair(tmp_path)
+    pair.runs(
+        *(partial(pair.make, number) for number in (1, 2, 3, 4)),
+        partial(pair.sent.send_from, ATTEMPT.attempt, 6, pair.copies),
+        *(partial(pair.make, number) for number in (5, 6, 7)),
+    )
+    assert [each.number for each in pair.events] == [1, 6]
+    assert pair.numbers() == [1, 6]
+    for part, _, _ in pair.sent.there.values():
+        assert part.staged is not None
+        assert (part.staged / "model.pt").read_bytes() == CONTENT["model.pt"]
+    assert sorted(pair.sent.there) == [1, 6]
+
+
+def test_a_copy_that_is_cut_off_does_not_count(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.runs(partial(pair.make, 1))
+    pair.host.pieces = 2
+    pair.runs(partial(pair.sent.send_from, ATTEMPT.attempt, 2, {}), partial(pair.make, 2))
+    assert pair.numbers() == [1]
+    # The loss of a host is reported elsewhere.
+    assert [each.number for each in pair.events] == [1]
+
+
+def test_a_neighbour_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=8000))
+    monkeypatch.setattr(neighbour_copies, "shutil", usage)
+    pair = Pair(tmp_path)
+    pair.runs(partial(pair.make, 1))
+    [sent] = pair.events
+    assert sent.holder is None
+    assert "set TMPDIR to a directory with more" in sent.reason
+    assert pair.numbers() == []
+
+
+def test_copies_of_an_earlier_attempt_are_deleted(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.runs(partial(pair.make, 1))
+    pair.host.kept.launched(ATTEMPT.attempt + 1)
+    pair.sent.launched(ATTEMPT.attempt + 1, 0, pair.scratch)
+    assert not [file for file in (tmp_path / "b").rglob("*") if file.is_file()]
+    assert not [file for file in (pair.scratch / "sent").rglob("*") if file.is_file()]
+    late = Piece(part=pair.copies[1][0], size=1, name="model.pt", offset=0, content=b"")
+    with pytest.raises(ValueError, match="another attempt"):
+        pair.host.kept.take(late)
+
+
+@pytest.mark.parametrize("file", [None, *CONTENT])
+def test_a_damaged_copy_is_refused(tmp_path: Path, file: str | None) -> None:
+    pair = Pair(tmp_path)
+    pair.runs(partial(pair.make, 3))
+    found = pair.host.kept.copy(ATTEMPT.attempt, 0, 3)
+    assert found is not None
+    (part, is_report, is_ahead), hashes = found
+    assert part.staged is not None
+    if file is not None:
+        with (part.staged / file).open("ab") as damaged:
+            damaged.write(b"!")
+    (tmp_path / "run").mkdir()
+    outcome = stored_part(store_in(tmp_path / "run"), part)
+    assert isinstance(outcome, PartStored)
+    as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
+    event = if_undamaged(as_event, hashes, host="b")(outcome)
+    if file is None:
+        assert isinstance(event, StateWritten)
+    else:
+        assert isinstance(event, StateUnwritten)
+        assert event.reason == f"its copy on b is damaged: {file} isn't what was sent"
