@@ -131,6 +131,11 @@ PROMISES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
             "tests/e2e/test_torch_state.py::test_a_killed_sharded_run_ends_in_the_same_weights",
         ),
         (
+            "the same with FSDP2 on a mesh of replicas by shards",
+            "yes",
+            "tests/e2e/test_hsdp.py::test_a_killed_run_ends_in_the_same_bits",
+        ),
+        (
             "sharded states, resumed on another number of workers",
             "but for rounding",
             "tests/e2e/test_torch_shards.py::test_shards_are_resumed_on_any_number_of_workers",
