@@ -116,6 +116,12 @@ PROMISES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
             "::test_kills_and_other_numbers_of_workers_change_no_bit",
         ),
         (
+            "the same, over a kill and compiled by inductor",
+            "yes",
+            "tests/e2e/test_virtual_compiled.py"
+            "::test_compiled_code_has_the_same_bits_on_any_rank_and_after_a_kill",
+        ),
+        (
             "the weights on 1, 2, 3 or 4 workers, without virtual workers",
             "but for rounding, if the loss is a mean over rows",
             "tests/e2e/test_row_weights.py::test_every_door_ends_where_one_process_ends",

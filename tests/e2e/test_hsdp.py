@@ -123,6 +123,7 @@ def states_of(result: Result, file: Path) -> dict[str, torch.Tensor]:
     return {**whole["model"], **optimizer}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("dies_at", "memory", "is_prepared"),
     [
@@ -149,6 +150,7 @@ def test_a_killed_run_ends_in_the_same_bits(
     assert equal(states_of(killed, tmp_path / "killed.pt"), states_of(whole, tmp_path / "whole.pt"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "mesh", [(1, 2), only_in_sweep((4, 1)), only_in_sweep((1, 4)), only_in_sweep((1, 1))], ids=str
 )

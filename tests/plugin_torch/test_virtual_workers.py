@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from tests.sweeps import only_in_sweep
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import polytrain
@@ -414,7 +416,20 @@ def asks_for_what_isnt_exact() -> None:
         prepare_data_loader(loader)
 
 
-@pytest.mark.parametrize("function", [loops_wrongly, asks_for_what_isnt_exact])
+def compiles_too_many_shapes() -> None:
+    compiled = torch.compile(lambda x: x.sum(), backend="eager")
+    # After that torch would compile no more shapes, but go on with those that it has.
+    with pytest.raises(FailOnRecompileLimitHit):
+        [compiled(torch.ones(rows)) for rows in range(2, 100)]
+    dynamic = torch.compile(lambda x: x.mean(), backend="eager", dynamic=True)
+    assert all(dynamic(torch.ones(rows)) == 1 for rows in range(2, 100))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "function",
+    [loops_wrongly, asks_for_what_isnt_exact, only_in_sweep(compiles_too_many_shapes)],
+)
 def test_a_mistake_is_an_error_that_says_what_to_do(
     function: Callable[[], None], tmp_path: Path
 ) -> None:

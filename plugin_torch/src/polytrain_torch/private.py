@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from types import FrameType
 from typing import Any
@@ -32,6 +33,7 @@ __all__ = [
     "after_backward",
     "backward_pass",
     "clear_mesh_caches",
+    "compiled_by_shape",
     "deepspeed_config",
     "default_store",
     "fsdp_state",
@@ -136,6 +138,28 @@ def mark_unwritten(tensor: torch.Tensor) -> bool:
 def is_unwritten(tensor: torch.Tensor) -> bool:
     """Return whether nothing has written to a tensor since `mark_unwritten`."""
     return torch._C._is_cow_tensor(tensor)
+
+
+@contextmanager
+def compiled_by_shape() -> Iterator[None]:
+    """Have code of `torch.compile` depend on a call's shapes alone, in a block of code.
+
+    By itself torch compiles the second size of a dimension for all sizes, also for one that it has
+    compiled before; it chooses kernels by their times; and after eight sizes it compiles no more.
+    So the last bits would depend on earlier calls, which other ranks or attempts haven't made.
+    `torch.compiler` has no names for these settings.
+
+    In the block more than 64 compilations of one function raise an error.
+    """
+    from torch._dynamo import config as tracing
+    from torch._inductor import config as kernels
+
+    limit = max(tracing.recompile_limit, 64)
+    shapes = tracing.patch(
+        automatic_dynamic_shapes=False, recompile_limit=limit, fail_on_recompile_limit_hit=True
+    )
+    with shapes, kernels.patch(deterministic=True):
+        yield
 
 
 def has_communication_hook(model: torch.nn.parallel.DistributedDataParallel) -> bool:

@@ -30,6 +30,7 @@ from polytrain_torch.collectives.socket_sums import SocketSums
 from polytrain_torch.collectives.tree_sums import summed
 from polytrain_torch.models.buffers import Buffers
 from polytrain_torch.models.proof import Proofs
+from polytrain_torch.private import compiled_by_shape
 from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
 from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.virtual_gradients import Gradients
@@ -115,7 +116,7 @@ def virtual_workers(world: World) -> Iterator[None]:
         register_module_module_registration_hook(_refuse_other_ddp),
     )
     try:
-        with _deterministic():
+        with _deterministic(), compiled_by_shape():
             yield
         virtual.end()
     finally:
