@@ -28,8 +28,10 @@ IN_ALL = (
     *("polytrain.workers.session.worker_process", "numpy", "pandas"),
     *("polytrain.data.shards.opening", "polytrain.prediction.worker_process"),
     "polytrain.testing.local_rank",
+    *("pytest", "polytrain.api.trainer", "polytrain.api.result"),
 )
-"""They take half a second to import, a framework up to four."""
+"""They take half a second to import, a framework up to four. The last three are imported by tests'
+modules, and so by the workers that run functions of these: for longer than most of these run."""
 
 UNIT = Path(__file__).parent / "unit"
 
