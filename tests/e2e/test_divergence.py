@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tests.e2e import boosters
 from tests.e2e.journals import journal
 from tests.sweeps import only_in_sweep
 
@@ -28,7 +27,6 @@ from polytrain import (
     DataConfig,
     FailureConfig,
     FailureKind,
-    InvalidJobError,
     Result,
     Rollback,
     RunConfig,
@@ -251,68 +249,6 @@ def test_a_checkpoint_of_a_bad_step_never_counts(quiet: RunConfig) -> None:
     finished = fit(quiet, table(poisoned={23}), **{**run, "on_divergence": "rollback"})
     assert [launch["step"] for launch in journal(finished.path, "Launched")][:2] == [0, 2]
     assert len(state_of(finished)["trained"]) == EPOCHS * PER_EPOCH - 2
-
-
-def unstable(predictions: Any, rows: Any) -> tuple[Any, Any]:
-    """A squared error that is too steep: with a rate of 1 predictions grow until they overflow."""
-    label = rows.get_label()
-    gradient = 3 * (predictions - label)
-    overflows = np.abs(predictions).max() > 100
-    return gradient * (1e36 if overflows else 1.0), np.ones(len(label))
-
-
-def gentler(params: dict[str, Any], rollback: Rollback) -> dict[str, Any]:
-    return {**params, "learning_rate": params["learning_rate"] / 4}
-
-
-UNSTABLE: dict[str, dict[str, Any]] = {
-    "xgboost": {
-        "params": {"learning_rate": 1.0, "base_score": 0.0, "eval_metric": "rmse"},
-        "obj": unstable,
-    },
-    "lightgbm": {"params": {"learning_rate": 1.0, "metric": "rmse", "objective": unstable}},
-}
-
-
-def explodes(history: list[dict[str, Any]]) -> bool:
-    return bool(history[-1]["train-rmse"] > 50)
-
-
-RULES = {"xgboost": None, "lightgbm": explodes}
-"""XGBoost's predictions become infinite; LightGBM's don't, they are as far off as the rule says."""
-
-
-@pytest.mark.parametrize("backend", boosters.BACKENDS)
-def test_boosting_goes_back_and_continues_with_another_rate(quiet: RunConfig, backend: str) -> None:
-    """As if somebody had gone back by hand, to the last checkpoint before the overflow."""
-    options = {**UNSTABLE[backend], "num_boost_round": 14, "backend": backend}
-    quiet = dataclasses.replace(quiet, checkpoint_config=CheckpointConfig(checkpoint_frequency=2))
-    failures = FailureConfig(
-        on_divergence="rollback", divergence=RULES[backend], on_rollback=gentler
-    )
-    result = boosters.fit(
-        dataclasses.replace(quiet, failure_config=failures), boosters.a_table(), 2, **options
-    )
-    [rollback] = result.rollbacks
-    assert rollback.skipped == {}
-    [_, launched] = journal(result.path, "Launched")
-    assert launched["step"] == rollback.good_step - rollback.good_step % 2 > 0
-    assert result.metrics["train-rmse"] < 1
-    by_hand = boosters.fit(
-        quiet,
-        boosters.a_table(),
-        2,
-        **{**options, "params": gentler(options["params"], rollback)},
-        restore_from=launched["start"],
-    )
-    assert boosters.model_of(by_hand) == boosters.model_of(result)
-
-
-@pytest.mark.parametrize("backend", boosters.BACKENDS)
-def test_boosting_has_no_batches_to_leave_out(quiet: RunConfig, backend: str) -> None:
-    quiet = dataclasses.replace(quiet, failure_config=FailureConfig(on_divergence="rollback"))
-    with pytest.raises(InvalidJobError, match=r"each round is trained on all .*on_rollback"):
-        boosters.fit(quiet, boosters.a_table(), 0, backend=backend)
 
 
 def diverges_unread(config: dict[str, Any]) -> None:
