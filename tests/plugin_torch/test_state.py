@@ -14,10 +14,12 @@ from tests.plugin_torch.conftest import Run
 
 import polytrain
 from polytrain import (
+    Checkpoint,
     CheckpointConfig,
     RunConfig,
     ScalingConfig,
     TrainingFailedError,
+    ValidationConfig,
     make_trainer,
 )
 from polytrain.testing.local_world import run_world
@@ -44,6 +46,31 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
     refuse_unsafe({"groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], "weights": torch.ones(2)})
     with pytest.raises(TypeError, match=r"can't hold pathlib.*weights_only"):
         refuse_unsafe({"groups": [{"lr": 0.1, "path": tmp_path}]})
+
+
+def validate(checkpoint: Checkpoint) -> dict[str, float]:
+    with checkpoint.as_directory() as directory:
+        return {"weight": float(torch.load(Path(directory, "model.pt"))["weight"][0, 0])}
+
+
+def test_a_report_requests_a_validation(run: Run) -> None:
+    def train() -> None:
+        model = layer()
+        state = TrainingState(model=model)
+        for step in range(3):
+            torch.nn.init.constant_(model.weight, step)
+            state.report({"step": step}, validation=step > 0, epoch=step)
+
+    result = run(train, validation_config=ValidationConfig(validate))
+    assert [metrics.get("weight") for metrics in result.history] == [None, 1, 2]
+
+
+def test_an_option_of_a_report_is_no_progress(run: Run) -> None:
+    def train() -> None:
+        TrainingState(model=layer()).report({}, epoch=1, upload="sync")
+
+    with pytest.raises(TrainingFailedError, match=r"upload= is an option of polytrain\.report"):
+        run(train)
 
 
 def test_an_optimizer_of_what_sharding_has_replaced_is_refused(run: Run) -> None:

@@ -17,10 +17,15 @@ from typing import Any
 
 import torch
 
-import polytrain
-from polytrain import Checkpoint, get_checkpoint
+from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint
 from polytrain.extension import survivor
-from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, part_of
+from polytrain_torch.checkpoints.parts import (
+    checkpoint_of,
+    directory_of_all,
+    part_of,
+    refuse_options,
+    report_part,
+)
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
     States,
@@ -119,7 +124,13 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
     return own["progress"]
 
 
-def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any) -> None:
+def report(
+    accelerator: Accelerator,
+    metrics: Mapping[str, Any],
+    *,
+    validation: bool | ValidationTaskConfig = False,
+    **progress: Any,
+) -> None:
     """Report metrics with a checkpoint of all prepared objects. All ranks call this.
 
     State that differs by rank is restored to its rank, on the same number of workers.
@@ -127,14 +138,17 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
     Args:
         accelerator: its prepared objects and every rank's random states are saved.
         metrics: as for `polytrain.report`.
+        validation: as for `polytrain.report`: whether to validate the checkpoint.
         progress: plain data that `restore` returns, such as the next epoch's number.
 
     Raises:
         ValueError: `automatic_checkpoint_naming` is set.
-        TypeError: a value isn't plain data, and couldn't be loaded safely.
+        TypeError: a value isn't plain data, and couldn't be loaded safely; or another option of
+            `polytrain.report` is passed.
         CheckpointError: an object's state in the first checkpoint can't be loaded.
     """
     refuse_virtual_workers("Accelerate")
+    refuse_options(progress)
     _refuse_own_names(accelerator)
     keeps = keeper.keeper()
     if keeps is not None:
@@ -157,7 +171,7 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
             saved = {"progress": progress, "found": found}
             save_safely(saved, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
-            polytrain.report(metrics, checkpoint_of(part))
+            report_part(metrics, checkpoint_of(part), validation)
 
 
 def _objects(accelerator: Accelerator) -> dict[str, Any]:

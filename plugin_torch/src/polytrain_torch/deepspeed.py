@@ -24,9 +24,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import polytrain
-from polytrain import Checkpoint, get_checkpoint, get_context
-from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, part_of
+from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint, get_context
+from polytrain_torch.checkpoints.parts import (
+    checkpoint_of,
+    directory_of_all,
+    part_of,
+    refuse_options,
+    report_part,
+)
 from polytrain_torch.checkpoints.rank_parts import (
     States,
     differences,
@@ -106,20 +111,29 @@ def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]
     return own["progress"]
 
 
-def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
+def report(
+    engine: Any,
+    metrics: Mapping[str, Any],
+    *,
+    validation: bool | ValidationTaskConfig = False,
+    **progress: Any,
+) -> None:
     """Report metrics with a checkpoint of the engine's state. All ranks call this.
 
     Args:
         engine: from `initialize`.
         metrics: as for `polytrain.report`.
+        validation: as for `polytrain.report`: whether to validate the checkpoint.
         progress: plain data that `restore` returns, such as the next epoch's number.
 
     Raises:
-        TypeError: a value isn't plain data, and couldn't be loaded safely.
+        TypeError: a value isn't plain data, and couldn't be loaded safely; or another option of
+            `polytrain.report` is passed.
         RuntimeError: there are shards on several nodes, and only rank 0 writes checkpoints.
         CheckpointError: the first checkpoint's state of the module, the scheduler or an optimizer
             without ZeRO can't be loaded.
     """
+    refuse_options(progress)
     with directory_of_all() as directory:
         engine.save_checkpoint(directory, tag=DEEPSPEED, save_latest=False)
         # DeepSpeed saves only rank 0's buffers.
@@ -134,7 +148,7 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
             save_safely(saved, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
             save_rank_states(part)
-            polytrain.report(metrics, checkpoint_of(part))
+            report_part(metrics, checkpoint_of(part), validation)
 
 
 def _read_back(engine: Any, directory: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
-from polytrain import Checkpoint, get_context
+from polytrain import Checkpoint, ValidationTaskConfig, get_context, report
 from polytrain.extension import scratch_directory
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import gathered
@@ -81,6 +83,29 @@ def directory_of_all() -> Iterator[Path]:
 def checkpoint_of(part: Path | None) -> Checkpoint | None:
     """Return a rank's part as a `Checkpoint`; None if it has none."""
     return None if part is None else Checkpoint.from_directory(str(part))
+
+
+def report_part(
+    metrics: Mapping[str, Any],
+    checkpoint: Checkpoint | None,
+    validation: bool | ValidationTaskConfig,
+) -> None:
+    """Report this rank's part of a checkpoint; a rank that writes none requests no validation."""
+    report(metrics, checkpoint, validation=validation if checkpoint is not None else False)
+
+
+def refuse_options(progress: Mapping[str, Any]) -> None:
+    """Raise an error if an option of `polytrain.report` would be kept as progress.
+
+    Raises:
+        TypeError: there is one.
+    """
+    for name in inspect.signature(report).parameters.keys() & progress.keys():
+        raise TypeError(
+            f"{name}= is an option of polytrain.report, which this report doesn't take. Leave it "
+            "out: CheckpointConfig has options for all checkpoints of a run. Give progress of that "
+            "name another one."
+        )
 
 
 def copy_whole(saved: Path, target: Path) -> Path:

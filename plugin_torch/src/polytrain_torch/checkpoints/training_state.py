@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from polytrain import Checkpoint, get_checkpoint, get_context, report
+from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint, get_context
 from polytrain.extension import scratch_directory, survivor
 from polytrain_plugins.type_names import a_type
 from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, warn_inexact
+from polytrain_torch.checkpoints.parts import refuse_options, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
     comparable,
@@ -303,13 +304,24 @@ class TrainingState:
         if is_first_save(self):
             self._read_back(directory, states)
 
-    def report(self, metrics: Mapping[str, Any], **progress: Any) -> None:
+    def report(
+        self,
+        metrics: Mapping[str, Any],
+        *,
+        validation: bool | ValidationTaskConfig = False,
+        **progress: Any,
+    ) -> None:
         """Report metrics with a checkpoint of all parts; see `polytrain.report`. All ranks call it.
 
         Args:
             metrics: as for `polytrain.report`.
+            validation: as for `polytrain.report`: whether to validate the checkpoint.
             progress: plain data that `restore` returns, such as the next epoch's number.
+
+        Raises:
+            TypeError: another option of `polytrain.report` is passed.
         """
+        refuse_options(progress)
         keeps = keeper.keeper()
         if keeps is not None:
             keeps.at_report(metrics, progress)
@@ -317,7 +329,8 @@ class TrainingState:
         with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
             self.save(directory, **progress)
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
-            report(metrics, checkpoint=Checkpoint.from_directory(directory) if writes else None)
+            checkpoint = Checkpoint.from_directory(directory) if writes else None
+            report_part(metrics, checkpoint, validation)
 
     def _is_trained(self, name: str) -> bool:
         part = self._parts[name]
