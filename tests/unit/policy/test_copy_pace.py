@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +87,28 @@ def test_nothing_is_agreed_before_a_rank_has_timed_its_steps() -> None:
     assert shared(copy_s=9.0, steps=1, pace=pace) == [1]
     pace.agree([pace.wanted, pace.wanted])
     assert shared(copy_s=9.0, steps=20, pace=pace) == [2, 6, 14]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_a_copy_makes_the_next_step_wait_is_its_cost(is_shared: bool) -> None:
+    """Steps take a second, and a copy 0.03 s; the next step waits 0.27 s for another rank's."""
+    pace = CopyPace(every="auto", is_shared=is_shared)
+    now, waits, at = 0.0, 0.0, []
+    for step in range(1, 100):
+        now, waits = now + 1 + waits, 0.0
+        if pace.is_due(now):
+            at.append(step)
+            pace.copied(now, now + 0.03)
+            now, waits = now + 0.03, 0.27
+            pace.agree([pace.wanted] if len(at) == 3 and is_shared else [0])
+    # 0.3 s in 10 s are three percent.
+    assert {later - earlier for earlier, later in pairwise(at[-4:])} == {10}
+
+
+def test_a_cheap_copy_is_made_after_each_step_once_a_step_is_timed() -> None:
+    pace, at = CopyPace(every="auto"), []
+    for step in range(1, 8):
+        if pace.is_due(float(step)):
+            at.append(step)
+            pace.copied(float(step), step + 0.001)
+    assert at == [1, 3, 4, 5, 6, 7]

@@ -10,6 +10,9 @@ from typing import Literal
 _SHARE = 0.03
 """Maximum share of the time that "auto" spends on copies."""
 
+_AVERAGED = 8
+"""Number of copies, about, over which a cost is averaged that other work on the machine blurs."""
+
 
 @dataclass(slots=True, kw_only=True)
 class CopyPace:
@@ -36,21 +39,46 @@ class CopyPace:
     _ended: float | None = None
     """When the last copy ended; None before there was one."""
 
+    _after: float = 0.0
+    """Seconds from there to the end of the next step: other ranks may still have copied."""
+
+    _step: float = 0.0
+    """Seconds of a step that doesn't follow a copy; 0 if not known yet."""
+
+    _excess: float = 0.0
+    """By how many seconds a step that follows a copy is longer, on average."""
+
+    _timed: int = 0
+    """Number of steps in that average."""
+
     def is_due(self, now: float) -> bool:
         """Note a step; return whether the state after it is to be copied."""
         self._steps += 1
+        if self._steps == 1 and self._ended is not None:
+            self._after = now - self._ended
         if self.every != "auto":
             return self._steps >= self.every
-        return self._steps >= self._interval if self.is_shared else now >= self._due_at
+        if self.is_shared:
+            return self._steps >= self._interval
+        is_known = self._ended is None or self._step > 0 or self._steps > 1
+        return is_known and now >= self._due_at
 
     def copied(self, began: float, ended: float) -> None:
-        """Note that a copy was made, or tried, between these times."""
-        rest = (ended - began) * (1 / _SHARE - 1)
+        """Note that a copy was made, or tried, between these times.
+
+        If steps that follow a copy are longer than others, that is a cost of copies too.
+        """
+        cost = ended - began
         if self._ended is not None:
-            step = (began - self._ended) / self._steps
-            self.wanted = max(1, math.ceil(rest / step)) if step > 0 else self._steps
+            if self._steps > 1:
+                self._step = (began - self._ended - self._after) / (self._steps - 1)
+            step = self._step or self._after
+            self._timed = min(self._timed + 1, _AVERAGED)
+            self._excess += (self._after - step - self._excess) / self._timed
+            cost += max(0.0, self._excess)
+            self.wanted = max(1, math.ceil(_rest(cost) / step)) if step > 0 else self._steps
         self._steps = 0
-        self._due_at, self._ended = ended + rest, ended
+        self._due_at, self._ended = ended + _rest(cost), ended
         if not self._is_agreed:
             self._interval *= 2
 
@@ -62,3 +90,8 @@ class CopyPace:
         """
         if any(wanted):
             self._is_agreed, self._interval = True, max(wanted)
+
+
+def _rest(cost: float) -> float:
+    """Return how many seconds have to be spent otherwise for a copy's."""
+    return cost * (1 / _SHARE - 1)
