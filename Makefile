@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test newest lowest sweep hosts gpu dist conformance crash chaos docs bench-script bench-startup bench-scale bench-report bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test newest lowest sweep hosts gpu dist conformance crash chaos docs bench-script bench-startup bench-scale bench-report bench-lost bench-lost-steps bench-lost-rounds bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
 	bench-boosters bench-torch bench-cuts bench-faults bench-exact bench-preflight reference screenshot booster-table clean
 
@@ -110,6 +110,8 @@ bench-scale: install ## time to the first line of 2 to 128 workers on two nodes 
 
 bench-report: $(VENV)/.stamp-bench ## cost of one report, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_report.py $(ARGS)
+
+bench-lost: bench-lost-steps bench-lost-rounds ## both of them: what random kills cost, for all that trains
 
 bench-lost-rounds: install ## rounds that random kills cost, and the model at the end, for boosters
 	@$(BIN)/python tests/benchmarks/bench_lost_rounds.py $(ARGS)

@@ -2,7 +2,8 @@
 
 Worker processes are killed at random moments, again and again, until the run has had so many
 failures. Each rank notes each step that it has taken, in a file: a step that the next attempt takes
-again was lost. At the end the weights have to be those of a run without a kill, to the last bit.
+again was lost. With `hvd.elastic` it notes those that it has committed. At the end the weights have
+to be those of a run without a kill, to the last bit.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trai
 
 WEIGHTS = "weights.pt"
 """File for the weights of a library that leaves no checkpoint of its own."""
+
+ALL = ("shared", "gloo", "accelerate", "transformers", "lightning", "elastic", "keras")
+"""What trains: torch with sums in shared memory or by gloo, or a library."""
 
 LONGEST_S = (0.3, 3.0)
 """Seconds from a first step to a kill, at most; Keras's first batches take longer than others."""
@@ -161,6 +165,131 @@ def train_transformers(config: dict[str, Any]) -> None:
         callbacks=[Notes()],
     )
     prepare_trainer(trainer).train()
+
+
+def train_accelerate(config: dict[str, Any]) -> None:
+    """The same network and steps by Accelerate, with a loader that it prepares."""
+    import os
+    import time
+
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch.accelerate import report, restore
+
+    class Count:
+        """The number of steps, as a part of the state."""
+
+        steps = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.steps = state["steps"]
+
+    torch.manual_seed(0)
+    width = config["width"]
+    inner = torch.nn.Sequential(
+        torch.nn.Linear(8, width),
+        torch.nn.BatchNorm1d(width),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(width, width),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, 1),
+    )
+    x = torch.randn(64 * config["batches"], 8)
+    accelerator, count = Accelerator(), Count()
+    accelerator.register_for_checkpointing(count)
+    model, optimizer, loader = accelerator.prepare(
+        inner,
+        torch.optim.AdamW(inner.parameters(), lr=1e-3),
+        DataLoader(TensorDataset(x, x.sum(1)), batch_size=32, shuffle=True),
+    )
+    context = polytrain.get_context()
+    me = context.get_attempt(), context.get_world_rank()
+    torch.manual_seed(me[1])
+    done = restore(accelerator)
+    log = os.open(config["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(event: str) -> None:
+        line = f"{event} {me[0]} {me[1]} {count.steps} {time.time()} {os.getpid()}\n"
+        os.write(log, line.encode())
+
+    note("begins")
+    for epoch in range(done.get("epoch", 0), config["epochs"]):
+        for x, y in loader:
+            loss = (model(x)[:, 0] - y).square().mean()
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            count.steps += 1
+            note("step")
+        report(accelerator, {"steps": count.steps}, epoch=epoch + 1)
+
+
+def train_elastic(config: dict[str, Any]) -> None:
+    """The same network by `hvd.elastic`, which notes the steps that it has committed."""
+    import os
+    import time
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    import polytrain_torch.horovod as hvd
+
+    hvd.init()
+    torch.manual_seed(0)
+    width = config["width"]
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, width),
+        torch.nn.BatchNorm1d(width),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(width, width),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, 1),
+    )
+    x = torch.randn(64 * config["batches"], 8)
+    sampler = hvd.elastic.ElasticSampler(x)
+    loader = DataLoader(TensorDataset(x, x.sum(1)), batch_size=32, sampler=sampler)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
+    )
+    context = polytrain.get_context()
+    me = context.get_attempt(), context.get_world_rank()
+    log = os.open(config["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(event: str) -> None:
+        line = f"{event} {me[0]} {me[1]} {state.steps} {time.time()} {os.getpid()}\n"
+        os.write(log, line.encode())
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        note("begins")
+        while state.epoch < config["epochs"]:
+            # Torch's loader would draw a number of the training's.
+            loader.generator = torch.Generator()
+            for number, (x, y) in enumerate(loader):
+                loss = (model(x)[:, 0] - y).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                sampler.record_batch(number, len(x))
+                state.steps += 1
+                if state.steps % 10 == 0:
+                    state.commit()
+                    note("step")
+            state.epoch += 1
+            sampler.set_epoch(state.epoch)
+        state.commit()
+
+    state = hvd.elastic.TorchState(
+        model=model, optimizer=optimizer, sampler=sampler, epoch=0, steps=0
+    )
+    train(state)
 
 
 def train_lightning(config: dict[str, Any]) -> None:
@@ -349,7 +478,12 @@ def fit(directory: Path, by: str, width: int, epochs: int, batches: int) -> Resu
         "output": str(directory / "output"),
     }
     (directory / "output").mkdir()
-    functions = {"transformers": train_transformers, "lightning": train_lightning}
+    functions = {
+        "accelerate": train_accelerate,
+        "transformers": train_transformers,
+        "lightning": train_lightning,
+        "elastic": train_elastic,
+    }
     options: dict[str, Any] = (
         keras_options(config)
         if by == "keras"
@@ -386,7 +520,9 @@ def values(model: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--by", default="shared,gloo,transformers,lightning,keras")
+    parser.add_argument(
+        "--by", default="shared,gloo,accelerate,transformers,lightning,elastic,keras"
+    )
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batches", type=int, default=500)
