@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,10 @@ class _Known:
     """What the trainer knows at a clean point."""
 
     state: Mapping[str, Any]
-    """The fields of its `TrainerState`."""
+    """The fields of its `TrainerState`. Its list of logs may have got longer since."""
+
+    logs: int
+    """The number of its logs."""
 
     end: Mapping[str, Any]
     """Which end of a step or an epoch it is, and what is left of it."""
@@ -107,10 +111,13 @@ class KeptSteps(TrainerCallback):
 
         self._is_epoch_end = False
         self._resumed = _Resumed()
-        self._own_batches, self._own_loss = trainer.get_batch_samples, trainer.compute_loss
-        self._own_step = trainer.training_step
-        trainer.get_batch_samples, trainer.compute_loss = self._batches, self._loss
-        trainer.training_step = self._step
+        self._has_forecast = False
+        """Whether the current training step has said what it ends with."""
+
+        self._own_batches, self._own_step = trainer.get_batch_samples, trainer.training_step
+        trainer.get_batch_samples, trainer.training_step = self._batches, self._step
+        # Like that of `weigh_backward`, which wraps no other one.
+        trainer.accelerator.backward = partial(self._backward, trainer.accelerator.backward)
 
     # Called by the trainer
 
@@ -200,21 +207,28 @@ class KeptSteps(TrainerCallback):
             flags = self._flags
             left = {"flags": flags, "operations": float(self._trainer.current_flos)}
             self._keeper.at_end_of_step(
-                _Known(state=self._state(), end={**self._end, **left}),
+                _Known(
+                    state=self._state(),
+                    logs=len(self._trainer.state.log_history),
+                    end={**self._end, **left},
+                ),
                 self._own(),
                 reported=reported,
                 is_sampled=flags["should_evaluate"],
             )
 
     def _state(self) -> State:
-        """Return the fields of the trainer's state, of which only the list of logs grows."""
+        """Return the fields of the trainer's state, of which only the list of logs grows.
+
+        Copying that in each step would take longer with each log.
+        """
         state, callbacks = self._trainer.state, self._trainer.callback_handler.callbacks
         kept = [*callbacks, self._trainer.control]
         of_callbacks = TrainerState(
             stateful_callbacks=[each for each in kept if isinstance(each, ExportableState)]
         ).stateful_callbacks
         known = {each.name: getattr(state, each.name) for each in fields(state)}
-        return {**known, "log_history": [*state.log_history], "stateful_callbacks": of_callbacks}
+        return {**known, "stateful_callbacks": of_callbacks}
 
     def _own(self) -> State:
         return {"sums": self._sums.kept()}
@@ -269,17 +283,22 @@ class KeptSteps(TrainerCallback):
             return "it searches for hyperparameters"
         return None
 
-    def _loss(self, model: Any, *args: Any, **options: Any) -> Any:
-        found = self._own_loss(model, *args, **options)
-        if self._keeper is not None and model.training and torch.is_grad_enabled():
-            self._keeper.after_forward()
-        return found
-
     def _step(self, *args: Any, **options: Any) -> Any:
+        self._has_forecast = False
         loss = self._own_step(*args, **options)
+        if not self._has_forecast:
+            self._forecast(loss)
+        return loss
+
+    def _backward(self, own_backward: Any, loss: Any, **options: Any) -> Any:
+        # Before the gradients meet those of other ranks.
+        self._forecast(loss.detach())
+        return own_backward(loss, **options)
+
+    def _forecast(self, loss: torch.Tensor) -> None:
         if self._keeper is not None:
             self._keeper.after_forward({"sums": self._sums.kept(loss)})
-        return loss
+            self._has_forecast = True
 
     # Called by the survivor's thread
 
@@ -297,7 +316,9 @@ class KeptSteps(TrainerCallback):
             save_safely(parts["model"], files / WEIGHTS_NAME)
         save_safely(parts["optimizer"], files / "optimizer.pt")
         save_safely(parts["lr_scheduler"], files / "scheduler.pt")
-        TrainerState(**of_library.state).save_to_json(str(files / "trainer_state.json"))
+        logs = of_library.state["log_history"][: of_library.logs]
+        state = TrainerState(**{**of_library.state, "log_history": logs})
+        state.save_to_json(str(files / "trainer_state.json"))
         self._write_beside(files)
         write_found(found, directory)
         save_safely({"end": of_library.end, "own": whole["own"]}, directory / _FILE)
