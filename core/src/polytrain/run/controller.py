@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, assert_never
+from typing import assert_never
 
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
+from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import (
     AgentLost,
-    ConditionMet,
     Diverged,
     Done,
     Event,
@@ -33,7 +32,7 @@ from polytrain.events.attempt import (
 from polytrain.events.output import BarMoved, Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
-from polytrain.policy.divergence import WINDOW, DivergenceRule
+from polytrain.policy.divergence import DivergenceRule
 from polytrain.policy.stop_rule import StopRule
 from polytrain.policy.validation import Validation
 from polytrain.record.entries import (
@@ -55,6 +54,7 @@ from polytrain.run.config_changes import ConfigChanges, OnRollbackError
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
+from polytrain.run.left_state import commit_state, last_reports
 from polytrain.run.machine import begin, note, step
 from polytrain.run.program import commit_search
 from polytrain.run.publisher import Publisher
@@ -86,14 +86,9 @@ from polytrain.workers.agents.calls import (
 )
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain.workers.session.job import LaunchOrder
-from polytrain_plugins import Attempt, Stopped
+from polytrain_plugins import Attempt
 
 logger = logging.getLogger(__name__)
-
-_OF_WORKER_0 = "rank 0 hasn't reported the step, and no other rank has virtual worker 0's metrics"
-
-_STATE_WITHIN_S = 5.0
-"""Seconds that a second signal waits at most for the processes' end, and for their state."""
 
 _GIT_WITHIN_S = 1.0
 """Seconds that the end of a run waits for git."""
@@ -164,8 +159,8 @@ class Controller:
         self._take_stop_requests()
         while self._conclusion is None:
             with self.interrupts.allowed():
-                self.group.wait(self._take, self._wait_limit())
-            self._take_results()
+                self.group.wait(self.take, self._wait_limit())
+            self.take_results()
             self._fail_if(self.checkpoints.overdue())
             self.survivors.overdue()
             self._take_last_gone()
@@ -188,46 +183,6 @@ class Controller:
             )
         )
         return conclusion
-
-    def keep_state(self) -> None:
-        """Commit the newest state that the ranks have, before a signal ends the run at once.
-
-        Copies lie complete on the nodes, and would be deleted there. Nothing more is written to a
-        storage that doesn't answer.
-        """
-        if not self.survivors.know_states or not isinstance(self.state.phase, Training):
-            return
-        until = time.monotonic() + _STATE_WITHIN_S
-        if not self.background_tasks.finish(within_s=_STATE_WITHIN_S):
-            return
-        self._take_results()
-        left = set(range(self.state.world_size))
-
-        def take(event: AgentEvent) -> None:
-            if isinstance(event, Exited | AgentLost):
-                left.discard(event.rank)
-                self.survivors.gone(event.rank)
-                if isinstance(event, AgentLost):
-                    self.survivors.copies_lost(event.rank)
-                    self.survivors.lost(event.rank)
-            elif isinstance(event, SurvivorEvent | Reported | Output):
-                # What else comes changes nothing any more.
-                self._take(event)
-
-        def wait_while(is_busy: Callable[[], object]) -> None:
-            while is_busy() and time.monotonic() < until and not self.interrupts.are_urgent:
-                deadline = self.survivors.deadline or until
-                self.group.wait(take, max(0.0, min(deadline, until) - time.monotonic()))
-                self.survivors.overdue()
-
-        number = self.checkpoints.unused_number
-        if not self.survivors.ask_at_stop(number=number):
-            self.group.call(Kill(attempt=self.state.attempt))
-        wait_while(lambda: left)
-        if not left and self.survivors.store_copies(self.state, number=number):
-            wait_while(lambda: self.survivors.is_storing)
-        if not left:
-            self._commit_state()
 
     def _validated(self, conclusion: Conclude) -> Conclude:
         """Wait for pending validations. A run that was stopped leaves them to its next driver."""
@@ -271,7 +226,7 @@ class Controller:
             if stopped is not None and not isinstance(self.state.phase, Concluded):
                 # This driver may die before it concludes the run.
                 self.journal.write(StopConditionMet(attempt=self.state.attempt, stopped=stopped))
-                self._happen(stop_wanted(stopped))
+                self.happen(stop_wanted(stopped))
         if self._unanswered:
             self._answer()
 
@@ -306,7 +261,13 @@ class Controller:
         with self.interrupts.allowed():
             self.background_tasks.finish()
 
-    def _take(self, event: AgentEvent) -> None:
+    def settle(self) -> None:
+        """Wait for the background tasks, and handle their results."""
+        self._finish_tasks()
+        self.take_results()
+
+    def take(self, event: AgentEvent) -> None:
+        """Handle an event of a rank's agent; signals wait meanwhile."""
         with self.interrupts.deferred():
             self._handle(event)
 
@@ -323,7 +284,7 @@ class Controller:
                 self._stacks_requests.take(event)
             wanted = self.health_monitor.take(event)
             if wanted is not None:
-                self._happen(wanted)
+                self.happen(wanted)
             return
         if isinstance(event, CheckpointEvent | Reported):
             if isinstance(event, Reported):
@@ -363,11 +324,11 @@ class Controller:
                     return
                 self._last_gone = None
                 # What follows is decided with it.
-                self._commit_state()
+                commit_state(self)
         if isinstance(event, Done):
             self._take_returned(event)
             self._fail_if(self.checkpoints.done(event.rank))
-        self._happen(event)
+        self.happen(event)
         if isinstance(event, AgentLost):
             self.survivors.lost(event.rank)
         self._take_results_of_inline_run()
@@ -378,8 +339,8 @@ class Controller:
         if event is not None and not self.survivors.is_storing:
             self._last_gone = None
             with self.interrupts.deferred():
-                self._commit_state()
-                self._happen(event)
+                commit_state(self)
+                self.happen(event)
 
     @property
     def returned(self) -> tuple[Returned | None, ...]:
@@ -398,21 +359,22 @@ class Controller:
     def _take_results_of_inline_run(self) -> None:
         """Take the results of an event. Those of other runs are taken after all events."""
         if self.background_tasks.at_once:
-            self._take_results()
+            self.take_results()
 
-    def _take_results(self) -> None:
+    def take_results(self) -> None:
+        """Handle what background tasks, validations and requests have brought."""
         for event in self.background_tasks.results():
             if isinstance(event, CheckpointEvent):
                 self._take_checkpoint_event(event)
             else:
-                self._happen(event)
+                self.happen(event)
         self._take_validations()
         self._note_commit()
         if self.lease.lost is not None and isinstance(self.state.phase, Gathering | Training):
-            self._happen(lease_lost(self.lease.lost, attempt=self.state.attempt))
+            self.happen(lease_lost(self.lease.lost, attempt=self.state.attempt))
         failure = None if self.attached is None else self.attached.failure
         if failure is not None and isinstance(self.state.phase, Gathering | Training):
-            self._happen(Failed(attempt=self.state.attempt, failure=failure))
+            self.happen(Failed(attempt=self.state.attempt, failure=failure))
         self._take_stop_requests()
         self._look_at_budget()
 
@@ -428,7 +390,7 @@ class Controller:
 
     def _take_stop_requests(self) -> None:
         while (stopped := self.stop_requests.take()) is not None:
-            self._happen(stop_wanted(stopped))
+            self.happen(stop_wanted(stopped))
 
     def _look_at_budget(self) -> None:
         """Stop the run if its time is over."""
@@ -438,7 +400,7 @@ class Controller:
             trained_s = self.journal.history.ledger.trained_s(self.journal.clock.now())
             stopped = self.stop_rule.budget_met_by(trained_s, step=self.state.steps.get(0, 0))
             if stopped is not None:
-                self._happen(stop_wanted(stopped))
+                self.happen(stop_wanted(stopped))
 
     @property
     def _budget_deadline(self) -> float | None:
@@ -454,13 +416,13 @@ class Controller:
             self.state = noted
             self._fail_if(self.checkpoints.take(event, good_step=self.state.good_step))
 
-    def _happen(self, event: Event) -> None:
+    def happen(self, event: Event) -> None:
+        """Pass an event to the state machine, and carry out what it answers."""
         transition = step(self.state, event, now=time.monotonic())
         if _ends(transition) and self.background_tasks.have_news:
             # Finish pending commits first: one may be the next starting point, or the progress by
             # which failures are counted, and a commit that fails now fails the run.
-            self._finish_tasks()
-            self._take_results()
+            self.settle()
             transition = step(self.state, event, now=time.monotonic())
         self._follow(event, transition)
         if isinstance(event, Diverged):
@@ -549,8 +511,7 @@ class Controller:
         self._returned.clear()
         self._unanswered.clear()
         # A pending commit may be the checkpoint to resume from.
-        self._finish_tasks()
-        self._take_results()
+        self.settle()
         start = self.checkpoints.next_start(attempt)
         # After a divergence, that is an older one than the newest.
         reported = self.checkpoints.manager.reported_step
@@ -591,91 +552,11 @@ class Controller:
                 members=self.group.members,
                 start=start,
                 first_checkpoint=self.checkpoints.manager.next_number,
-                last_reports=self._last_reports or (),
+                last_reports=last_reports(self),
                 is_repeat=any(each.has_reported for each in self.state.attempts),
                 changes=changes,
             )
         )
-
-    def _commit_state(self) -> None:
-        """Commit the state that a survivor has written, once all that was reported is stored."""
-        written = self.survivors.written(self.state)
-        if written is None:
-            return
-        self._finish_tasks()
-        self._take_results()
-        reported = self.journal.history.history.last_step
-        refusal = self.checkpoints.refusal(written, reported=reported)
-        if refusal:
-            are_steps_lost = written.part.step > self.state.committed
-            self.survivors.refused(refusal, are_steps_lost=are_steps_lost)
-            return
-        if written.part.step == reported + 1:
-            # Rank 0 was lost between the step and its report of it, which nobody repeats.
-            stopped, wrong = self._judged(written)
-            if wrong:
-                # Rank 0 repeats the step, and finds out itself.
-                self.survivors.refused(wrong)
-                return
-            # It comes before the commit: if this driver is killed in between, the step is repeated.
-            self._report_for_rank_0(written, stopped)
-        directory = self.checkpoints.commit_state(written)
-        self._finish_tasks()
-        self._take_results()
-        if self.checkpoints.manager.committed_as(directory) is None:
-            self.survivors.refused(f"the state that rank {written.rank} wrote wasn't committed")
-        else:
-            # It is newer than the attempt's start, also if no rank has reported.
-            self.state = replace(self.state, has_reported=True)
-            self.survivors.committed(written)
-
-    @property
-    def _last_reports(self) -> Sequence[Mapping[str, Any]] | None:
-        """Rank 0's last reports; None if divergence isn't found by them."""
-        rule = self.divergence_rule
-        compares = rule is not None and rule.reads_history
-        return self.journal.history.history[-WINDOW:] if compares else None
-
-    def _judged(self, written: StateWritten) -> tuple[Stopped | None, str]:
-        """Judge what a survivor reports by the rules that rank 0 applies to its own reports.
-
-        A user's function isn't called here: it may be what rank 0 was lost in.
-
-        Returns:
-            How it ends the run; None if it doesn't. Why it can't stand for rank 0's, else empty.
-        """
-        part, rule = written.part, self.divergence_rule
-        if self.virtual_workers is not None and written.rank != 0:
-            return None, _OF_WORKER_0
-        if self.stop_rule.function is not None or (rule is not None and rule.function is not None):
-            return None, "rank 0 asks a function of yours about each report, and was lost before"
-        wrong = rule and rule.wrong(part.metrics, self._last_reports)
-        if wrong:
-            return None, f"it diverges: {wrong}"
-        return self.stop_rule.limit_met_by(part.step, part.metrics), ""
-
-    def _report_for_rank_0(self, written: StateWritten, stopped: Stopped | None) -> None:
-        """Publish the report that rank 0 didn't make, with what a survivor reports.
-
-        Args:
-            written: the survivor's state.
-            stopped: how the report ends the run; None if it doesn't.
-        """
-        part = written.part
-        attempt, step = part.attempt, part.step
-        at = self.journal.clock.now()
-        report = Reported(
-            attempt=attempt,
-            rank=0,
-            step=step,
-            metrics=part.metrics,
-            at=at,
-            # A run's only worker leaves a state of its own.
-            survivor=written.rank or None,
-        )
-        self.publisher.reported(report)
-        if stopped is not None:
-            self._happen(ConditionMet(attempt=attempt, rank=0, stopped=stopped))
 
     def _announce_drain(self) -> None:
         drain = self.state.drain
@@ -715,7 +596,7 @@ class Controller:
         """End the attempt if its ranks don't join, or hang."""
         failure = self.health_monitor.look(self.state)
         if failure is not None:
-            self._happen(Failed(attempt=self.state.attempt, failure=failure))
+            self.happen(Failed(attempt=self.state.attempt, failure=failure))
         held_back, self._held_back = self._held_back, []
         for event in held_back:
             self._handle(event)
@@ -731,7 +612,7 @@ class Controller:
 
     def _fail_if(self, failed: Failed | None) -> None:
         if failed is not None:
-            self._happen(failed)
+            self.happen(failed)
 
     def host_of(self, rank: int | None) -> str:
         """Return the address of a rank's node; empty if that isn't known."""

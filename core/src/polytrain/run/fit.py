@@ -43,6 +43,7 @@ from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.identity import code_of, salt_of
 from polytrain.run.interrupts import Interrupts
+from polytrain.run.left_state import keep_state
 from polytrain.run.program import command_line, script
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests
@@ -356,7 +357,7 @@ def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conc
         if interrupts.first is not None:
             # The interrupt is what the program gets.
             with contextlib.suppress(StorageError):
-                controller.keep_state()
+                keep_state(controller)
         raise
     except StorageError as error:
         # The journal and the manifests remain, so the run can be resumed. Don't retry for the logs:

@@ -1,0 +1,140 @@
+"""Commits the state that an attempt has left: what a survivor has written, or the ranks' copies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from polytrain.checkpoint.parts import StateWritten
+from polytrain.events.attempt import AgentLost, ConditionMet, Exited, Reported
+from polytrain.events.output import Output
+from polytrain.policy.divergence import WINDOW
+from polytrain.run.states import Training
+from polytrain.workers.agents.calls import AgentEvent, Kill, SurvivorEvent
+from polytrain_plugins import Stopped
+
+if TYPE_CHECKING:
+    from polytrain.run.controller import Controller
+
+_OF_WORKER_0 = "rank 0 hasn't reported the step, and no other rank has virtual worker 0's metrics"
+
+_STATE_WITHIN_S = 5.0
+"""Seconds that a second signal waits at most for the processes' end, and for their state."""
+
+
+def commit_state(run: Controller) -> None:
+    """Commit the state that a survivor has written, once all that was reported is stored."""
+    written = run.survivors.written(run.state)
+    if written is None:
+        return
+    run.settle()
+    reported = run.journal.history.history.last_step
+    refusal = run.checkpoints.refusal(written, reported=reported)
+    if refusal:
+        are_steps_lost = written.part.step > run.state.committed
+        run.survivors.refused(refusal, are_steps_lost=are_steps_lost)
+        return
+    if written.part.step == reported + 1:
+        # Rank 0 was lost between the step and its report of it, which nobody repeats.
+        stopped, wrong = _judged(run, written)
+        if wrong:
+            # Rank 0 repeats the step, and finds out itself.
+            run.survivors.refused(wrong)
+            return
+        # It comes before the commit: if this driver is killed in between, the step is repeated.
+        _report_for_rank_0(run, written, stopped)
+    directory = run.checkpoints.commit_state(written)
+    run.settle()
+    if run.checkpoints.manager.committed_as(directory) is None:
+        run.survivors.refused(f"the state that rank {written.rank} wrote wasn't committed")
+    else:
+        # It is newer than the attempt's start, also if no rank has reported.
+        run.state = replace(run.state, has_reported=True)
+        run.survivors.committed(written)
+
+
+def keep_state(run: Controller) -> None:
+    """Commit the newest state that the ranks have, before a signal ends the run at once.
+
+    Copies lie complete on the nodes, and would be deleted there. Nothing more is written to a
+    storage that doesn't answer.
+    """
+    survivors = run.survivors
+    if not survivors.know_states or not isinstance(run.state.phase, Training):
+        return
+    until = time.monotonic() + _STATE_WITHIN_S
+    if not run.background_tasks.finish(within_s=_STATE_WITHIN_S):
+        return
+    run.take_results()
+    left = set(range(run.state.world_size))
+
+    def take(event: AgentEvent) -> None:
+        if isinstance(event, Exited | AgentLost):
+            left.discard(event.rank)
+            survivors.gone(event.rank)
+            if isinstance(event, AgentLost):
+                survivors.copies_lost(event.rank)
+                survivors.lost(event.rank)
+        elif isinstance(event, SurvivorEvent | Reported | Output):
+            # What else comes changes nothing any more.
+            run.take(event)
+
+    def wait_while(is_busy: Callable[[], object]) -> None:
+        while is_busy() and time.monotonic() < until and not run.interrupts.are_urgent:
+            deadline = survivors.deadline or until
+            run.group.wait(take, max(0.0, min(deadline, until) - time.monotonic()))
+            survivors.overdue()
+
+    number = run.checkpoints.unused_number
+    if not survivors.ask_at_stop(number=number):
+        run.group.call(Kill(attempt=run.state.attempt))
+    wait_while(lambda: left)
+    if not left and survivors.store_copies(run.state, number=number):
+        wait_while(lambda: survivors.is_storing)
+    if not left:
+        commit_state(run)
+
+
+def last_reports(run: Controller) -> Sequence[Mapping[str, Any]]:
+    """Return rank 0's last reports; none if divergence isn't found by them."""
+    rule = run.divergence_rule
+    compares = rule is not None and rule.reads_history
+    return run.journal.history.history[-WINDOW:] if compares else ()
+
+
+def _judged(run: Controller, written: StateWritten) -> tuple[Stopped | None, str]:
+    """Judge what a survivor reports by the rules that rank 0 applies to its own reports.
+
+    A user's function isn't called here: it may be what rank 0 was lost in.
+
+    Returns:
+        How it ends the run; None if it doesn't. Why it can't stand for rank 0's, else empty.
+    """
+    part, rule = written.part, run.divergence_rule
+    if run.virtual_workers is not None and written.rank != 0:
+        return None, _OF_WORKER_0
+    if run.stop_rule.function is not None or (rule is not None and rule.function is not None):
+        return None, "rank 0 asks a function of yours about each report, and was lost before"
+    wrong = rule and rule.wrong(part.metrics, last_reports(run) or None)
+    if wrong:
+        return None, f"it diverges: {wrong}"
+    return run.stop_rule.limit_met_by(part.step, part.metrics), ""
+
+
+def _report_for_rank_0(run: Controller, written: StateWritten, stopped: Stopped | None) -> None:
+    """Publish the report that rank 0 didn't make; `stopped` is how it ends the run, if it does."""
+    part = written.part
+    report = Reported(
+        attempt=part.attempt,
+        rank=0,
+        step=part.step,
+        metrics=part.metrics,
+        at=run.journal.clock.now(),
+        # A run's only worker leaves a state of its own.
+        survivor=written.rank or None,
+    )
+    run.publisher.reported(report)
+    if stopped is not None:
+        run.happen(ConditionMet(attempt=part.attempt, rank=0, stopped=stopped))
