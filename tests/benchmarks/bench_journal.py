@@ -43,7 +43,7 @@ def read(directory: str, count: int) -> None:
     """As a driver does that resumes the run."""
     history = previous_run(Location.of(directory).open()).history
     assert history is not None
-    assert len(history.history) == count
+    assert len(history.reports) == count
     assert history.metrics["loss"] == 1 / count
 
 

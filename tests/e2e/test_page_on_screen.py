@@ -52,12 +52,12 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def fill(record: RunRecord) -> None:
         for step in range(1, 101):
             loss = math.exp(-step / 30)
-            record.history.add(step, {"rate": 0.1, "loss": loss, "val_loss": loss + 0.1})
+            record.reports.add(step, {"rate": 0.1, "loss": loss, "val_loss": loss + 0.1})
             if step == 60:
                 launched = {"attempt": 1, "step": 40, "start": None, "world_size": 2}
                 record.take(entry_of({"event": "Launched", "time": 4.0, **launched}))
                 for again in range(41, 61):
-                    record.history.add(again, {"rate": 0.1, "loss": 1.0, "val_loss": 1.0})
+                    record.reports.add(again, {"rate": 0.1, "loss": 1.0, "val_loss": 1.0})
 
     return written(tmp_path_factory.mktemp("usual"), fill)
 
@@ -71,7 +71,7 @@ def written(directory: Path, fill: Callable[[RunRecord], None], **changed: Any) 
 def reported(*rows: Mapping[str, Any]) -> Callable[[RunRecord], None]:
     def fill(record: RunRecord) -> None:
         for step, metrics in enumerate(rows, 1):
-            record.history.add(step, metrics)
+            record.reports.add(step, metrics)
 
     return fill
 
@@ -92,7 +92,7 @@ def fill_with_long_words(record: RunRecord) -> None:
     record.take(entry_of({"event": "AttemptEnded", "time": 4.0, **ended}))
     launched = {"attempt": 1, "step": 0, "start": None, "world_size": 2, "hosts": [WORD, WORD]}
     record.take(entry_of({"event": "Launched", "time": 4.2, **launched}))
-    record.history.add(1, {WORD: 1.0, f"n/{WORD}": 10**300, "text": WORD})
+    record.reports.add(1, {WORD: 1.0, f"n/{WORD}": 10**300, "text": WORD})
 
 
 @pytest.mark.parametrize("size", [PHONE, SCREEN], ids=["phone", "screen"])

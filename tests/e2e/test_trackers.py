@@ -181,7 +181,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> TrackedRun:
     history = read_history(Location.of(directory / "runs/run").open().read_log(JOURNAL))
     assert history is not None
     assert history.launches == 4
-    return TrackedRun(directory, [flat(metrics) for metrics in history.history])
+    return TrackedRun(directory, [flat(metrics) for metrics in history.reports])
 
 
 def assert_same(found: Mapping[int, Mapping[str, Any]], run: TrackedRun) -> None:

@@ -53,14 +53,14 @@ def report(journal: Journal, *steps: int, **metrics: Any) -> None:
 
 
 def steps(run_history: RunHistory) -> list[int]:
-    found = run_history.history.steps().tolist()
-    assert found == [metrics["step"] for metrics in run_history.history]
+    found = run_history.reports.steps().tolist()
+    assert found == [metrics["step"] for metrics in run_history.reports]
     return found
 
 
 def by(run_history: RunHistory) -> list[str]:
     """Who has reported what stands in the history."""
-    return [metrics["by"] for metrics in run_history.history]
+    return [metrics["by"] for metrics in run_history.reports]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
     first.write(RunConcluded(stopped=None, succeeded=True, reason="every rank finished"))
     written.driver(anew=True, backend="another")
     found = written.read()
-    assert (found.history, found.launches, found.succeeded) == ((), 0, None)
+    assert (found.reports, found.launches, found.succeeded) == ((), 0, None)
     assert (found.since_token, found.identity["backend"]) == (2, "another")
     assert found.metrics == {}
 
@@ -289,7 +289,7 @@ def test_a_long_history_takes_little_room(written: Written) -> None:
     found = written.read()
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(found.history) == count
+    assert len(found.reports) == count
     assert kept < 2 * 8 * count * 1.25
     assert peak - kept < 20e6
 
@@ -381,7 +381,7 @@ def test_every_reader_of_json_takes_a_journal(written: Written, count: int) -> N
         json.loads(line, parse_constant=refuse)
     found = written.read()
     assert math.isnan(found.identity["missing"])
-    assert [repr(metrics) for metrics in found.history] == [
+    assert [repr(metrics) for metrics in found.reports] == [
         repr({"step": step, **NUMBERS}) for step in range(count)
     ]
 

@@ -55,7 +55,7 @@ def as_known(expected: RunHistory | None, known: Known | None) -> Known | None:
         identity={"options": expected.identity["options"]},
         since_token=expected.since_token,
         launches=expected.launches,
-        history=tuple(expected.history.since(0)),
+        history=tuple(expected.reports.since(0)),
         committed=0 if known is None else known.committed,
         succeeded=expected.succeeded,
     )
@@ -225,7 +225,7 @@ class Run(RuleBasedStateMachine):
         assert found is not None
         assert as_known(found, known) == known
         # Neither gaps nor duplicates, and nothing is lost that a checkpoint stands for.
-        steps = found.history.steps().tolist()
+        steps = found.reports.steps().tolist()
         assert steps == list(range(1, len(steps) + 1))
         assert len(steps) >= known.committed
 

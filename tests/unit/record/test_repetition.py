@@ -190,7 +190,7 @@ def test_a_report_that_a_survivor_made_is_not_compared() -> None:
     assert history.by_survivors == {2: 1}
     inside = Stretch(start=0, end=3, num_workers=2)
     found = compare(
-        history.history, again.history, inside, ignore=(), by_survivors=history.by_survivors
+        history.reports, again.reports, inside, ignore=(), by_survivors=history.by_survivors
     )
     assert found == (2, None)
     history.take(Launched(attempt=1, step=1, start=None, world_size=2))

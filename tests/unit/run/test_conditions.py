@@ -37,7 +37,7 @@ def reports(*losses: float) -> Reports:
 
 LOSSES = (0.9, 0.5, 0.2, 0.3)
 MET = rule(loss=("<=", 0.2)).limit_met_by(3, {"loss": 0.2})
-ENDED = RunHistory(history=reports(*LOSSES), succeeded=True, stopped=MET, condition=MET)
+ENDED = RunHistory(reports=reports(*LOSSES), succeeded=True, stopped=MET, condition=MET)
 """Its condition was met at step 3; the next checkpoint came with step 4."""
 
 
@@ -69,7 +69,7 @@ def after(report: Report) -> bool:
 def test_a_function_is_recognised_by_its_code() -> None:
     stopped = Stopped(by="condition", reason="", condition="before", step=2)
     history = RunHistory(
-        history=reports(0.9, 0.5),
+        reports=reports(0.9, 0.5),
         succeeded=True,
         stopped=stopped,
         condition=stopped,
@@ -84,7 +84,7 @@ def test_a_driver_that_died_counts_with_what_it_has_committed(
     start_step: int, is_met: bool
 ) -> None:
     """Steps after the last checkpoint are trained again, and meet the condition again."""
-    history = RunHistory(history=reports(*LOSSES), condition=MET)
+    history = RunHistory(reports=reports(*LOSSES), condition=MET)
     found = already_met(rule(loss=("<=", 0.2)), history, start_step=start_step)
     assert (found is not None) == is_met
 
@@ -92,7 +92,7 @@ def test_a_driver_that_died_counts_with_what_it_has_committed(
 @pytest.mark.parametrize(("start_step", "is_met"), [(2, False), (3, True), (4, True)])
 def test_the_newest_validation_counts_too(start_step: int, is_met: bool) -> None:
     """It is of step 3, and the run has gone on to step 4 meanwhile."""
-    history = RunHistory(history=reports(*LOSSES))
+    history = RunHistory(reports=reports(*LOSSES))
     for step, value in ((1, 9), (3, 5)):
         task = Validation(checkpoint=f"c{step}", step=step, task={})
         history.validations.request(task)
@@ -105,7 +105,7 @@ def test_the_newest_validation_counts_too(start_step: int, is_met: bool) -> None
 
 
 def test_a_run_that_was_interrupted_beyond_the_limit_is_over() -> None:
-    history = RunHistory(history=reports(*LOSSES))
+    history = RunHistory(reports=reports(*LOSSES))
     assert already_met(rule(training_iteration=(">=", 2)), history, start_step=4) is not None
     assert already_met(rule(training_iteration=(">=", 2)), history, start_step=2) is None
 

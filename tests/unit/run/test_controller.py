@@ -62,7 +62,7 @@ def test_a_report_counts_once_though_a_restart_repeats_it(
     run.life = life
     assert run.conclude().succeeded
     assert run.group.of("launch") == [(0, 0), (1, 1)]
-    assert run.controller.journal.history.history.steps().tolist() == [1, 2]
+    assert run.controller.journal.history.reports.steps().tolist() == [1, 2]
     assert run.group.of("kill") == [(0,)]
 
 
@@ -361,7 +361,7 @@ def test_a_stop_is_heard_with_the_report_in_which_it_is_asked_for(
     monkeypatch.setattr(
         FakeGroup,
         "drain",
-        lambda *_: reports_before.append(len(run.controller.journal.history.history)),
+        lambda *_: reports_before.append(len(run.controller.journal.history.reports)),
     )
     run.life = lambda order: [
         run.reported(0, 1),
@@ -507,7 +507,7 @@ def test_a_journal_that_grows_in_memory_is_synced_in_the_background(
 ) -> None:
     run, syncs = driver(tmp_path, monkeypatch), []
     monkeypatch.setattr(Journal, "wants_sync", True)
-    monkeypatch.setattr(Journal, "sync", lambda journal: syncs.append(len(journal.history.history)))
+    monkeypatch.setattr(Journal, "sync", lambda journal: syncs.append(len(journal.history.reports)))
 
     run.life = lambda order: [
         *(run.reported(rank, step) for step in (1, 2) for rank in (0, 1)),

@@ -351,7 +351,7 @@ def test_no_checkpoint_is_committed_before_its_report(
     real = CheckpointManager.commit
 
     def commit_(manager: CheckpointManager, manifest: Manifest) -> Any:
-        steps.append(run.controller.journal.history.history.steps().tolist())
+        steps.append(run.controller.journal.history.reports.steps().tolist())
         return real(manager, manifest)
 
     monkeypatch.setattr(CheckpointManager, "commit", commit_)

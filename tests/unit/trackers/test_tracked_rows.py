@@ -67,7 +67,7 @@ def test_a_store_ends_up_with_the_history(can_rewind: bool, events: list[str], d
         for entry in driver.entries():
             missing.take(entry)
         store.deliver(missing)
-        assert store.metrics() == [flat(metrics) for metrics in driver.history().history]
+        assert store.metrics() == [flat(metrics) for metrics in driver.history().reports]
         # Nothing is left to do, for anybody.
         again = TrackedRows(missing.position, can_rewind=can_rewind)
         for entry in driver.entries():
@@ -101,7 +101,7 @@ def test_what_is_sent_live_is_what_is_sent_later(
             if data.draw(st.booleans()) or event == "finish":
                 store.deliver(live)
                 position = live.position
-        assert store.metrics() == [flat(metrics) for metrics in driver.history().history]
+        assert store.metrics() == [flat(metrics) for metrics in driver.history().reports]
 
 
 def test_an_undone_step_is_not_sent_where_it_would_stay(tmp_path: Path) -> None:

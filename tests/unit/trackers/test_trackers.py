@@ -190,7 +190,7 @@ def test_a_tracker_gets_what_the_run_was_started_with_and_its_end(tmp_path: Path
     kept = [commit(store, number, model="m") for number in (0, 1)][-1]
     with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
         writer = write_run(tmp_path, tracking)
-    assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
+    assert of(tracker.store) == [flat(metrics) for metrics in writer.history().reports]
     (ended,) = tracker.ended
     assert tracker.described[-1].parameters == {
         "lr": 0.1, "backend": "reference", "num_workers": 1,
@@ -217,7 +217,7 @@ def test_a_tracker_that_raises_gets_the_rest_later(
     assert f"polytrain sync {tmp_path}" in caplog.text
     working = Memory()
     assert send_missing(working, Location.of(tmp_path)) == 4
-    assert of(working.store) == [flat(metrics) for metrics in writer.history().history]
+    assert of(working.store) == [flat(metrics) for metrics in writer.history().reports]
     assert send_missing(working, Location.of(tmp_path)) == 0
 
 
@@ -272,7 +272,7 @@ def test_more_than_the_queue_holds_is_sent_at_the_end(
     tracker = Memory()
     with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
         writer = write_run(tmp_path, tracking, ("report",) * 50)
-    assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
+    assert of(tracker.store) == [flat(metrics) for metrics in writer.history().reports]
 
 
 def test_a_tracker_that_comes_back_catches_up_while_the_run_lasts(
@@ -302,7 +302,7 @@ def test_a_tracker_that_comes_back_catches_up_while_the_run_lasts(
         assert tracker.has(10_506)
         assert json.loads(state.read_text())["position"]["since"] == 1
         writer.finish()
-    kept = [flat(metrics) for metrics in writer.history().history]
+    kept = [flat(metrics) for metrics in writer.history().reports]
     assert [row for row in of(tracker.store) if "accuracy" not in row] == [
         {name: value for name, value in each.items() if name != "accuracy"} for each in kept
     ]
@@ -356,7 +356,7 @@ def test_a_tracker_that_is_slow_gets_every_step_once(
     send_missing(tracker, Location.of(tmp_path))
     rows = [row for row in of(tracker.store) if "accuracy" not in row]
     assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
-    assert [row["step"] for row in rows] == writer.history().history.steps().tolist()
+    assert [row["step"] for row in rows] == writer.history().reports.steps().tolist()
 
 
 def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_sync_adds_a_tracker_to_a_run_that_had_none(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "csv"])
     assert done.output == "CSV(path=None): 4 steps sent\n"
     assert of(read_back(tmp_path / "run")) == [
-        flat(metrics) for metrics in writer.history().history
+        flat(metrics) for metrics in writer.history().reports
     ]
     again = CliRunner().invoke(command, [str(tmp_path / "run")])
     assert again.output == "CSV(path=None): 0 steps sent\n"

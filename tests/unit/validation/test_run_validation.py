@@ -124,7 +124,7 @@ def test_the_score_of_a_validation_decides_what_is_kept(
     kept = [(info.step, info.metrics) for info in run.manager.best()]
     # The newest is always kept.
     assert kept == [(2, {"val": 0.0}), (4, {"val": -2.0})]
-    assert [report["val"] for report in run.controller.journal.history.history] == [
+    assert [report["val"] for report in run.controller.journal.history.reports] == [
         -1.0,
         0.0,
         -1.0,
@@ -193,7 +193,7 @@ def test_a_validation_that_fails_is_logged_and_the_run_succeeds(
         "validated",
         "validated",
     ]
-    assert "val" not in run.controller.journal.history.history[1]
+    assert "val" not in run.controller.journal.history.reports[1]
 
 
 def test_a_run_whose_every_validation_failed_says_so(
@@ -230,7 +230,7 @@ def test_a_metric_that_was_reported_is_not_replaced(
     run.life = life
     assert run.conclude().succeeded
     assert "it returned 'loss', which the report of the checkpoint has already" in caplog.text
-    assert run.controller.journal.history.history[0] == {"loss": 1.0}
+    assert run.controller.journal.history.reports[0] == {"loss": 1.0}
 
 
 def test_a_failed_validation_ends_the_run_if_it_is_to(

@@ -98,13 +98,13 @@ def history_of(*lines: dict[str, Any]) -> RunHistory:
 
 def test_metrics_are_in_the_history_at_the_step_of_their_checkpoint() -> None:
     history = history_of(*map(request_line, range(3)), end_line(2), end_line(0))
-    assert [dict(report) for report in history.history] == [
+    assert [dict(report) for report in history.reports] == [
         {"loss": 1.0, "val": 0.0},
         {"loss": 1.0},
         {"loss": 1.0, "val": 0.2},
         {"loss": 1.0},
     ]
-    assert history.history[-2]["val"] == 0.2
+    assert history.reports[-2]["val"] == 0.2
     assert [each.checkpoint for each in history.validations.pending] == [NAMES[1]]
 
 
@@ -112,7 +112,7 @@ def test_a_restart_from_an_earlier_step_drops_metrics_of_later_ones() -> None:
     restart = line("Launched", attempt=1, step=2, start=None, world_size=1)
     again = line("Reported", n=4, step=3, metrics={"loss": 0.5})
     history = history_of(request_line(0), request_line(2), end_line(0), end_line(2), restart, again)
-    assert [dict(report) for report in history.history] == [
+    assert [dict(report) for report in history.reports] == [
         {"loss": 1.0, "val": 0.0},
         {"loss": 1.0},
         {"loss": 0.5},

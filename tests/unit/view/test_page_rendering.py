@@ -215,7 +215,7 @@ def test_whether_a_run_is_exact_over_world_sizes(
 def test_values_close_to_each_other_can_be_told_apart() -> None:
     def fill(record: RunRecord) -> None:
         for step in range(1, 4):
-            record.history.add(step, {"m": 1 + 1e-7 * step})
+            record.reports.add(step, {"m": 1 + 1e-7 * step})
 
     cells = re.findall(r'<td class="n">([^<]*)</td>', page(facts(fill)))
     assert cells[:3] == ["1.0000003", "1.0000001", "1.0000003"]
@@ -224,7 +224,7 @@ def test_values_close_to_each_other_can_be_told_apart() -> None:
 def test_the_first_thing_is_what_was_measured() -> None:
     def fill(record: RunRecord) -> None:
         for step, loss in enumerate((0.5, 0.25, 0.75), 1):
-            record.history.add(step, {"rate": 0.1, "val_loss": loss, "loss": loss / 2})
+            record.reports.add(step, {"rate": 0.1, "val_loss": loss, "loss": loss / 2})
 
     text = page(facts(fill))
     first = text.index("<dt>val_loss</dt><dd>0.75 <small>best 0.25, step 2</small>")
@@ -255,7 +255,7 @@ def test_the_command_and_the_commit_of_each_driver() -> None:
 def fill_with_reports(count: int) -> Callable[[RunRecord], None]:
     def fill(record: RunRecord) -> None:
         for step in range(1, count + 1):
-            record.history.add(step, {"loss": 1 / step, "accuracy": step / count, "rate": 0.1})
+            record.reports.add(step, {"loss": 1 / step, "accuracy": step / count, "rate": 0.1})
 
     return fill
 
@@ -280,7 +280,7 @@ def test_ten_million_points_are_decimated_and_the_page_says_so() -> None:
         "values": encoded_numbers(values),
     }
     written = {"count": count, "steps": [[0, 1]], "columns": [column]}
-    text = page(facts(lambda record: record.history.extend(Reports.from_json(written))))
+    text = page(facts(lambda record: record.reports.extend(Reports.from_json(written))))
     assert len(text.encode()) < 200_000
     assert "the lowest and the highest of each stretch" in text
     [metric] = json.loads(Parsed(text).facts)["metrics"]
@@ -291,7 +291,7 @@ def test_ten_million_points_are_decimated_and_the_page_says_so() -> None:
 
 
 def test_ten_thousand_metrics() -> None:
-    text = page(facts(lambda record: record.history.add(1, {f"m{n}": n for n in range(10_000)})))
+    text = page(facts(lambda record: record.reports.add(1, {f"m{n}": n for n in range(10_000)})))
     assert "200 of 10000 metrics are listed, and 64 are drawn" in text
     assert len(json.loads(Parsed(text).facts)["metrics"]) == 10_000
 
@@ -300,10 +300,10 @@ def test_five_hundred_restarts() -> None:
     def fill(record: RunRecord) -> None:
         for number in range(1, 501):
             for step in (1, 2):
-                record.history.add(step, {"loss": float(number)})
+                record.reports.add(step, {"loss": float(number)})
             launched = {"attempt": number, "step": 0, "start": None, "world_size": 2}
             record.take(entry_of({"event": "Launched", "time": 1.0 + number / 100, **launched}))
-        record.history.add(1, {"loss": 0.0})
+        record.reports.add(1, {"loss": 0.0})
 
     text = page(facts(fill))
     assert "those of the last 20 restarts are drawn" in text

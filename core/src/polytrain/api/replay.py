@@ -61,9 +61,9 @@ def replay(
     history = read_as(ReportedHistory, location.open().read_log(JOURNAL))
     if history is None:
         raise RunNotFoundError(no_run_text(location))
-    if not len(history.history):
+    if not len(history.reports):
         raise CheckpointError(f"There is nothing to replay: {location.address} has no reports.")
-    last_step = int(history.history.steps()[-1])
+    last_step = int(history.reports.steps()[-1])
     start = _start(location, trainer, history, from_step, last_step)
     changes = _changes(trainer, history)
     raise_if_any(tuple(_problems(trainer, history, changes, start.step)))
@@ -102,7 +102,7 @@ def replay(
         if stretch.start < step <= stretch.end
     }
     compared, report = compare(
-        history.history, again.history, stretch, ignore=ignore, by_survivors=by_survivors
+        history.reports, again.reports, stretch, ignore=ignore, by_survivors=by_survivors
     )
     digests, tensor = compare_digests(history.digests, again.digests, stretch)
     found = [each for each in (tensor, report) if each is not None]

@@ -523,8 +523,8 @@ def recorded(
 
     return Result(
         metrics=run_history.metrics,
-        history=run_history.history,
-        histories={0: run_history.history, **dict(sorted(run_history.of_other_ranks.items()))},
+        history=run_history.reports,
+        histories={0: run_history.reports, **dict(sorted(run_history.of_other_ranks.items()))},
         checkpoint=checkpoint(newest) if newest else None,
         best_checkpoints=tuple((checkpoint(each), each.metrics) for each in kept),
         path=location.address,

@@ -116,7 +116,7 @@ class RunHistory:
 
     attempts: Attempts = field(default_factory=Attempts)
     ranks: RankRecords = field(default_factory=RankRecords)
-    history: Reports = field(default_factory=Reports)
+    reports: Reports = field(default_factory=Reports)
     """Every report of rank 0 that no restart has undone."""
 
     validations: Validations = field(default_factory=Validations)
@@ -185,12 +185,12 @@ class RunHistory:
     @property
     def metrics(self) -> Mapping[str, Any]:
         """The last reported metrics."""
-        return self.history[-1] if self.history else {}
+        return self.reports[-1] if self.reports else {}
 
     @property
     def why_not_exact(self) -> tuple[str, ...] | None:
         """Why the run may not be exact over world sizes; see `Result.why_not_exact`."""
-        return self.attempts.why_not_exact(self.history.last_step)
+        return self.attempts.why_not_exact(self.reports.last_step)
 
     def take(self, entry: Entry) -> None:
         """Take the next entry of the journal.
@@ -220,7 +220,7 @@ class RunHistory:
                 self.returned = self.condition = None
                 self.damage.launched(step)
                 # What came after the checkpoint is done, and reported, once more.
-                for kept in (self.history, *self.of_other_ranks.values()):
+                for kept in (self.reports, *self.of_other_ranks.values()):
                     kept.drop_after(step)
             case CheckpointCommitted():
                 self.newest_commit = entry
@@ -307,7 +307,7 @@ class RunHistory:
             self.damage.reports.append(MissingReports(rank=rank, after_step=last_step, count=count))
 
     def _reports_of(self, rank: int) -> Reports:
-        return self.of_other_ranks.setdefault(rank, Reports()) if rank else self.history
+        return self.of_other_ranks.setdefault(rank, Reports()) if rank else self.reports
 
     def _take_validation(self, entry: ValidationEnded) -> None:
         before = self.validations.of(entry.checkpoint)
@@ -315,7 +315,7 @@ class RunHistory:
             return
         ended = replace(before, status=entry.status, metrics=entry.metrics, reason=entry.reason)
         self.validations.end(ended)
-        self.history.merge(ended.step, ended.metrics)
+        self.reports.merge(ended.step, ended.metrics)
 
 
 Kind = TypeVar("Kind", bound=RunHistory)

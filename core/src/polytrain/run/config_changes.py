@@ -42,12 +42,6 @@ class ConfigChanges:
 
     _changes: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, spec: RunSpec) -> ConfigChanges | None:
-        """Return those of a request; None if nothing changes it."""
-        function = spec.run_config.failure_config.on_rollback
-        return None if function is None else cls(spec=spec, function=function)
-
     def after(self, rollbacks: Sequence[Rollback]) -> bytes | None:
         """Return the changed arguments of the request, pickled; None if there are none.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
@@ -32,7 +32,7 @@ from polytrain.events.attempt import (
 from polytrain.events.output import BarMoved, Output
 from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
-from polytrain.policy.divergence import DivergenceRule
+from polytrain.policy.divergence import WINDOW, DivergenceRule
 from polytrain.policy.stop_rule import StopRule
 from polytrain.policy.validation import Validation
 from polytrain.record.entries import (
@@ -54,7 +54,7 @@ from polytrain.run.config_changes import ConfigChanges, OnRollbackError
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
-from polytrain.run.left_state import commit_state, last_reports
+from polytrain.run.left_state import commit_state
 from polytrain.run.machine import begin, note, step
 from polytrain.run.program import commit_search
 from polytrain.run.publisher import Publisher
@@ -324,7 +324,7 @@ class Controller:
                     return
                 self._last_gone = None
                 # What follows is decided with it.
-                commit_state(self)
+                self.commit_left_state()
         if isinstance(event, Done):
             self._take_returned(event)
             self._fail_if(self.checkpoints.done(event.rank))
@@ -339,8 +339,21 @@ class Controller:
         if event is not None and not self.survivors.is_storing:
             self._last_gone = None
             with self.interrupts.deferred():
-                commit_state(self)
+                self.commit_left_state()
                 self.happen(event)
+
+    def commit_left_state(self) -> None:
+        """Commit the state that the attempt has left, if there is one."""
+        written = self.survivors.written(self.state)
+        if written is not None:
+            commit_state(self, written)
+
+    @property
+    def last_reports(self) -> Sequence[Mapping[str, Any]]:
+        """Rank 0's last reports; none if divergence isn't found by them."""
+        rule = self.divergence_rule
+        compares = rule is not None and rule.reads_history
+        return self.journal.history.reports[-WINDOW:] if compares else ()
 
     @property
     def returned(self) -> tuple[Returned | None, ...]:
@@ -552,7 +565,7 @@ class Controller:
                 members=self.group.members,
                 start=start,
                 first_checkpoint=self.checkpoints.manager.next_number,
-                last_reports=last_reports(self),
+                last_reports=self.last_reports,
                 is_repeat=any(each.has_reported for each in self.state.attempts),
                 changes=changes,
             )

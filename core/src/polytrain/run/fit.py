@@ -156,7 +156,9 @@ def controller_of(
         stop_requests=run.stop_requests,
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,
-        config_changes=ConfigChanges.of(run.spec),
+        config_changes=None
+        if failure.on_rollback is None
+        else ConfigChanges(spec=run.spec, function=failure.on_rollback),
         virtual_workers=run.spec.scaling_config.virtual_workers,
         code_after=partial(_code_after, run),
         divergence_rule=rule,
@@ -465,7 +467,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         logger.warning(
             "The run is finished, and no checkpoint has a score: %s.", conclusion.validation_failure
         )
-    for sentence in unreported(run.stop_rule, controller.journal.history.history):
+    for sentence in unreported(run.stop_rule, controller.journal.history.reports):
         logger.warning("%s", sentence)
     error = None
     if not (conclusion.succeeded or conclusion.stopped):
@@ -491,7 +493,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         logger.warning("The run's checkpoints can't be read now: %s", unreadable.failures[0])
         newest = manager.newest()
     return RunOutcome(
-        history=controller.journal.history.history,
+        history=controller.journal.history.reports,
         of_other_ranks=dict(sorted(controller.journal.history.of_other_ranks.items())),
         newest=newest,
         best=tuple(manager.best()),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polytrain.checkpoint.parts import StateWritten
 from polytrain.events.attempt import AgentLost, ConditionMet, Exited, Reported
 from polytrain.events.output import Output
-from polytrain.policy.divergence import WINDOW
 from polytrain.run.states import Training
 from polytrain.workers.agents.calls import AgentEvent, Kill, SurvivorEvent
 from polytrain_plugins import Stopped
@@ -24,13 +23,10 @@ _STATE_WITHIN_S = 5.0
 """Seconds that a second signal waits at most for the processes' end, and for their state."""
 
 
-def commit_state(run: Controller) -> None:
+def commit_state(run: Controller, written: StateWritten) -> None:
     """Commit the state that a survivor has written, once all that was reported is stored."""
-    written = run.survivors.written(run.state)
-    if written is None:
-        return
     run.settle()
-    reported = run.journal.history.history.last_step
+    reported = run.journal.history.reports.last_step
     refusal = run.checkpoints.refusal(written, reported=reported)
     if refusal:
         are_steps_lost = written.part.step > run.state.committed
@@ -94,14 +90,7 @@ def keep_state(run: Controller) -> None:
     if not left and survivors.store_copies(run.state, number=number):
         wait_while(lambda: survivors.is_storing)
     if not left:
-        commit_state(run)
-
-
-def last_reports(run: Controller) -> Sequence[Mapping[str, Any]]:
-    """Return rank 0's last reports; none if divergence isn't found by them."""
-    rule = run.divergence_rule
-    compares = rule is not None and rule.reads_history
-    return run.journal.history.history[-WINDOW:] if compares else ()
+        run.commit_left_state()
 
 
 def _judged(run: Controller, written: StateWritten) -> tuple[Stopped | None, str]:
@@ -117,7 +106,7 @@ def _judged(run: Controller, written: StateWritten) -> tuple[Stopped | None, str
         return None, _OF_WORKER_0
     if run.stop_rule.function is not None or (rule is not None and rule.function is not None):
         return None, "rank 0 asks a function of yours about each report, and was lost before"
-    wrong = rule and rule.wrong(part.metrics, last_reports(run) or None)
+    wrong = rule and rule.wrong(part.metrics, run.last_reports)
     if wrong:
         return None, f"it diverges: {wrong}"
     return run.stop_rule.limit_met_by(part.step, part.metrics), ""

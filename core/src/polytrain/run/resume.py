@@ -144,7 +144,7 @@ def already_met(rule: StopRule, history: RunHistory, *, start_step: int) -> Stop
         start_step: the step of the checkpoint from which training would resume; later reports
             are lost.
     """
-    steps = history.history.steps()
+    steps = history.reports.steps()
     last = int(steps[-1]) if len(steps) else 0
     stopped = rule.budget_met_by(history.ledger.trained_s(), step=last)
     if stopped is not None:
@@ -161,7 +161,7 @@ def already_met(rule: StopRule, history: RunHistory, *, start_step: int) -> Stop
         if stopped is not None:
             return stopped
     if len(steps) and last <= counts_until:
-        return rule.limit_met_by(last, history.history[-1])
+        return rule.limit_met_by(last, history.reports[-1])
     return None
 
 

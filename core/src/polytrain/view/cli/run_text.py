@@ -40,7 +40,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
         "driver": run.holder.description if run.holder is not None else None,
         "backend": history.identity["backend"],
         "workers": history.world_size,
-        "reports": len(history.history),
+        "reports": len(history.reports),
         "last_report": history.ledger.last_report,
         "metrics": dict(history.metrics),
         "attempts": [
@@ -93,7 +93,7 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     versions = [f"{name} {version}" for name, version in configuration.versions.items()]
     if versions:
         yield f"  versions   {', '.join(versions)}"
-    yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}{_age(run)}"
+    yield f"  reports    {len(history.reports)}: {in_short(history.metrics) or 'none'}{_age(run)}"
     if history.damage:
         yield f"  damage     {history.damage}"
     for tracker in run.trackers():

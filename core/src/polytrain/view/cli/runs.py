@@ -98,7 +98,7 @@ def _row(name: str, run: FoundRun) -> dict[str, Any]:
         "state": run.state,
         "backend": run.history.identity["backend"],
         "workers": run.history.world_size,
-        "reports": len(run.history.history),
+        "reports": len(run.history.reports),
         "restarts": run.history.ledger.restarts,
         "launched": None if first is None else first.launched,
         "metrics": dict(run.history.metrics),

@@ -43,7 +43,7 @@ class RunRecord(RunHistory):
     def take(self, entry: Entry) -> None:
         is_current = entry.token >= self._token
         if isinstance(entry, Launched) and is_current:
-            lost = self.history.after(entry.step)
+            lost = self.reports.after(entry.step)
             if lost:
                 self.undone.append(Undone(self.launches, lost))
         super().take(entry)

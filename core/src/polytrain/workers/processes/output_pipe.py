@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import itemgetter
 
-from polytrain.events.output import ERROR_BEGINS, ERROR_ENDS, OutputLimit
+from polytrain.events.output import ERROR_BEGINS, ERROR_ENDS
 from polytrain.text.bars import BarStates
 
 READ_SIZE = 1 << 16
@@ -227,3 +227,58 @@ class OutputPipe:
     def _emit(self, stream: str, text: str) -> None:
         if text:
             self._on_text(stream, text)
+
+
+PER_SECOND = 1 << 20
+"""Sustained characters per second that a stream may write."""
+
+BURST = 8 << 20
+"""Characters that a stream may write in one burst."""
+
+
+class OutputLimit:
+    """A token bucket for one stream of a rank. Pure.
+
+    The driver logs and shows the output of all ranks. A rank that writes without end would fill the
+    memory on the way there.
+    """
+
+    def __init__(self, *, now: float) -> None:
+        """
+        Args:
+            now: seconds on a monotonic clock.
+        """
+        self._tokens = float(BURST)
+        self._filled_at = now
+        self._left_out = 0
+        self._ends_line = True
+
+    def passed(self, text: str, *, now: float) -> str:
+        """Return the text to pass on: the whole text, after any notice of dropped output, or "".
+
+        Args:
+            text: the text.
+            now: seconds on the same clock.
+        """
+        filled = self._tokens + (now - self._filled_at) * PER_SECOND
+        self._tokens, self._filled_at = min(float(BURST), filled), now
+        # Resume at most once a second: a notice for every piece would be a flood, too.
+        needed = max(len(text), PER_SECOND if self._left_out else 0)
+        if self._tokens < needed:
+            self._left_out += len(text)
+            return ""
+        self._tokens -= len(text)
+        text = self.notice() + text
+        self._ends_line = text.endswith("\n")
+        return text
+
+    def notice(self) -> str:
+        """Return the notice of output dropped since the last notice; "" if none was."""
+        if not self._left_out:
+            return ""
+        megabytes, self._left_out = self._left_out / 1e6, 0
+        begin = "" if self._ends_line else "\n"
+        return (
+            f"{begin}[polytrain: {megabytes:.1f} MB of what this process has written is left out: "
+            f"more than {BURST >> 20} MB at once and {PER_SECOND >> 20} MB a second]\n"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polytrain.events.output import BURST, PER_SECOND, OutputLimit
+from polytrain.workers.processes.output_pipe import BURST, PER_SECOND, OutputLimit
 
 CHUNK = "y\n" * 32_768
 
