@@ -122,6 +122,20 @@ class _LeaksAPort(_Engine):
             yield offer
 
 
+class _ListensForEverybody(_Engine):
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        with socket.create_server(("", 0)), super().offering(me) as offer:
+            yield offer
+
+
+class _ListensAtAFixedPort(_Engine):
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        with socket.create_server((me.listen_host, 9876 + me.rank)), super().offering(me) as offer:
+            yield offer
+
+
 class _LeaksAVariable(_Engine):
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
@@ -293,6 +307,14 @@ class WithABrokenEngine(Mylib):
 
 class LeaksAPort(WithABrokenEngine):
     broken = _LeaksAPort
+
+
+class ListensForEverybody(WithABrokenEngine):
+    broken = _ListensForEverybody
+
+
+class ListensAtAFixedPort(WithABrokenEngine):
+    broken = _ListensAtAFixedPort
 
 
 class LeaksAVariable(WithABrokenEngine):

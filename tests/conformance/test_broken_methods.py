@@ -36,6 +36,8 @@ MEANT: Mapping[str, tuple[str, str]] = {
     "WantsEveryRowOnEveryRank": ("demand", "test_declarative_run_survives_a_kill"),
     "CountsTooFewSteps": ("total_steps", "test_declarative_run_survives_a_kill"),
     "LeaksAPort": ("offering", "test_leaving_frees_every_port"),
+    "ListensForEverybody": ("offering", "test_no_port_is_open_to_others"),
+    "ListensAtAFixedPort": ("offering", "test_no_port_is_fixed"),
     "LeaksAVariable": ("offering", "test_leaving_restores_the_environment"),
     "SkipsTheJoin": ("joined", "test_every_rank_ends_in_the_same_model"),
     "NeedsTwoRanks": ("joined", "test_inline"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from polytrain.api.backend_checks import backend_problems, function_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.testing.faults import Fault, Kind
-from polytrain.testing.functions import STEPS, broadcast, count_steps
+from polytrain.testing.functions import STEPS, broadcast, count_steps, list_ports
 from polytrain.testing.local_world import WorldRecord, run_world
 from polytrain_plugins import (
     CONTRACT_VERSION,
@@ -79,6 +81,12 @@ class ContractTier:
     def left(cls, tmp_path_factory: pytest.TempPathFactory) -> WorldRecord:
         """Two ranks that have left the collective normally."""
         return cls._count_steps(tmp_path_factory.mktemp("left"))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def listening(cls, tmp_path_factory: pytest.TempPathFactory) -> WorldRecord:
+        """Two ranks that have reported the ports at which they listen."""
+        return cls._list_ports(tmp_path_factory.mktemp("listening"))
 
     def test_is_found_by_its_name(self) -> None:
         """`make_trainer(name)` finds this class, written for this contract.
@@ -235,7 +243,7 @@ class ContractTier:
         for world_size in (1, 3):
             path = tmp_path / str(world_size)
             other = run_world(self.backend, data=kit_table(), path=path, world_size=world_size)
-            assert other.saved_files(0) == trained.saved_files(0)
+            assert other.saved(0) == trained.saved(0) != {}
 
     def test_declarative_training(self, trained: WorldRecord) -> None:
         """If declared: `Engine.train` reports every step, from 1. Otherwise such a job is rejected.
@@ -268,6 +276,26 @@ class ContractTier:
         """
         assert [(rank.leaks or {}).get("ports") for rank in left.ranks] == [[], []]
 
+    def test_no_port_is_open_to_others(self, listening: WorldRecord) -> None:
+        """While ranks of one machine train, nothing connects to them at another address.
+
+        If this fails: a server listens at all addresses. Use `Member.listen_host`, or `reached_at`.
+        """
+        assert [port for report in _reports(listening) for port in report["open"]] == []
+
+    def test_no_port_is_fixed(self, listening: WorldRecord, tmp_path: Path) -> None:
+        """Ranks join while others use the ports at which the ranks of another run listened.
+
+        If this fails: the number of a port is written in the engine. Use `listening_socket` or
+        `held_port`.
+        """
+        ports = {port for report in _reports(listening) for port in report["ports"]}
+        with ExitStack() as stack:
+            for port in ports:
+                with suppress(OSError):  # another process uses it already
+                    stack.enter_context(socket.create_server(("", port)))
+            assert len(_reports(self._list_ports(tmp_path))) == 2
+
     def test_leaving_restores_the_environment(self, left: WorldRecord) -> None:
         """A process that has left the collective has the environment that it had before.
 
@@ -286,6 +314,10 @@ class ContractTier:
             failure = self._count_steps(tmp_path / kind, fault=fault).ranks[1].failure
             assert failure is not None, f"no failure was reported for the fault {kind!r}"
             assert name in failure.failure.message
+
+    @classmethod
+    def _list_ports(cls, path: Path) -> WorldRecord:
+        return run_world(cls.backend, data=kit_table(), path=path, training_function=list_ports)
 
     @classmethod
     def _count_steps(
@@ -327,6 +359,12 @@ class ContractTier:
     def _assert_needs_function(self) -> None:
         problems = list(function_problems(RunSpec(backend=self.backend)))
         assert [problem.field for problem in problems] == ["train_loop_per_worker"]
+
+
+def _reports(world: WorldRecord) -> list[Mapping[str, Any]]:
+    """The ranks' reports, once all ranks have ended well."""
+    assert [rank.failure for rank in world.ranks] == [None] * len(world.ranks)
+    return [report.metrics for rank in world.ranks for report in rank.reports]
 
 
 def _job(backend: Backend) -> Job:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import polytrain
 from polytrain import Checkpoint
@@ -15,6 +18,12 @@ from polytrain.collective import barrier, broadcast_from_rank_zero
 from polytrain_plugins import Backend
 
 STEPS = 4
+
+_OTHER_ADDRESS = "127.0.0.2"
+"""Another address of this machine than the one at which ranks offer to be reached."""
+
+_CONNECTED_WITHIN_S = 0.5
+"""On one machine a connection is made at once, or never."""
 
 
 def count_steps(config: Mapping[str, Any]) -> None:
@@ -71,3 +80,19 @@ def broadcast() -> None:
         barrier()
         received.append(broadcast_from_rank_zero(bytes([7]) * size if rank == 0 else None))
     polytrain.report({"received": [None if it is None else [len(it), sum(it)] for it in received]})
+
+
+def list_ports() -> None:
+    """Report the ports at which this process listens, and those reached at any address."""
+    connections = psutil.Process().net_connections(kind="tcp")
+    ports = [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+    polytrain.report({"ports": ports, "open": [*filter(_is_reached_anywhere, ports)]})
+
+
+def _is_reached_anywhere(port: int) -> bool:
+    """Whether a port on this machine accepts connections at another address than 127.0.0.1."""
+    try:
+        socket.create_connection((_OTHER_ADDRESS, port), timeout=_CONNECTED_WITHIN_S).close()
+    except OSError:
+        return False
+    return True
