@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain_plugins.installation import install_command
+from polytrain_plugins.installed import install_command
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = {

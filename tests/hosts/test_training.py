@@ -21,9 +21,8 @@ from tests.conformance import (
 from polytrain.testing import BackendConformance
 from polytrain.testing.chaos_cases import UNTOUCHED
 from polytrain.testing.chaos_runner import ChaosRun, Files, Work, judged
-from polytrain.testing.host_runs import BOUND_S, RESET, HostCluster, HostFault
 from polytrain.testing.hosts import Host
-from polytrain.testing.network import cut
+from polytrain.testing.network import BOUND_S, RESET, HostCluster, HostFault, cut
 
 # A new cluster of hosts, and the time in which Ray sees that one is lost.
 pytestmark = [pytest.mark.only_in_sweep, pytest.mark.timeout(600)]

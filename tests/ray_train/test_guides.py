@@ -92,7 +92,7 @@ FORMS = {
         "from ray.train.torch.config import TorchConfig\n"
         "from ray.train.tensorflow.keras import ReportCheckpointCallback as callback",
         "TorchConfig",
-        "polytrain.ray_names.configs.TorchConfig",
+        "polytrain.ray_names.trainers.TorchConfig",
     ),
     "air": ("from ray import air", "air.ScalingConfig", SCALING),
     "air and session": (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from polytrain.prediction import predict as prediction
     from polytrain.ray_names import callbacks, missing
     from polytrain.trackers import attached as trackers
-    from polytrain.validation import available as validation
+    from polytrain.validation import coordinator as validation
     from polytrain.view.page import ending as page
     from polytrain.view.progress import display as progress
 
@@ -38,7 +38,7 @@ _POINTS = {
     "prediction": ("polytrain.prediction.predict", "Result.predict"),
     "progress": ("polytrain.view.progress.display", "RunConfig(progress=…)"),
     "trackers": ("polytrain.trackers.attached", "RunConfig(track=…)"),
-    "validation": ("polytrain.validation.available", "ValidationConfig"),
+    "validation": ("polytrain.validation.coordinator", "ValidationConfig"),
 }
 
 

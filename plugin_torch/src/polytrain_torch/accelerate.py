@@ -46,8 +46,8 @@ from polytrain_torch.checkpoints.read_back import (
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.libraries import needed
 from polytrain_torch.loaders.accelerated import keep_places
-from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
+from polytrain_torch.models.unaveraged import keep_frozen, wraps_in_ddp
 from polytrain_torch.private import Accelerated
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.row_weights import weigh_backward

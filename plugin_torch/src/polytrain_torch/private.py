@@ -29,13 +29,13 @@ __all__ = [
     "SHARD_LIST_GLOBALS",
     "Accelerated",
     "LogSums",
-    "add_event",
     "after_backward",
     "backward_pass",
     "clear_mesh_caches",
     "compiled_by_shape",
     "deepspeed_config",
     "default_store",
+    "drop_events",
     "fsdp_state",
     "has_communication_hook",
     "is_unwritten",
@@ -265,11 +265,6 @@ def fsdp_state(module: Any) -> Any:
     return module._get_fsdp_state()
 
 
-def add_event(writer: Any, event: Any, step: int) -> None:
-    """Write any event with a `SummaryWriter`; its public methods write only some kinds."""
-    writer._get_file_writer().add_event(event, step)
-
-
 class Accelerated:
     """Objects that an `accelerate.Accelerator` has prepared; it has no public names for them."""
 
@@ -411,3 +406,20 @@ def _is_number(value: Any) -> bool:
 def write_events(callback: Any, arguments: Any) -> None:
     """Have Transformers' `TensorBoardCallback` open its writer earlier than it does by itself."""
     callback._init_summary_writer(arguments)
+
+
+def drop_events(writer: Any, step: int) -> None:
+    """Have TensorBoard drop earlier events of this step and later ones.
+
+    The writer's public methods write only some kinds of events.
+
+    Args:
+        writer: a `SummaryWriter` of torch or tensorboardX.
+        step: the first step that is logged again.
+    """
+    if type(writer).__module__.startswith("tensorboardX"):
+        from tensorboardX.proto import event_pb2
+    else:
+        from tensorboard.compat.proto import event_pb2
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    writer._get_file_writer().add_event(event_pb2.Event(session_log=start), step)

@@ -3,14 +3,14 @@
 Importing this package imports pluggy and the standard library, no framework and no Ray.
 """
 
-from polytrain_plugins.backend import CONTRACT_VERSION, Backend, Demand, Job
-from polytrain_plugins.capabilities import Capabilities, CheckpointKind, Device
-from polytrain_plugins.columns import (
-    column_remedy,
-    is_category,
-    is_number,
-    missing_columns,
-    number_problems,
+from polytrain_plugins.backend import (
+    CONTRACT_VERSION,
+    Backend,
+    Capabilities,
+    CheckpointKind,
+    Demand,
+    Device,
+    Job,
 )
 from polytrain_plugins.engine import Engine, Predictions, Session
 from polytrain_plugins.environment import changed_environment, nccl_variables
@@ -35,11 +35,15 @@ from polytrain_plugins.events import (
     Stopped,
 )
 from polytrain_plugins.hookspecs import hookimpl
-from polytrain_plugins.own_address import reached_at
-from polytrain_plugins.ports import HeldPort, held_port, listening_socket
+from polytrain_plugins.ports import HeldPort, held_port, listening_socket, reached_at
 from polytrain_plugins.problems import (
+    column_remedy,
+    is_category,
     is_instance_of,
+    is_number,
+    missing_columns,
     needed_without_function,
+    number_problems,
     options_beside_function,
     timeout_problems,
     unknown_name,

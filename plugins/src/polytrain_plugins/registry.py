@@ -17,8 +17,7 @@ from polytrain_plugins.errors import (
     UnknownBackendError,
 )
 from polytrain_plugins.hookspecs import PROJECT, BackendHooks
-from polytrain_plugins.installation import install_command
-from polytrain_plugins.installed import installed_entry_points
+from polytrain_plugins.installed import install_command, installed_entry_points
 
 GROUP = "polytrain.backends"
 

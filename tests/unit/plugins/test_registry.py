@@ -22,7 +22,7 @@ from polytrain_plugins import (
     backend_names,
     load_backend,
 )
-from polytrain_plugins.installation import install_command
+from polytrain_plugins.installed import install_command
 
 Install = Callable[..., None]
 

@@ -49,9 +49,8 @@ from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 from polytrain.text import strict_json
 from polytrain.trackers import CSV, WandB
-from polytrain.trackers.lag import lags
 from polytrain.trackers.rows import Position, TrackedRows
-from polytrain.trackers.state import TrackerState, kept_state, kept_trackers
+from polytrain.trackers.state import TrackerState, kept_state, kept_trackers, lags
 from polytrain.trackers.tracker import numbers
 from polytrain.view.cli.found import FoundRun
 from polytrain.view.cli.job_file import JobFileError, arguments_of, job_of

@@ -14,8 +14,7 @@ from polytrain.view.page.facts import Facts
 from polytrain.view.page.failures import folded, ranges
 from polytrain.view.page.marks import MarkKind
 from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
-from polytrain.view.page.verdict import verdict
-from polytrain.view.run_end import duration
+from polytrain.view.page.verdict import duration, verdict
 
 
 @pytest.fixture(scope="module")

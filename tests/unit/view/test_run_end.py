@@ -11,8 +11,7 @@ from polytrain.record.state import RunState
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
 from polytrain.view.page.reading import read_facts
-from polytrain.view.page.verdict import verdict
-from polytrain.view.run_end import run_end
+from polytrain.view.page.verdict import run_end, verdict
 
 
 def test_a_page_and_a_terminal_say_the_same(

@@ -38,7 +38,7 @@ from polytrain_plugins import (
     load_backend,
 )
 from polytrain_plugins.close_names import did_you_mean
-from polytrain_plugins.installation import install_command
+from polytrain_plugins.installed import install_command
 from polytrain_plugins.type_names import quoted
 
 

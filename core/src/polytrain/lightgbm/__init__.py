@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from polytrain.ray_names.doors import door
 
 if TYPE_CHECKING:
-    from polytrain.ray_names.configs import LightGBMConfig as LightGBMConfig
+    from polytrain.ray_names.trainers import LightGBMConfig as LightGBMConfig
     from polytrain.ray_names.trainers import LightGBMTrainer as LightGBMTrainer
     from polytrain_lightgbm import *
 

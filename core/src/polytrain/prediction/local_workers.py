@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.predictor import PredictedPart, PredictionTask, Predictor
@@ -22,7 +21,7 @@ from polytrain.prediction.scheduling import (
 )
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 
-_ENTRY = "polytrain.prediction.worker_process"
+_ENTRY = "polytrain.prediction.predictor"
 
 
 class LocalWorkers(Workers):
@@ -70,12 +69,7 @@ class LocalWorkers(Workers):
             self._opened = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
     def assign(self, worker: int, unit: Unit) -> None:

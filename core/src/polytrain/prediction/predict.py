@@ -33,17 +33,17 @@ from polytrain.prediction.checks import (
     key_problems,
     option_problems,
     output_problems,
+    transform_problems,
     truth_value,
+    with_keys,
 )
-from polytrain.prediction.columns import joined
 from polytrain.prediction.local_workers import InlineWorkers, LocalWorkers
 from polytrain.prediction.model_files import ModelFiles, digest_of
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import PART_ROWS, Part, Unit, default_part_rows, divided, units
-from polytrain.prediction.predictor import PredictionTask
+from polytrain.prediction.predictor import PredictionTask, joined
 from polytrain.prediction.record import PredictionRecord, split_options, this_python
 from polytrain.prediction.scheduling import PickledTask, RowsOf, Workers, predicted_parts
-from polytrain.prediction.transforms import transform_problems, with_keys
 from polytrain.run.lease import leased
 from polytrain.storage.checks import writing_problems
 from polytrain.storage.location import Location

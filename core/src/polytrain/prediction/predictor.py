@@ -1,22 +1,28 @@
-"""Runs a model in the process that predicts, on small tables of rows."""
+"""The work of a process that predicts: it loads a model, and predicts small tables of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import pickle
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from polytrain.data.read.describe import Source
 from polytrain.data.read.pieces import in_steps
 from polytrain.data.shards.rows import PieceRows
-from polytrain.prediction.columns import as_table, checked, joined
+from polytrain.functions.pickling import dumps
 from polytrain.prediction.model_files import ModelFiles
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import Part, Unit, cut
+from polytrain.workers.processes.channel import ConnectionClosedError, SocketChannel
 from polytrain_plugins import Backend, Predictions
 
 
@@ -99,3 +105,94 @@ class Predictor:
         size = self._task.batch_size or table.num_rows
         batches = (table.slice(start, size) for start in range(0, table.num_rows, size))
         return joined([checked(self._predict(batch), batch.num_rows) for batch in batches])
+
+
+def joined(parts: Sequence[Predictions]) -> Predictions:
+    """Join the predictions of consecutive rows."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        by_name = [part for part in parts if isinstance(part, Mapping)]
+        return {name: np.concatenate([part[name] for part in by_name]) for name in first}
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)  # type: ignore[arg-type]  # all are of one kind
+
+
+def checked(predictions: Predictions, rows: int) -> Predictions:
+    """Return the predictions if there is one for each row.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    arrays = predictions if isinstance(predictions, Mapping) else {"": predictions}
+    for name, array in arrays.items():
+        found = array.shape[0] if array.ndim else "no"
+        if found != rows:
+            of = f" of {name!r}" if name else ""
+            raise ValueError(
+                f"The model returned {found} predictions{of} for {rows} rows. Return an array "
+                "whose first axis is the rows"
+            )
+    return predictions
+
+
+def as_table(predictions: Predictions, keys: pa.Table, *, prediction_column: str) -> pa.Table:
+    """Return a table with the key columns, followed by the predictions.
+
+    Args:
+        predictions: an array `(rows, …)`, or several by name.
+        keys: key columns, with as many rows.
+        prediction_column: name of the column of a single array; several have their own names.
+
+    Raises:
+        ValueError: a key column has the name of predictions.
+    """
+    if not isinstance(predictions, Mapping):
+        predictions = {prediction_column: predictions}
+    for name, array in predictions.items():
+        if name in keys.column_names:
+            raise ValueError(
+                f"keep: {name!r} is also the name of predictions of the model. Leave it out of "
+                "keep, or have the model return a different name"
+            )
+        keys = keys.append_column(str(name), _column(array))
+    return keys
+
+
+def _column(array: np.ndarray[Any, Any]) -> pa.Array:
+    """Return a column of numbers, of lists of one length, or of tensors."""
+    array = np.ascontiguousarray(array)
+    if array.ndim == 1:
+        return pa.array(array)
+    if array.ndim == 2:
+        return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(array)
+
+
+def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
+    """Predict units until the driver closes the connection; return the exit code."""
+    channel = SocketChannel(connection)
+    try:
+        _, task = channel.receive()
+        predictor = Predictor(pickle.loads(task))
+        while True:
+            channel.send(["ready"])
+            _, pickled = channel.receive()
+            unit, rows = pickle.loads(pickled)
+            for part in predictor.predicted(unit, rows):
+                channel.send(["predicted", dumps(part)])
+    except ConnectionClosedError:
+        return 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the driver may be gone
+            channel.send(["raised", dumps(portable(error))])
+        return 1
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return an exception for another process, with its traceback here as a note."""
+    text = "".join(traceback.format_exception(error))
+    error.add_note(f"\nIn the worker process:\n{text.rstrip()}")
+    try:
+        pickle.loads(dumps(error))
+    except Exception:  # an exception's __reduce__ may raise anything
+        return RuntimeError(text)
+    return error

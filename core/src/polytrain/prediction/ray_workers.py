@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -111,12 +110,7 @@ class RayWorkers(Workers):
             self.replace(worker)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for actor in self._actors.values():
             ray.kill(actor)
 

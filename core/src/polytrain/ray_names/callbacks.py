@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -180,12 +179,7 @@ class UserCallbacks:
     def __enter__(self) -> UserCallbacks:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Wait until all calls are made, for a limited time."""
         for callback in self._queues.unfinished(self._callbacks, within_s=END_WITHIN_S):
             logger.warning(

@@ -20,14 +20,13 @@ _PLUGINS = {
 }
 """Door → the backend whose plugin it leads to, and that plugin's module."""
 
-_CONFIGS, _TRAINERS = "polytrain.ray_names.configs", "polytrain.ray_names.trainers"
-_OWN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "polytrain.torch": {_CONFIGS: ("TorchConfig",), _TRAINERS: ("TorchTrainer",)},
-    "polytrain.xgboost": {_CONFIGS: ("XGBoostConfig",), _TRAINERS: ("XGBoostTrainer",)},
-    "polytrain.lightgbm": {_CONFIGS: ("LightGBMConfig",), _TRAINERS: ("LightGBMTrainer",)},
-    "polytrain.tensorflow": {_CONFIGS: ("TensorflowConfig",), _TRAINERS: ("TensorflowTrainer",)},
+_OWN: Mapping[str, tuple[str, ...]] = {
+    "polytrain.torch": ("TorchConfig", "TorchTrainer"),
+    "polytrain.xgboost": ("XGBoostConfig", "XGBoostTrainer"),
+    "polytrain.lightgbm": ("LightGBMConfig", "LightGBMTrainer"),
+    "polytrain.tensorflow": ("TensorflowConfig", "TensorflowTrainer"),
 }
-"""Door → where its names are that aren't the plugin's."""
+"""Door → its names in `ray_names.trainers`, which aren't the plugin's."""
 
 _MODULES = {"polytrain.tensorflow": ("keras",)}
 
@@ -41,7 +40,7 @@ def door(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     backend, plugin = _PLUGINS[module]
     names = PluginNames(
         module=module,
-        homes=_OWN.get(module),
+        homes={"polytrain.ray_names.trainers": _OWN[module]} if module in _OWN else None,
         modules=_MODULES.get(module, ()),
         plugin=plugin,
         backend=backend,
@@ -108,7 +107,7 @@ class PluginNames(LazyNames):
     def _command(self, lacking: str | None) -> str | None:
         """Return the command that installs a module; None if it is neither plugin nor framework."""
         from polytrain_plugins import load_backend
-        from polytrain_plugins.installation import install_command
+        from polytrain_plugins.installed import install_command
         from polytrain_plugins.registry import install_line
 
         if (lacking or "").partition(".")[0] == self.plugin.partition(".")[0]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from polytrain.ray_names.doors import door
 
 if TYPE_CHECKING:
-    from polytrain.ray_names.configs import TensorflowConfig as TensorflowConfig
+    from polytrain.ray_names.trainers import TensorflowConfig as TensorflowConfig
     from polytrain.ray_names.trainers import TensorflowTrainer as TensorflowTrainer
     from polytrain_tf import *
 

@@ -74,17 +74,6 @@ class WorldRecord:
         """Directory of those files; None if the rank has saved nothing."""
         return max(self.path.glob(f"checkpoint_*-rank_{rank}"), default=None)
 
-    def saved_files(self, rank: int) -> dict[str, bytes]:
-        """Those files, by name.
-
-        Raises:
-            FileNotFoundError: the rank has saved nothing.
-        """
-        newest = self.newest_staging(rank)
-        if newest is None:
-            raise FileNotFoundError(f"rank {rank} has saved nothing")
-        return {path.name: path.read_bytes() for path in newest.rglob("*") if path.is_file()}
-
 
 def run_world(
     backend: Backend,

@@ -141,7 +141,8 @@ class TrainerTier:
         if self.backend.capabilities.exact_resume:
             undisturbed = run_world(self.backend, data=kit_table(), path=tmp_path / "undisturbed")
             assert result.checkpoint is not None
-            for name, content in undisturbed.saved_files(0).items():
+            assert undisturbed.saved(0)
+            for name, content in undisturbed.saved(0).items():
                 assert Path(result.checkpoint.path, name).read_bytes() == content, name
 
     def test_exception_reaches_the_caller(self, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from polytrain.ray_names.doors import door
 
 if TYPE_CHECKING:
-    from polytrain.ray_names.configs import TorchConfig as TorchConfig
+    from polytrain.ray_names.trainers import TorchConfig as TorchConfig
     from polytrain.ray_names.trainers import TorchTrainer as TorchTrainer
     from polytrain_torch import *
 

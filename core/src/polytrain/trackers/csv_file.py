@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from polytrain.storage.beneath import Beneath
 from polytrain.trackers.description import Description
-from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in
+from polytrain.trackers.tracker import FileTracker, Row, TrackedRun
 from polytrain_plugins import Problem
 
 _FILE = "metrics.csv"
@@ -24,7 +24,7 @@ _BEGINS = ",".join(_FIRST)
 
 
 @dataclass(frozen=True)
-class CSV(Tracker):
+class CSV(FileTracker):
     """Writes a line for each step to one file, with a column for each metric.
 
     A metric that a report lacks is empty. A new metric replaces the file by one with its column.
@@ -35,48 +35,20 @@ class CSV(Tracker):
     """
 
     name: ClassVar[str] = "csv"
-    can_rewind: ClassVar[bool] = True
+    _option: ClassVar[str] = "path"
+    _usual: ClassVar[str] = _FILE
 
     path: str | None = None
     """The file; by default `metrics.csv` in the run's directory."""
 
     def problems(self) -> Iterator[Problem]:
-        path: object = self.path
-        if not isinstance(path, str | Path | None) or path == "":
+        yield from super().problems()
+        if isinstance(self.path, str | Path) and self.path != "" and Path(self.path).is_dir():
             yield Problem(
                 field="CSV.path",
-                what=f"{path!r} is not a path",
-                remedy=f'Give a file, for example "{_FILE}"',
+                what=f"{self.path} is a directory",
+                remedy=f'Give a file, for example "{self.path}/{_FILE}"',
             )
-        elif path is not None and Path(path).is_dir():
-            yield Problem(
-                field="CSV.path",
-                what=f"{path} is a directory",
-                remedy=f'Give a file, for example "{path}/{_FILE}"',
-            )
-
-    def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
-        if self.path is None and not is_directory:
-            yield Problem(
-                field="CSV.path",
-                what=f"the run is stored in {address}, which isn't a directory",
-                remedy=f'Give a file, for example CSV("{_FILE}")',
-            )
-
-    def resolved(self) -> Tracker:
-        if self.path is None:
-            return self
-        return replace(self, path=str(Path(self.path).expanduser().absolute()))
-
-    @property
-    def place(self) -> str | None:
-        return self.path
-
-    def at(self, place: str | None) -> Tracker:
-        return replace(self, path=place).resolved()
-
-    def stays_in(self, directory: Path) -> bool:
-        return is_in(directory, self.path or _FILE)
 
     def open(self, run: TrackedRun) -> CSVFile:
         """Open the run's file.

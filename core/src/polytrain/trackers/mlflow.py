@@ -20,7 +20,7 @@ from polytrain.text.secret_names import holds_credentials, without_credentials
 from polytrain.trackers.description import Description
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain_plugins import Problem
-from polytrain_plugins.installation import install_command
+from polytrain_plugins.installed import install_command
 
 _KEY = "polytrain.key"
 _AT_ONCE = 1000
@@ -63,10 +63,6 @@ class MLflow(Tracker):
     log_checkpoint: bool = False
     system_metrics: bool = False
 
-    @property
-    def has_system_metrics(self) -> bool:
-        return self.system_metrics
-
     def __repr__(self) -> str:
         # Commands and errors show it.
         shown = replace(self, uri=self.uri and without_credentials(self.uri))
@@ -75,16 +71,7 @@ class MLflow(Tracker):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        for field, value in (("uri", self.uri), ("experiment", self.experiment)):
-            given: object = value
-            if not isinstance(given, str | None) or given == "":
-                yield Problem(
-                    field=f"MLflow.{field}",
-                    what=f"{given!r} is not text",
-                    remedy='Give text, for example MLflow("sqlite:///mlflow.db")',
-                )
-                return
-        scheme = self._uri.partition("://")[0]
+        scheme = str(self._uri).partition("://")[0]
         missing = [each for each in ("sqlalchemy", "alembic") if find_spec(each) is None]
         if "sql" in scheme and missing:
             yield Problem(

@@ -12,7 +12,7 @@ from polytrain.output.observers import RecordFollower
 from polytrain.text.metrics import flat
 from polytrain.trackers.tracker import numbers
 from polytrain_plugins import Outcome, RunInfo, hookimpl
-from polytrain_plugins.installation import install_command
+from polytrain_plugins.installed import install_command
 
 _LABEL = "run"
 

@@ -1,4 +1,4 @@
-"""The state of a tracker that is kept with the run: its options, run id and position."""
+"""The state of a tracker that is kept with the run, and how far the tracker lags behind it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, TypedDict
 
 from polytrain.errors import DamagedFileError
+from polytrain.record.entries import Entry
 from polytrain.storage.protocol import Storage
 from polytrain.storage.typed_json import FileName, Like, Within, fitting, read_json
 from polytrain.trackers import NAMES
 from polytrain.trackers.names import tracker_class
-from polytrain.trackers.rows import Position
+from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.tracker import Tracker
 
 _DIRECTORY = "trackers"
@@ -137,3 +138,44 @@ def _read(storage: Storage, path: str, kind: type[Tracker]) -> TrackerState:
     if state.run_id and not re.fullmatch(kind.run_ids, state.run_id):
         raise DamagedFileError(path, "run_id", f"is {state.run_id!r}, no id of {kind.name}")
     return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerLag:
+    """The lag of one tracker of a run."""
+
+    name: str
+    step: int
+    """The last step that it is known to have, noted every few seconds by an active run."""
+
+    lacks: int
+    """Number of later steps that are ready for it. MLflow and W&B get a step once no restart can
+    undo it: see `TrackedRows`."""
+
+
+def lags(storage: Storage, journal: Iterable[Entry], *, since: int) -> tuple[TrackerLag, ...]:
+    """Read the lag of each tracker.
+
+    Args:
+        storage: the run's storage.
+        journal: the entries of its journal.
+        since: fencing token of the driver that started the run, or started it over.
+
+    Raises:
+        OSError: the storage can't be read.
+        ValueError: the state of a tracker is damaged, or of a newer version.
+    """
+    found = {
+        # Positions from before the run was started over don't count.
+        (file, state.tracker): TrackedRows(state.started_at(since), can_rewind=kind.can_rewind)
+        for file, state, kind in kept_states(storage)
+    }
+    if not found:
+        return ()
+    for entry in journal:
+        if entry.token >= since:
+            for rows in found.values():
+                rows.take(entry)
+    return tuple(
+        TrackerLag(name=name, step=rows.sent, lacks=rows.ready) for (_, name), rows in found.items()
+    )

@@ -8,15 +8,14 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from polytrain.storage.beneath import Beneath
 from polytrain.trackers.description import Description
-from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers
-from polytrain_plugins import Problem
+from polytrain.trackers.tracker import FileTracker, Row, TrackedRun, numbers
 
 _PREFIX = "events.out.tfevents."
 _SUFFIX = ".polytrain"
@@ -27,7 +26,7 @@ _STARTED, _ENDED = "polytrain/run", "polytrain/end"
 
 
 @dataclass(frozen=True)
-class TensorBoard(Tracker):
+class TensorBoard(FileTracker):
     """Writes scalars that TensorBoard shows: `tensorboard --logdir DIRECTORY`.
 
     A restart undoes the steps after its checkpoint: TensorBoard shows only their last repetition.
@@ -44,54 +43,18 @@ class TensorBoard(Tracker):
 
     name: ClassVar[str] = "tensorboard"
     requires: ClassVar[tuple[str, ...]] = ("tensorboard",)
-    can_rewind: ClassVar[bool] = True
+    _option: ClassVar[str] = "directory"
+    _usual: ClassVar[str] = "tensorboard"
 
     directory: str | None = None
     system_metrics: bool = False
-
-    @property
-    def has_system_metrics(self) -> bool:
-        return self.system_metrics
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        directory: object = self.directory
-        if not isinstance(directory, str | Path | None) or directory == "":
-            yield Problem(
-                field="TensorBoard.directory",
-                what=f"{directory!r} is not a directory",
-                remedy='Give the log directory, for example "tb"',
-            )
-
-    def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
-        if self.directory is None and not is_directory:
-            yield Problem(
-                field="TensorBoard.directory",
-                what=f"the run is stored in {address}, which isn't a directory",
-                remedy='Give a log directory, for example TensorBoard("tb")',
-            )
-
-    def resolved(self) -> Tracker:
-        if self.directory is None:
-            return self
-        return replace(self, directory=str(Path(self.directory).expanduser().absolute()))
 
     def open(self, run: TrackedRun) -> EventFiles:
         if self.directory is not None:
             return EventFiles(Path(self.directory, run.name), "")
         if run.directory is None:
             raise ValueError(f"{run.address} isn't a directory: give TensorBoard a log directory")
-        return EventFiles(run.directory, "tensorboard")
-
-    @property
-    def place(self) -> str | None:
-        return self.directory
-
-    def at(self, place: str | None) -> Tracker:
-        return replace(self, directory=place).resolved()
-
-    def stays_in(self, directory: Path) -> bool:
-        return is_in(directory, self.directory or "tensorboard")
+        return EventFiles(run.directory, self._usual)
 
 
 class EventFiles:

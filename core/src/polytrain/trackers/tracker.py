@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -14,7 +14,17 @@ from polytrain.checkpoint.manifest import Manifest
 from polytrain.output.observers import RecordFollower
 from polytrain.trackers.description import Description
 from polytrain_plugins import Problem
-from polytrain_plugins.installation import install_command
+from polytrain_plugins.installed import install_command
+
+_PATHS = ("path", "directory")
+"""Options that may be a `Path`."""
+
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "bool": (bool, "a bool, True or False"),
+    "str | None": (str | None, "text, or leave it out"),
+    "path": (str | Path | None, "a path, or leave it out"),
+}
+"""Type of an option, or "path" → the values that it takes, and what to give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +116,7 @@ class Tracker(RecordFollower, ABC):
     @property
     def has_system_metrics(self) -> bool:
         """Whether its rows also have how busy the ranks were before."""
-        return False
+        return bool(getattr(self, "system_metrics", False))
 
     @property
     def is_rewritten(self) -> bool:
@@ -126,14 +136,15 @@ class Tracker(RecordFollower, ABC):
                 what=f"it needs {' and '.join(missing)}, which isn't installed",
                 remedy=install_command(f"pip install 'polytrain[{self.name}]'"),
             )
-
         for option in fields(self):
             value = getattr(self, option.name)
-            if option.type == "bool" and not isinstance(value, bool):
+            of = "path" if option.name in _PATHS else str(option.type)
+            kind, remedy = _KINDS.get(of, (object, ""))
+            if not isinstance(value, kind) or (remedy and value == ""):
                 yield Problem(
                     field=f"{type(self).__name__}.{option.name}",
-                    what=f"{value!r} is not a bool",
-                    remedy="Give True or False",
+                    what=f"{value!r} is not {remedy.partition(',')[0]}",
+                    remedy=f"Give {remedy}",
                 )
 
     def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
@@ -166,6 +177,46 @@ class Tracker(RecordFollower, ABC):
     def stays_in(self, directory: Path) -> bool:
         """Return whether it writes only inside a run's directory, with links resolved."""
         return False
+
+
+@dataclass(frozen=True)
+class FileTracker(Tracker):
+    """A tracker that writes files: where the user has said, or in the run's directory."""
+
+    can_rewind: ClassVar[bool] = True
+
+    _option: ClassVar[str]
+    """The option that says where."""
+
+    _usual: ClassVar[str]
+    """Where in the run's directory it writes by default."""
+
+    @property
+    def place(self) -> str | None:
+        place: str | None = getattr(self, self._option)
+        return place
+
+    def at(self, place: str | None) -> Tracker:
+        changed: dict[str, Any] = {self._option: place}
+        return replace(self, **changed).resolved()
+
+    def resolved(self) -> Tracker:
+        if self.place is None:
+            return self
+        changed: dict[str, Any] = {self._option: str(Path(self.place).expanduser().absolute())}
+        return replace(self, **changed)
+
+    def stays_in(self, directory: Path) -> bool:
+        return is_in(directory, self.place or self._usual)
+
+    def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
+        if self.place is None and not is_directory:
+            name = type(self).__name__
+            yield Problem(
+                field=f"{name}.{self._option}",
+                what=f"the run is stored in {address}, which isn't a directory",
+                remedy=f'Give a path, for example {name}("{self._usual}")',
+            )
 
 
 def is_in(directory: Path, path: str | Path) -> bool:

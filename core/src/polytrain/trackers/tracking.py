@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from polytrain.errors import RunOwnedError
 from polytrain.record.entries import Entry, LoadMeasured, MetricsReported, ReportBlock
@@ -77,12 +76,7 @@ class Tracking:
             courier.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Send missing rows. The journal is complete, and this driver still holds its lease."""
         for courier in self._couriers:
             courier.end()

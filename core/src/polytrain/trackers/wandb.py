@@ -73,10 +73,6 @@ class WandB(Tracker):
     system_metrics: bool = False
 
     @property
-    def has_system_metrics(self) -> bool:
-        return self.system_metrics
-
-    @property
     def is_rewritten(self) -> bool:
         return self._mode == "offline"
 
@@ -87,15 +83,6 @@ class WandB(Tracker):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        for field in ("project", "entity", "group", "directory"):
-            given: object = getattr(self, field)
-            is_path = field == "directory" and isinstance(given, Path)
-            if (not isinstance(given, str | None) and not is_path) or given == "":
-                yield Problem(
-                    field=f"WandB.{field}",
-                    what=f"{given!r} is not text",
-                    remedy='Give text, for example WandB(project="mine")',
-                )
         if self._mode not in _MODES:
             yield Problem(
                 field="WandB.mode" if self.mode else "WANDB_MODE",

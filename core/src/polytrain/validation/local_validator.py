@@ -10,13 +10,18 @@ from dataclasses import dataclass
 
 from polytrain.events.output import Output
 from polytrain.linux.processes import describe_exit
-from polytrain.validation.process import bounded_threads, task_message
-from polytrain.validation.validator import NotValidated, Validated, ValidationTask
+from polytrain.validation.validator import (
+    NotValidated,
+    Validated,
+    ValidationTask,
+    bounded_threads,
+    task_message,
+)
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, Wrote
 
-_ENTRY = "polytrain.validation.process"
+_ENTRY = "polytrain.validation.validator"
 
 _KILL_TIMEOUT_S = 60.0
 """Seconds that a killed process may take to end, and to free its memory."""

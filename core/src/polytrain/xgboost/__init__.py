@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from polytrain.ray_names.doors import door
 
 if TYPE_CHECKING:
-    from polytrain.ray_names.configs import XGBoostConfig as XGBoostConfig
+    from polytrain.ray_names.trainers import XGBoostConfig as XGBoostConfig
     from polytrain.ray_names.trainers import XGBoostTrainer as XGBoostTrainer
     from polytrain_xgboost import *
 

@@ -26,6 +26,7 @@ from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, wa
 from polytrain_torch.checkpoints.parts import refuse_options, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
+    check_replicas,
     comparable,
     differences,
     keep_metric,
@@ -43,7 +44,6 @@ from polytrain_torch.checkpoints.read_back import (
     try_loading,
     whole_copies_without_values,
 )
-from polytrain_torch.checkpoints.replicas import check_replicas
 from polytrain_torch.checkpoints.safe_serialization import refuse_unsafe
 from polytrain_torch.checkpoints.sharded import SafeReader
 from polytrain_torch.checkpoints.sharded_parts import (

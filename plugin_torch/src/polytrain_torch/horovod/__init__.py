@@ -32,7 +32,6 @@ from polytrain_torch.horovod.basics import (
     shutdown,
     size,
 )
-from polytrain_torch.horovod.compression import Compression
 from polytrain_torch.horovod.exchanges import (
     allgather,
     allgather_async,
@@ -59,6 +58,7 @@ from polytrain_torch.horovod.optimizer import DistributedOptimizer
 from polytrain_torch.horovod.reductions import (
     Adasum,
     Average,
+    Compression,
     Max,
     Min,
     Product,

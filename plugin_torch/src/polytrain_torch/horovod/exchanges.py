@@ -13,10 +13,11 @@ import torch.distributed as dist
 
 from polytrain_torch.horovod.basics import context
 from polytrain_torch.horovod.call_log import log_call
-from polytrain_torch.horovod.compression import Compression, Compressor
 from polytrain_torch.horovod.handles import Pending, handle_of, synchronize
 from polytrain_torch.horovod.reductions import (
     Average,
+    Compression,
+    Compressor,
     Sum,
     allreduce,
     on_group_device,

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from polytrain_torch.collectives.node_group import gradient_group
 from polytrain_torch.devices import current_device
 from polytrain_torch.horovod.call_log import completed, log_call
-from polytrain_torch.horovod.compression import Compressor
-from polytrain_torch.horovod.reductions import Average, on_group_device, scale, torch_op
+from polytrain_torch.horovod.reductions import Average, Compressor, on_group_device, scale, torch_op
 from polytrain_torch.row_weights import weighted_gradient
 from polytrain_torch.survivors.points import before_average
 

@@ -11,9 +11,14 @@ from typing import Any
 import torch
 
 from polytrain_torch.horovod.basics import size
-from polytrain_torch.horovod.compression import Compression, Compressor
 from polytrain_torch.horovod.gradients import GradientReducer
-from polytrain_torch.horovod.reductions import Average, refuse_process_set, torch_op
+from polytrain_torch.horovod.reductions import (
+    Average,
+    Compression,
+    Compressor,
+    refuse_process_set,
+    torch_op,
+)
 from polytrain_torch.survivors.points import averaging_optimizers
 
 

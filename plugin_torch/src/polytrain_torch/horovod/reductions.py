@@ -1,11 +1,11 @@
-"""Reductions over all ranks: `allreduce` and its variants."""
+"""Reductions over all ranks: `allreduce` and its variants, and the compression of what is sent."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,8 +13,51 @@ import torch.distributed as dist
 from polytrain_torch.devices import current_device
 from polytrain_torch.horovod.basics import context
 from polytrain_torch.horovod.call_log import log_call
-from polytrain_torch.horovod.compression import Compression, Compressor
 from polytrain_torch.horovod.handles import Pending, handle_of, synchronize
+
+
+class Compressor(Protocol):
+    """Compresses tensors before they are sent. Users may pass their own class."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Return the tensor to send, and the context for `decompress`."""
+        ...
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """Return the operation's result in the original dtype."""
+        ...
+
+
+class _Unchanged:
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor
+
+
+class _HalfPrecision:
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor.half() if tensor.is_floating_point() else tensor, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class Compression:
+    """Values for the argument `compression`."""
+
+    none = _Unchanged
+    """Send tensors as they are."""
+
+    fp16 = _HalfPrecision
+    """Send floating-point tensors as float16; they are also summed as float16."""
 
 
 class ReduceOp(Enum):

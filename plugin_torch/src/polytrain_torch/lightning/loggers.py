@@ -18,8 +18,8 @@ import torch.distributed as dist
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from polytrain import get_context
-from polytrain_torch.event_writers import drop_events
 from polytrain_torch.lightning.private import has_version, is_open, log_no_start, set_version
+from polytrain_torch.private import drop_events
 
 _Row = dict[str, str]
 

@@ -15,8 +15,12 @@ from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
 from polytrain_torch.checkpoints.rank_states import save_rank_states
 from polytrain_torch.checkpoints.read_back import is_first_save
 from polytrain_torch.lightning.best_model import SavedFiles
-from polytrain_torch.lightning.epochs import prepare_callbacks, save_trained
-from polytrain_torch.lightning.finders import save_found, take_over_found
+from polytrain_torch.lightning.callbacks import (
+    prepare_callbacks,
+    save_found,
+    save_trained,
+    take_over_found,
+)
 from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
 from polytrain_torch.lightning.loggers import KeptLogs
 from polytrain_torch.lightning.private import steps_logged

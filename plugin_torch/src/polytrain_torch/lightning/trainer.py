@@ -20,7 +20,7 @@ from polytrain_torch.collectives.stopping import any_rank_stops
 from polytrain_torch.devices import current_device
 from polytrain_torch.libraries import needed
 from polytrain_torch.loaders.prepared import sharded
-from polytrain_torch.models.frozen import keep_frozen
+from polytrain_torch.models.unaveraged import keep_frozen
 from polytrain_torch.private import original_module
 from polytrain_torch.row_weights import weigh_backward
 from polytrain_torch.virtual_workers import refuse_virtual_workers
@@ -32,8 +32,7 @@ with needed("lightning"):
     from lightning.pytorch.plugins.io import AsyncCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
-    from polytrain_torch.lightning.epochs import resume_epoch
-    from polytrain_torch.lightning.finders import is_search
+    from polytrain_torch.lightning.callbacks import is_search, resume_epoch
     from polytrain_torch.lightning.kept_batches import KeptBatches, is_of_survivor
     from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
     from polytrain_torch.lightning.loggers import KeptLogs, keep_version

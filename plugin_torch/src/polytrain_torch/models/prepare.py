@@ -18,9 +18,8 @@ from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.node_group import NodeDataParallel, gradient_group
 from polytrain_torch.devices import current_device
 from polytrain_torch.loaders.prepared import PreparedDataLoader, sharded
-from polytrain_torch.models.bypassed_gradients import refuse_autograd_grad
-from polytrain_torch.models.frozen import PREPARE_AGAIN, keep_frozen
 from polytrain_torch.models.parallel import DataParallel
+from polytrain_torch.models.unaveraged import PREPARE_AGAIN, keep_frozen, refuse_autograd_grad
 from polytrain_torch.models.virtual import in_virtual_workers
 from polytrain_torch.row_weights import weigh_model
 from polytrain_torch.virtual_workers import current, refuse_virtual_workers

@@ -10,8 +10,7 @@ from transformers.integrations import TensorBoardCallback
 
 from polytrain import get_context
 from polytrain.extension import Calls
-from polytrain_torch.event_writers import drop_events
-from polytrain_torch.private import write_events
+from polytrain_torch.private import drop_events, write_events
 
 _trainers = Calls("prepare_trainer()")
 

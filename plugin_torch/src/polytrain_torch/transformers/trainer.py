@@ -27,8 +27,8 @@ from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.stopping import any_rank_stops
 from polytrain_torch.libraries import needed
-from polytrain_torch.models.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
+from polytrain_torch.models.unaveraged import keep_frozen, wraps_in_ddp
 from polytrain_torch.private import LogSums, replace_end_of_step
 from polytrain_torch.transformers.adapters import (
     is_adapted,

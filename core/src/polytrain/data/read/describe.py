@@ -37,7 +37,7 @@ from polytrain.data.read.transforms import (
 )
 from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data_errors import SourceError
-from polytrain.ray_api.dataset import is_ray_dataset
+from polytrain.ray_api import is_ray_dataset
 from polytrain_plugins import DatasetInfo
 from polytrain_plugins.type_names import a_type
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shlex
+import shutil
 import signal
+import struct
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from polytrain.testing.hosts.available import HostsUnavailable
-from polytrain.testing.hosts.clock import HostClock
 from polytrain.testing.hosts.freezer import Freezer
 from polytrain.testing.hosts.mounts import DISK, DISK_MB
-from polytrain.testing.hosts.processes import Command, finish, start_in, words_of
 from polytrain.testing.hosts.switch import Switch, address_of
 from polytrain.testing.processes import eventually
+
+_SHIFT = Path("/tmp/.polytrain-clock-shift")
+_LIBRARY = Path("/tmp/.polytrain-clock.so")
+
+_NEW_PID_NAMESPACE = 0x20000000  # CLONE_NEWPID in <linux/sched.h>
+
+Command = str | Sequence[str | Path]
+"""A program with its arguments, or a line for the shell."""
 
 
 class Host:
@@ -234,3 +247,112 @@ class Host:
 def _without_ray(variables: Mapping[str, str]) -> dict[str, str]:
     """Leave out what a Ray in this process has set for its own cluster, such as its token."""
     return {name: value for name, value in variables.items() if not name.startswith("RAY_")}
+
+
+class HostClock:
+    """Shifts the clock of all programs that a host starts from now on.
+
+    The kernel's clock stays: times of files, and programs that don't use the C library, have it.
+
+    Args:
+        root: the host's file system, as this process sees it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._shift = root / _SHIFT.relative_to("/")
+        self.set(0)
+        (root / _LIBRARY.relative_to("/")).write_bytes(_library())
+        self.env = {"LD_PRELOAD": str(_LIBRARY)}
+        """What a program needs to have the clock."""
+
+    def set(self, seconds: int) -> None:
+        """Shift it, for programs that run already too."""
+        # Programs have mapped the file: it must never be empty.
+        with self._shift.open("r+b" if self._shift.exists() else "wb") as file:
+            file.write(struct.pack("=q", seconds))
+
+
+def _library() -> bytes:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise HostsUnavailable("a clock takes a C compiler, and neither cc nor gcc is installed")
+    source = Path(__file__).with_name("clock.c")
+    define = f'-DSHIFT_FILE="{_SHIFT}"'
+    with tempfile.TemporaryDirectory() as directory:
+        built = Path(directory, "clock.so")
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", "-O2", define, "-o", built, source, "-ldl"], check=True
+        )
+        return built.read_bytes()
+
+
+class CommandFailed(subprocess.CalledProcessError):
+    """A command in a host has failed; its message has what the command printed."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.stdout or ''}{self.stderr or ''}"
+
+
+def words_of(command: Command) -> list[str]:
+    if isinstance(command, str):
+        return ["sh", "-c", command]
+    return [str(word) for word in command]
+
+
+def start_in(
+    pid: int,
+    group: Path,
+    command: list[str],
+    *,
+    cwd: Path,
+    inside: Mapping[str, str],
+    **options: Any,
+) -> subprocess.Popen[str]:
+    """Start a command in the namespaces of process `pid` and in a control group.
+
+    The command is a child of this process, with this process's number for it: its parent can signal
+    and wait for it. So a thread enters the namespace of processes, of which only its children
+    notice, and the command enters the others, which a process with several threads can't.
+
+    Args:
+        pid: process 1 of the host.
+        group: the file that takes members of the control group.
+        command: a program and its arguments.
+        cwd: its directory.
+        inside: variables that name files of the host: what leads there must not have them.
+        options: of `subprocess.Popen`.
+    """
+    variables = [f"{name}={value}" for name, value in inside.items()]
+    enter = ["nsenter", "-t", str(pid), "--mount", "--uts", "--ipc", "--net", "--"]
+    line = shlex.join([*enter, "env", "-C", str(cwd), *variables, *command])
+    # A process that is moved from outside could start others before.
+    joining = f"echo 0 > {shlex.quote(str(group))} && exec {line}"
+
+    def start() -> subprocess.Popen[str]:
+        with open(f"/proc/{pid}/ns/pid") as namespace:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace.fileno(), _NEW_PID_NAMESPACE):
+                raise OSError(ctypes.get_errno(), "setns")
+        return subprocess.Popen(["sh", "-c", joining], text=True, start_new_session=True, **options)
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(start).result()
+
+
+def finish(
+    process: subprocess.Popen[str], command: list[str], *, check: bool, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Wait for a command; after `timeout` seconds, kill it with its session."""
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # In a frozen host it stays until the host is thawed.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        raise
+    done = subprocess.CompletedProcess(command, process.returncode, output, errors)
+    if check and done.returncode:
+        raise CommandFailed(done.returncode, command, output, errors)
+    return done

@@ -1,4 +1,4 @@
-"""The process whose network is the switch. It removes the hosts when their owner is gone.
+"""Process 1 of a host, with which it ends, and the process that removes all hosts at the end.
 
 A script: it runs by its path, and imports nothing of polytrain, so that it starts in milliseconds.
 """
@@ -16,8 +16,17 @@ from pathlib import Path
 _SECONDS = 20
 
 
-def keep(owner: int, groups: Path) -> None:
-    """Wait for the owner's end, or for that of its `with` block, and remove all hosts.
+def keep_host(owner: int) -> None:
+    """Be process 1 of a host: let the kernel reap orphans, and wait for the end of the owner."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    select.select([owner], [], [])
+
+
+def keep_switch(owner: int, groups: Path) -> None:
+    """Be the process whose network is the switch.
+
+    Remove all hosts at the end of their owner, or of its `with` block.
 
     Args:
         owner: a pidfd. Unlike a pipe, no child of the owner can keep it from being readable.
@@ -57,4 +66,8 @@ def _kill(group: Path) -> None:
 if __name__ == "__main__":
     # Ctrl-C in a terminal reaches the whole process group: the owner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep(int(sys.argv[1]), Path(sys.argv[2]))
+    owner, *groups = sys.argv[1:]
+    if groups:
+        keep_switch(int(owner), Path(groups[0]))
+    else:
+        keep_host(int(owner))

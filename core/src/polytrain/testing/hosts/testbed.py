@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from polytrain.testing.hosts import reaper
+from polytrain.testing.hosts import keeper
 from polytrain.testing.hosts.available import HostsUnavailable, why_no_hosts
 from polytrain.testing.hosts.freezer import Freezer, freezer_roots
 from polytrain.testing.hosts.host import Host
@@ -85,7 +85,7 @@ def _booted(
     script: str,
     owner: int,
 ) -> Iterator[Host]:
-    first = shlex.join([sys.executable, "-I", "-S", reaper.__file__, str(owner)])
+    first = shlex.join([sys.executable, "-I", "-S", keeper.__file__, str(owner)])
     enter = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--", "sh", "-c"]
     line = shlex.join([*enter, f"{script}\nexec {first}"])
     waiter = subprocess.Popen(

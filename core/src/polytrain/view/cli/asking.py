@@ -1,18 +1,28 @@
-"""Requests of commands to the driver of a run that is active."""
+"""`polytrain stop` and `polytrain stacks`: what the driver of an active run is asked for."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from polytrain.errors import DamagedFileError
+from polytrain.output.echo import echo, echo_lines
 from polytrain.record.state import RunState
-from polytrain.run.lease import holder
-from polytrain.run.requests import NoAnswerError, RequestKind, ask
-from polytrain.view.cli.found import FoundRun
+from polytrain.view.cli.found import (
+    FoundRun,
+    WholeNumber,
+    as_json,
+    named_run,
+    print_json,
+    run_argument,
+)
+
+if TYPE_CHECKING:
+    from polytrain.run.requests import RequestKind
+
+_LOOK_EVERY_S = 0.5
 
 _TIMEOUT_S = 60.0
 
@@ -20,13 +30,73 @@ _SILENT_S = 30.0
 """Seconds without a heartbeat after which a driver that lives can't be asked in this directory."""
 
 
-def ask_driver(run: FoundRun, kind: RequestKind, *, reason: str = "") -> Mapping[str, Any]:
+@click.command("stop")
+@run_argument
+@click.option("--reason", default="", help="The reason, which the run's journal keeps.")
+@click.option("--no-wait", is_flag=True, help="Return once the driver has the request.")
+@as_json
+def stop(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
+    """End RUN at its next checkpoint; `fit()` resumes it later.
+
+    Waits until it has ended. The exit code is 75 if it can be resumed, 0 if it was finished before
+    it stopped, and 1 if it failed.
+    """
+    from polytrain.run.requests import RequestKind
+
+    found = named_run(run)
+    _ask_driver(found, RequestKind.STOP, reason=reason)
+    if not no_wait:
+        found = _ended(run)
+    if as_json:
+        print_json("stop", {"name": found.location.name, "state": found.state})
+    elif no_wait:
+        echo(f"{found.location.name} ends at its next checkpoint.")
+    else:
+        echo(f"{found.location.name}: {found.history.stopped or found.state}")
+    return 0 if no_wait else found.exit_code
+
+
+def _ended(run: str) -> FoundRun:
+    while (found := named_run(run)).state is RunState.RUNNING:
+        time.sleep(_LOOK_EVERY_S)
+    return found
+
+
+@click.command("stacks")
+@run_argument
+@click.option("--rank", type=WholeNumber(min=0), metavar="N", help="Only this rank's.")
+@as_json
+def stacks(run: str, rank: int | None, as_json: bool) -> None:
+    """Print the stacks of all threads of RUN's worker processes, which aren't paused for it."""
+    from polytrain.run.requests import RequestKind
+
+    found = named_run(run)
+    stacks = _ask_driver(found, RequestKind.STACKS).get("stacks")
+    if not stacks:
+        raise click.ClickException(f"{found.location.name} has no worker processes at the moment")
+    if rank is not None:
+        if str(rank) not in stacks:
+            raise click.ClickException(
+                f"--rank: there is no rank {rank}. There are: {', '.join(stacks)}"
+            )
+        stacks = {str(rank): stacks[str(rank)]}
+    if as_json:
+        print_json("stacks", stacks)
+    else:
+        texts = (f"Rank {number}:\n{text.rstrip()}" for number, text in stacks.items())
+        echo_lines("\n\n".join(texts))
+
+
+def _ask_driver(run: FoundRun, kind: RequestKind, *, reason: str = "") -> Mapping[str, Any]:
     """Request something of a run's driver, and return its answer.
 
     Raises:
         click.ClickException: the run isn't active, its driver doesn't answer, or its storage can't
             be used.
     """
+    from polytrain.errors import DamagedFileError
+    from polytrain.run.requests import NoAnswerError, ask
+
     name = run.location.name
     if run.state is not RunState.RUNNING or run.holder is None:
         raise click.ClickException(f"{name} isn't active: it is {run.state}")
@@ -45,6 +115,8 @@ def ask_driver(run: FoundRun, kind: RequestKind, *, reason: str = "") -> Mapping
 
 def _expect_heartbeats(run: FoundRun) -> None:
     """Refuse a copy of an active run's directory: its driver writes to the original."""
+    from polytrain.run.lease import holder
+
     owner = holder(run.location.open())
     if owner is None or not owner.is_held:
         return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from polytrain.record.history import RunHistory
     from polytrain.run.lease import Holder
     from polytrain.storage.location import Location
-    from polytrain.trackers.lag import TrackerLag
+    from polytrain.trackers.state import TrackerLag
 
 DEFAULT_STORAGE = "~/polytrain_results"
 
@@ -110,7 +110,7 @@ class FoundRun:
         Raises:
             click.ClickException: that can't be read.
         """
-        from polytrain.trackers.lag import lags
+        from polytrain.trackers.state import lags
 
         since = self.history.since_token
         try:

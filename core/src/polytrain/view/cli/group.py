@@ -17,17 +17,21 @@ class Lazy:
 
     module: str
     help: str
+    function: str = "command"
+    """Its name in the module."""
 
 
 COMMANDS: Mapping[str, Lazy] = {
     "run": Lazy(module="run", help="Train: a script, a trainer or a TOML job."),
     "runs": Lazy(module="runs", help="List the runs of a storage."),
     "show": Lazy(module="show", help="Show a run: state, attempts, times."),
-    "report": Lazy(module="report", help="Write a run as an HTML page."),
-    "diff": Lazy(module="diff", help="Compare two runs."),
+    "report": Lazy(module="report", function="report", help="Write a run as an HTML page."),
+    "diff": Lazy(module="report", function="diff", help="Compare two runs."),
     "logs": Lazy(module="logs", help="Print what the ranks of a run have printed."),
-    "stop": Lazy(module="stop", help="End an active run at its next checkpoint."),
-    "stacks": Lazy(module="stacks", help="Print the stacks of a run's ranks."),
+    "stop": Lazy(
+        module="asking", function="stop", help="End an active run at its next checkpoint."
+    ),
+    "stacks": Lazy(module="asking", function="stacks", help="Print the stacks of a run's ranks."),
     "verify": Lazy(module="verify", help="Compare checkpoints with their hashes."),
     "replay": Lazy(module="replay", help="Train a stretch of a run again, and compare."),
     "predict": Lazy(module="predict", help="Predict files with a run's model."),
@@ -48,8 +52,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"{__package__}.{COMMANDS[cmd_name].module}")
-        command: click.Command = module.command
+        lazy = COMMANDS[cmd_name]
+        module = import_module(f"{__package__}.{lazy.module}")
+        command: click.Command = getattr(module, lazy.function)
         return command
 
     def resolve_command(

@@ -1,9 +1,12 @@
-"""`polytrain report`: a run as one page."""
+"""`polytrain report` and `polytrain diff`: a run as one page, and two runs side by side."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,19 +14,22 @@ from polytrain.output.echo import echo
 from polytrain.view.cli.found import Unreadable, as_json, named_run, print_json, run_argument
 
 if TYPE_CHECKING:
+    from polytrain.view.page.comparison import Comparison, Difference
     from polytrain.view.page.facts import Facts
+
+_LONGEST = 40
 
 
 @click.command("report")
 @run_argument
 @click.option("-o", "--output", help="The file to write; by default NAME.html, in this directory.")
 @as_json
-def command(run: str, output: str | None, as_json: bool) -> None:
+def report(run: str, output: str | None, as_json: bool) -> None:
     """Write RUN as one HTML page, which opens from disk and needs no network.
 
     With --json the same facts are printed. Then the page is written only if --output names it.
     """
-    facts = facts_of_named(run)
+    facts = _facts_of(run)
     from polytrain.view.page import rendering
 
     if as_json:
@@ -31,10 +37,10 @@ def command(run: str, output: str | None, as_json: bool) -> None:
     elif output is None:
         output = f"{facts.source.name}.html"
     if output is not None:
-        write_file(output, rendering.page(facts), quiet=as_json)
+        _write_file(output, rendering.page(facts), quiet=as_json)
 
 
-def facts_of_named(run: str) -> Facts:
+def _facts_of(run: str) -> Facts:
     """Return the facts of the run of this path, address or name.
 
     Raises:
@@ -51,7 +57,7 @@ def facts_of_named(run: str) -> Facts:
         raise Unreadable(location, error) from error
 
 
-def write_file(name: str, text: str, *, quiet: bool) -> None:
+def _write_file(name: str, text: str, *, quiet: bool) -> None:
     """Write the file that --output names.
 
     Raises:
@@ -67,3 +73,68 @@ def write_file(name: str, text: str, *, quiet: bool) -> None:
         ) from error
     if not quiet:
         echo(f"Wrote {path} ({len(text.encode()) / 1000:.0f} kB).")
+
+
+@click.command("diff")
+@click.argument("first")
+@click.argument("second")
+@click.option(
+    "-o", "--output", help="Write both as one HTML page, with their curves, to this file."
+)
+@as_json
+def diff(first: str, second: str, output: str | None, as_json: bool) -> None:
+    """Compare the runs FIRST and SECOND: settings, outcome, times and last metrics."""
+    from polytrain.view.page.comparison import comparison
+
+    runs = _facts_of(first), _facts_of(second)
+    found = comparison(*runs)
+    if output is not None:
+        from polytrain.view.page.rendering import comparison_page
+
+        _write_file(output, comparison_page(*runs), quiet=as_json)
+    elif not as_json:
+        _print_differences(found)
+    if as_json:
+        print_json("diff", asdict(found))
+
+
+def _print_differences(found: Comparison) -> None:
+    parts = (
+        ("settings that differ", found.configuration),
+        ("outcome", found.outcome),
+        ("seconds", found.seconds),
+        ("last metrics", found.metrics),
+    )
+    rows = [row for _, some in parts for row in some]
+    width = max(len(row.name) for row in rows)
+    column = max(len(found.names[0]), *(len(_short(row.first)) for row in rows))
+    echo(f"{'':<{width}}  {found.names[0]:>{column}}  {found.names[1]}")
+    for title, some in parts:
+        echo()
+        echo(title if some else f"{title}: none")
+        # How much an option has changed says nothing.
+        is_measured = some is not found.configuration
+        for line in _lines(some, width, column, with_change=is_measured):
+            echo(line)
+
+
+def _lines(
+    rows: Iterable[Difference], width: int, column: int, *, with_change: bool
+) -> Iterable[str]:
+    for row in rows:
+        change = _change(row.first, row.second) if with_change else ""
+        yield f"{row.name:<{width}}  {_short(row.first):>{column}}  {_short(row.second)}{change}"
+
+
+def _change(first: Any, second: Any) -> str:
+    numbers = [each for each in (first, second) if isinstance(each, int | float)]
+    if len(numbers) < 2 or not all(map(math.isfinite, numbers)) or not first or first == second:
+        return ""
+    return f"  ({100 * (second - first) / abs(first):+.1f} %)"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

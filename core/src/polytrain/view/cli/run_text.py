@@ -20,8 +20,8 @@ from polytrain.text.first_few import numbered
 from polytrain.view.cli.found import FoundRun
 from polytrain.view.cli.logs import LOGS, log_of
 from polytrain.view.cli.runs import in_short
+from polytrain.view.page.verdict import run_end
 from polytrain.view.progress.text import duration, traceback_lines
-from polytrain.view.run_end import run_end
 
 _RANKS = 16
 """Ranks that have a line; the page and the JSON have all."""

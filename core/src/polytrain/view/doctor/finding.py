@@ -56,6 +56,11 @@ def checked(name: str, check: Callable[[], str]) -> Finding:
     except CheckFailed as failed:
         verdict, what, remedy = failed.verdict, str(failed), failed.remedy
     except Exception as error:  # whatever the system raises is what the user wants to know
-        verdict, what = Verdict.FAILED, f"{type(error).__name__}: {error}"
+        return failed_with(name, error)
     seconds = time.monotonic() - began
     return Finding(check=name, verdict=verdict, what=what, remedy=remedy, seconds=seconds)
+
+
+def failed_with(name: str, error: Exception) -> Finding:
+    """Return the finding of a check that an error has ended."""
+    return Finding(check=name, verdict=Verdict.FAILED, what=f"{type(error).__name__}: {error}")

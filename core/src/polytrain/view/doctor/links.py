@@ -16,7 +16,7 @@ from typing import Any
 from polytrain.api.backend_checks import missing_modules
 from polytrain.policy.links import ALL_UP_TO, FailedLink, described, remedy_for, targets
 from polytrain.policy.placement import NodeAddress, members
-from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked
+from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked, failed_with
 from polytrain.workers.ray.links import LinkEnd
 from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
 
@@ -190,8 +190,7 @@ def _findings_of_tcp(nodes: Sequence[NodeAddress], failed: list[FailedLink]) -> 
     try:
         failed += _failed_links(nodes)
     except Exception as error:  # whatever becomes of the actors is what the user wants to know
-        failure = error
-        yield checked("plain TCP", lambda: _raise(failure))
+        yield failed_with("plain TCP", error)
         return
     for number, host in enumerate(hosts):
         here = [link for link in failed if link.target == host]
@@ -226,10 +225,6 @@ def _on(node: NodeAddress) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-
-
-def _raise(error: Exception) -> str:
-    raise error
 
 
 def _findings_of(

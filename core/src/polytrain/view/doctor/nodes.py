@@ -17,7 +17,7 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.storage.checks import Refusal, refusal
 from polytrain.storage.location import Location
 from polytrain.view.doctor import machine
-from polytrain.view.doctor.finding import CheckFailed, Finding, checked
+from polytrain.view.doctor.finding import CheckFailed, Finding, checked, failed_with
 from polytrain.view.doctor.links import findings_of_links
 from polytrain.workers.agents.node_checks import other_versions
 from polytrain.workers.ray.connection import running_ray
@@ -121,8 +121,7 @@ def _findings_of(
         task = ray.remote(report).options(num_cpus=0, scheduling_strategy=on_node)
         answer: NodeReport = ray.get(task.remote(location, name), timeout=_TIMEOUT_S)
     except Exception as error:  # whatever becomes of the task is what the user wants to know
-        failure = error
-        yield checked(f"{address}: answers", lambda: _raise(failure))
+        yield failed_with(f"{address}: answers", error)
         return
     # What the call has taken is no skew.
     skew_s = min(answer.time - asked, 0.0) or max(answer.time - time.time(), 0.0)
@@ -131,10 +130,6 @@ def _findings_of(
     yield checked(f"{address}: versions", lambda: same_versions(answer.versions, own.versions))
     yield checked(f"{address}: storage", lambda: usable_storage(answer, content, location))
     yield checked(f"{address}: clock", lambda: same_time(skew_s))
-
-
-def _raise(error: Exception) -> str:
-    raise error
 
 
 def _nodes() -> list[tuple[str, str]]:

@@ -20,8 +20,7 @@ from polytrain.view.page.comparison import comparison, overlays_of
 from polytrain.view.page.curves import MOST_UNDONE, digits
 from polytrain.view.page.facts import Facts
 from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
-from polytrain.view.page.verdict import verdict
-from polytrain.view.run_end import duration
+from polytrain.view.page.verdict import duration, verdict
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from polytrain.record.timeline import Span
 from polytrain.view.page.facts import AttemptFacts, Facts
 from polytrain.view.page.marks import Mark, MarkKind
-from polytrain.view.run_end import duration
+from polytrain.view.page.verdict import duration
 
 MOST_SPANS = 800
 """Spans that are drawn; more than that are finer than a screen."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import itertools
 import logging
 import os
@@ -11,7 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal, TextIO, TypeVar
+from importlib import import_module
+from typing import Any, Literal, TextIO, TypeVar
 
 from polytrain.output.call_queues import CallQueue, CallQueues
 from polytrain.output.echo import write_line
@@ -23,7 +25,6 @@ from polytrain.record.journal import Take
 from polytrain.record.ledger import Ledger
 from polytrain.record.progress import Progress
 from polytrain.view.progress.as_json import ended_line, event_line, progress_line, started_line
-from polytrain.view.progress.notebook import NotebookOutput
 from polytrain.view.progress.status_lines import StatusLines, can_stay
 from polytrain.view.progress.text import (
     UNICODE,
@@ -308,3 +309,30 @@ def heartbeat_pauses() -> Iterator[float]:
     while True:
         yield min(pause_s, LONGEST_S)
         pause_s *= 2
+
+
+class NotebookOutput:
+    """Shows lines of text below the cell that runs when the first lines are shown."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown: list[str] = []
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Replace the shown lines."""
+        if list(lines) == self._shown:
+            return
+        self._shown = list(lines)
+        # Import it late: only a notebook's kernel needs it, and has it.
+        ipython = import_module("IPython.display")
+        page = ipython.HTML(as_html(lines))
+        if self._handle is None:
+            self._handle = ipython.display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+
+def as_html(lines: Sequence[str]) -> str:
+    """Return lines of text as HTML."""
+    text = html.escape("\n".join(lines))
+    return f'<pre style="white-space: pre-wrap; line-height: 1.4; margin: 0">{text}</pre>'

@@ -10,7 +10,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TextIO
 
 from polytrain.output.line_layout import printable
@@ -78,12 +77,7 @@ class StatusLines:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> None:

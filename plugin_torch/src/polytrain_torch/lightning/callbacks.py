@@ -1,12 +1,14 @@
-"""Stores results of Lightning's learning-rate and batch-size finders for restarts.
+"""Restores what Lightning's own callbacks have found or changed, where its checkpoints lack it.
 
-A search must start from a run's initial weights. A restart has trained weights, and loader
-positions that a search would move, so it takes the results from the checkpoint.
+A finder's search must start from a run's initial weights. A restart has trained weights, and loader
+positions that a search would move, so it takes the results from the checkpoint. In the middle of an
+epoch Lightning doesn't call the hooks with which callbacks begin it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,15 @@ from typing import Any
 from polytrain_torch.libraries import needed
 
 with needed("lightning"):
-    from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
+    from lightning.pytorch.callbacks import (
+        BatchSizeFinder,
+        Callback,
+        GradientAccumulationScheduler,
+        LearningRateFinder,
+        ModelPruning,
+        SpikeDetection,
+        StochasticWeightAveraging,
+    )
     from lightning.pytorch.utilities.parsing import lightning_setattr
 
     from polytrain_torch.lightning.private import (
@@ -26,7 +36,13 @@ with needed("lightning"):
         size_attribute,
     )
 
-_FILE = "found.json"
+logger = logging.getLogger(__name__)
+
+_FOUND = "found.json"
+"""File that maps each finder's class to its result."""
+
+_TRAINED = "trained.json"
+"""File that maps each parameter's name to whether it is trained."""
 
 
 def is_search(callbacks: Iterable[Any]) -> bool:
@@ -38,7 +54,7 @@ def save_found(callbacks: Iterable[Any], directory: Path) -> None:
     """Write the results of a trainer's finders beside its checkpoint."""
     found = {type(each).__name__: _result(each) for each in _finders(callbacks)}
     if found:
-        (directory / _FILE).write_text(json.dumps(found))
+        (directory / _FOUND).write_text(json.dumps(found))
 
 
 def take_over_found(callbacks: Iterable[Any], checkpoint: Path | None) -> Callable[[], None]:
@@ -55,7 +71,7 @@ def take_over_found(callbacks: Iterable[Any], checkpoint: Path | None) -> Callab
         _refuse_during_training(each)
     if checkpoint is None:
         return lambda: None
-    file = checkpoint / _FILE
+    file = checkpoint / _FOUND
     found = json.loads(file.read_text()) if file.exists() else {}
     for each in finders:
         name = type(each).__name__
@@ -110,3 +126,59 @@ def _take_over_rate(finder: Any, results: Any, trainer: Any, module: Any) -> Non
 def _take_over_size(finder: Any, size: int, trainer: Any, module: Any) -> None:
     finder.optimal_batch_size = size
     lightning_setattr(module, size_attribute(finder), size)
+
+
+def save_trained(trainer: Any, directory: Path) -> None:
+    """Write which parameters are trained: callbacks may freeze and unfreeze them."""
+    named = trainer.lightning_module.named_parameters()
+    is_trained = {name: parameter.requires_grad for name, parameter in named}
+    (directory / _TRAINED).write_text(json.dumps(is_trained))
+
+
+def prepare_callbacks(callbacks: list[Any]) -> None:
+    """Make callbacks able to load their states; warn if one's state isn't saved."""
+    for each in callbacks:
+        if isinstance(each, ModelPruning):
+            logger.warning(
+                "ModelPruning: Lightning doesn't save which weights are pruned, and trains them "
+                "again after a restart until it prunes next. The weights at the end differ after a "
+                "restart. If they may not, set FailureConfig(max_failures=0)."
+            )
+        # SpikeDetection loads its running mean under this name.
+        if isinstance(each, SpikeDetection) and not hasattr(each, "running"):
+            each.running = each.running_mean
+
+
+def resume_epoch(trainer: Any, checkpoint: Path) -> None:
+    """Restore callbacks and frozen parameters to their state in a checkpoint's epoch.
+
+    Args:
+        trainer: Lightning's trainer, after its hooks at the start of training.
+        checkpoint: the checkpoint's directory.
+    """
+    file = checkpoint / _TRAINED
+    is_trained = json.loads(file.read_text()) if file.exists() else {}
+    for name, parameter in trainer.lightning_module.named_parameters():
+        if is_trained.get(name, parameter.requires_grad) != parameter.requires_grad:
+            parameter.requires_grad_(not parameter.requires_grad)
+    loop = trainer.fit_loop
+    if not loop.restarted_mid_epoch:
+        return
+    if loop.epoch_progress.current.processed == loop.epoch_progress.current.started:
+        # It was saved at an epoch's last step: the next epoch begins, with all its hooks.
+        loop.reset_restart_stage()
+        return
+    for each in trainer.callbacks:
+        if isinstance(each, GradientAccumulationScheduler):
+            each.on_train_epoch_start(trainer)
+        elif isinstance(each, StochasticWeightAveraging):
+            _resume_averaging(each, trainer)
+
+
+def _resume_averaging(callback: Any, trainer: Any) -> None:
+    """Create the callback's schedule, but keep the optimizer options of the checkpoint."""
+    groups = [group for each in trainer.optimizers for group in each.param_groups]
+    rates = [{name: each for name, each in group.items() if name != "params"} for group in groups]
+    callback.on_train_epoch_start(trainer, trainer.lightning_module)
+    for group, saved in zip(groups, rates, strict=True):
+        group.update(saved)

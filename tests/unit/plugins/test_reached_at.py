@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from polytrain_plugins import own_address, reached_at
+from polytrain_plugins import ports, reached_at
 
 OWN, OTHER, LOOPBACK = "127.0.0.3", "127.0.0.2", "127.0.0.1"
 
@@ -83,7 +83,7 @@ def test_a_kernel_that_refuses_the_filter_is_a_warning(
     def refuse(*_: object) -> None:
         raise PermissionError("Operation not permitted")
 
-    monkeypatch.setattr(own_address, "_attach", refuse)
+    monkeypatch.setattr(ports, "_attach", refuse)
     with caplog.at_level(logging.WARNING), reached_at(OWN):
         listener = listening_at_all(socket.AF_INET)
     with listener:
