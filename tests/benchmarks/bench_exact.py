@@ -7,15 +7,18 @@ step is the median of a run's.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import OURS, Bound, Figure, conclude, durations, parse, sizes, take_turns
+from tests.gradient_memory import peak
 
 from polytrain import RunConfig, ScalingConfig, make_trainer
 from polytrain_torch.collectives.tree_sums import all_subtrees
@@ -108,6 +111,12 @@ def bytes_of_a_ring(workers: int, virtual: int) -> float:
     return (len(all_subtrees(virtual, workers)) + workers) / (2 * workers)
 
 
+def sets_of_gradients(workers: int, virtual: int | None) -> float:
+    """Most sets that a step of rank 0 has, beside DDP's own buckets."""
+    with tempfile.TemporaryDirectory() as storage:
+        return peak(Path(storage), workers, virtual)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; 1 if a bound was missed."""
     options = parse(argv, description=__doc__.splitlines()[0], repetitions=5)
@@ -115,7 +124,8 @@ def main(argv: list[str] | None = None) -> int:
     # Workers share cores where there are fewer: with everybody alike.
     os.environ.setdefault("POLYTRAIN_LOCAL_CPUS", "8")
     figures = []
-    for workers, virtual in _WORLDS[2:3] if options.quick else _WORLDS:
+    worlds = _WORLDS[2:3] if options.quick else _WORLDS
+    for workers, virtual in worlds:
         name = f"{workers} of {virtual}"
         taken = take_turns(
             {
@@ -146,12 +156,20 @@ def main(argv: list[str] | None = None) -> int:
         for virtual in (4, 8)
         for workers in range(2, virtual + 1)
     )
+    sets = ", ".join(
+        f"{workers} of {virtual} {sets_of_gradients(workers, virtual):.2f} "
+        f"({1 + math.log2(virtual):.0f})"
+        for workers, virtual in worlds
+    )
     parameters = 2 * _WIDTH * (_WIDTH + 1) + 2 * _WIDTH + 10 * (_WIDTH + 1)
     return conclude(
         f"Workers of virtual workers; {np.format_float_scientific(parameters, 1)} parameters, "
         f"{_MICRO_ROWS} rows in a micro-batch",
         figures,
-        notes=[f"Bytes between nodes / a ring's: {ratios}."],
+        notes=[
+            f"Bytes between nodes / a ring's: {ratios}.",
+            f"Sets of gradients at most (bound): {sets}. DDP: {sets_of_gradients(2, None):.2f}.",
+        ],
     )
 
 

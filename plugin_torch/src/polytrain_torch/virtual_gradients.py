@@ -31,6 +31,9 @@ Begin = Callable[[list[torch.Tensor]], Callable[[], torch.Tensor]]
 _BUCKET = 4 << 20
 """Bytes of a bucket, at least. Smaller ones begin earlier, and have more messages."""
 
+_BUCKET_AFTERWARDS = 32 << 20
+"""The same where sums begin after the loop: what a sum needs beside gradients is for one bucket."""
+
 
 class Gradients:
     """The gradients of all parameters that are trained.
@@ -49,7 +52,8 @@ class Gradients:
             overlaps: whether sums may begin during the backward pass.
         """
         self._begin = begin
-        self._buckets = [*_divided(parameters, count, overlaps=overlaps)]
+        size = _BUCKET if overlaps else _BUCKET_AFTERWARDS
+        self._buckets = [*_divided(parameters, count, size)]
         self._overlaps = overlaps and len(self._buckets) > 1
         self._earlier: list[Each] = []
         self._lock = threading.Lock()
@@ -116,16 +120,20 @@ class Gradients:
             marks = [*self._changed, *[False] * (len(self._buckets) - len(self._changed))]
         for bucket in self._buckets[len(self._begun) :]:
             is_last = bucket is self._buckets[-1]
-            self._begun.append(self._begin(bucket.sums(marks if is_last else ())))
+            # Where sums begin early, another rank may have all ranks make this one again.
+            sums = bucket.sums(marks if is_last else (), keeps=bool(self._hooks))
+            self._begun.append(self._begin(sums))
         totals = [wait() for wait in self._begun]
+        self._begun = []
         # The last bucket has a mark for each bucket: more than 0 if any rank has changed it.
         changed = [mark > 0 for mark in self._buckets[-1].marks(totals[-1], len(marks))]
         for number in (n for n, is_changed in enumerate(changed) if is_changed):
             self._overlaps = False
             totals[number] = self._begin(self._buckets[number].sums_again())()
-        for bucket, total, earlier in zip(self._buckets, totals, self._earlier, strict=True):
-            bucket.set(total, earlier)
-        self._changed, self._begun = [], []
+        self._changed = []
+        for bucket, earlier in zip(self._buckets, self._earlier, strict=True):
+            # One by one: a model's sums take as much memory as its gradients.
+            bucket.set(totals.pop(0), earlier)
 
     def _reached(self, parameter: torch.Tensor) -> None:
         """Begin the sums that are complete. Autograd calls this in each backward pass."""
@@ -197,19 +205,28 @@ class _Bucket:
             for mine, its in zip(late, early, strict=True)
         )
 
-    def sums(self, marks: Sequence[bool]) -> list[torch.Tensor]:
+    def sums(self, marks: Sequence[bool], *, keeps: bool) -> list[torch.Tensor]:
         """Return the sums of this rank's subtrees.
 
         Args:
             marks: numbers that are added up too.
+            keeps: whether to keep the gradients, for `sums_again`.
         """
-        return [self._flat(each, marks) for _, each in reversed(self._tree.held)]
+        held = [*self._tree.held]
+        if not keeps:
+            self._tree.held.clear()
+        flat = []
+        while held:
+            _, gradients = held.pop()
+            flat.append(self._flat(gradients, marks))
+            del gradients
+        return flat
 
     def sums_again(self) -> list[torch.Tensor]:
         """Return the sums of this rank's subtrees, with gradients that changed after early sums."""
         if self._late is not None:
             self._tree.take(*self._late)
-        return self.sums(())
+        return self.sums((), keeps=False)
 
     def marks(self, total: torch.Tensor, count: int) -> list[float]:
         """Return the sums of the marks that `sums` got."""
@@ -291,18 +308,22 @@ def _added(left: Each, right: Each) -> Each:
     return total
 
 
-def _divided(
-    parameters: Iterable[torch.Tensor], count: int, *, overlaps: bool
-) -> Iterator[_Bucket]:
-    """Divide parameters by types and devices, and for sums during the backward pass by size."""
+def _divided(parameters: Iterable[torch.Tensor], count: int, size: int) -> Iterator[_Bucket]:
+    """Divide parameters by types and devices, and by size, from the last one to the first.
+
+    Args:
+        parameters: the parameters.
+        count: number of virtual workers.
+        size: bytes of a bucket, at least; the last one of a type and device may be smaller.
+    """
     groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for parameter in parameters:
         groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     for group in groups.values():
         bucket: list[torch.Tensor] = []
-        for parameter in reversed(group) if overlaps else group:
+        for parameter in reversed(group):
             bucket.append(parameter)
-            if overlaps and sum(each.nbytes for each in bucket) >= _BUCKET:
+            if sum(each.nbytes for each in bucket) >= size:
                 yield _Bucket(bucket, count)
                 bucket = []
         if bucket:

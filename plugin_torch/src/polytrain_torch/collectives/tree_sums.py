@@ -98,14 +98,14 @@ def add_subtrees(leaves: int, world_size: int, sums: Sequence[torch.Tensor]) -> 
 
 
 def summed(
-    leaves: int, sums: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None
+    leaves: int, sums: list[torch.Tensor], group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """Return the sum over all virtual workers. All ranks call this.
 
     Args:
         leaves: number of virtual workers.
         sums: of this rank's subtrees, from the first to the last: one-dimensional tensors whose
-            length the number of ranks divides. They are overwritten.
+            length the number of ranks divides. They are overwritten, and the list keeps the first.
         group: of all ranks; None for the default group.
     """
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -121,6 +121,7 @@ def summed(
         [sent] = sums
     else:
         sent = torch.stack([each.view(size, piece) for each in sums], dim=1).view(-1)
+        del sums[1:]
     received = sent.new_empty(sum(counts) * piece)
     dist.all_to_all_single(
         received,
