@@ -10,6 +10,7 @@ import torch
 from polytrain.extension import TensorShapes, check_named, check_range, to_format
 from polytrain_plugins import Batches, Shard, ShardView, VirtualBatch
 from polytrain_torch.devices import current_device
+from polytrain_torch.models.shared_tensors import rows_are_divided
 from polytrain_torch.moving import moved
 from polytrain_torch.row_weights import WeightedLoop, weighted_loop
 from polytrain_torch.survivors.points import epoch_is_over, has_batch, next_batch
@@ -66,6 +67,8 @@ class TorchShard(ShardView):
         """
 
         def weighted() -> Iterator[Any]:
+            if self.total_rows is None or len(self) < self.total_rows:
+                rows_are_divided()
             with weighted_loop() as loop:
                 self._loop = loop
                 next_batch()

@@ -60,6 +60,7 @@ from polytrain_torch.checkpoints.state_files import read_apart, read_state, writ
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.models.parallel import unwrapped
+from polytrain_torch.models.shared_tensors import see_model
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
@@ -103,6 +104,8 @@ class TrainingState:
             if isinstance(part, torch.Generator):
                 parts[name] = part = _OfGenerator(part)
             keep_metric(part)
+            if isinstance(part, torch.nn.Module):
+                see_model(part)
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(
                     f"{name}: {a_type(part)} has no state_dict and load_state_dict. Pass "

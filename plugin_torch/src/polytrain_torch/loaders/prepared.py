@@ -51,6 +51,7 @@ from polytrain_torch.loaders.streams import (
     warn_of_lost_place,
     warn_that_it_is_split,
 )
+from polytrain_torch.models.shared_tensors import rows_are_divided
 from polytrain_torch.moving import moved
 from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
 from polytrain_torch.row_weights import weighted_loop
@@ -248,6 +249,8 @@ def sharded(
             taken=taken,
         )
     chosen = _chosen(loader, is_split=is_split)
+    if not chosen.is_split:
+        rows_are_divided()
     if virtual is not None:
         _check_virtual(loader, chosen, virtual)
     let_set_epoch(chosen.sampler)
@@ -389,6 +392,7 @@ def _stream(
     """Return a loader of an iterable data set; see `sharded` and `_seed` for the arguments."""
     if not is_split:
         warn_that_it_is_split()
+        rows_are_divided()
     has_place = keeps_place and (
         has_state(loader) or (has_state(loader.dataset) and loader.num_workers == 0)
     )
