@@ -16,6 +16,7 @@ from typing import Any
 
 from polytrain.config.configs import FailureConfig
 from polytrain.events.rollback import Rollback, Skipped
+from polytrain.policy.stop_rule import is_true, known_as
 from polytrain.text.metrics import named_metric
 
 WINDOW = 100
@@ -84,14 +85,12 @@ class DivergenceRule:
                         f"{name} is {value:g}, more than {times:g} times {usual:g}, the median of "
                         f"its last {len(values)} values"
                     )
-        if self.function is not None and self._is_true([*before, metrics]):
-            return f"{self.function_name} returned True"
+        function = self.function
+        if function is not None:
+            answer = function([*before, metrics])
+            if is_true(answer, function, option="FailureConfig.divergence", given=metrics):
+                return f"{known_as(function)} returned True"
         return None
-
-    @property
-    def function_name(self) -> str:
-        """The function's name, for people."""
-        return getattr(self.function, "__qualname__", type(self.function).__name__)
 
     def _watched(self, metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if self.names is None:
@@ -99,18 +98,6 @@ class DivergenceRule:
             return
         for name in (*self.names, *self.spikes):
             yield from ((name, value) for value in _numbers([metrics], name))
-
-    def _is_true(self, history: list[Mapping[str, Any]]) -> bool:
-        assert self.function is not None
-        answer: Any = self.function(history)
-        if type(answer).__module__ == "numpy" and getattr(answer, "shape", None) == ():
-            answer = answer.item()
-        if not isinstance(answer, bool):
-            raise TypeError(
-                f"FailureConfig.divergence: {self.function_name} has to return True or False, and "
-                f"returned {answer!r} for {history[-1]!r}."
-            )
-        return answer
 
 
 def divergence_rule(config: FailureConfig) -> DivergenceRule | None:

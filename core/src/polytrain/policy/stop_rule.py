@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from polytrain.config.configs import CheckpointConfig, RunConfig
 from polytrain.text.metrics import named_metric
+from polytrain.text.plain_values import plain
 from polytrain_plugins import Report, Stopped
 from polytrain_plugins.type_names import quoted
 
@@ -87,11 +88,14 @@ class StopRule:
             Exception: whatever the function raises.
         """
         stopped = self.limit_met_by(report.step, report.metrics)
-        if stopped is None and self.function is not None and self._is_true(report):
-            name = self.function_name
+        function = self.function
+        if stopped is not None or function is None:
+            return stopped
+        if is_true(function(report), function, option="RunConfig.stop", given=report):
+            name = known_as(function)
             reason = f"{name} returned True at step {report.step}"
             return Stopped(by="condition", reason=reason, condition=name, step=report.step)
-        return stopped
+        return None
 
     def limit_met_by(self, step: int, metrics: Mapping[str, Any]) -> Stopped | None:
         """Return how the first limit that these metrics meet ends the run; None if none does."""
@@ -127,22 +131,31 @@ class StopRule:
             value=trained_s,
         )
 
-    @property
-    def function_name(self) -> str:
-        """The function's name, for people."""
-        return getattr(self.function, "__qualname__", type(self.function).__name__)
 
-    def _is_true(self, report: Report) -> bool:
-        assert self.function is not None
-        answer: Any = self.function(report)
-        if type(answer).__module__ == "numpy" and getattr(answer, "shape", None) == ():
-            answer = answer.item()
-        if not isinstance(answer, bool):
-            raise TypeError(
-                f"RunConfig.stop: {self.function_name} has to return True or False, and returned "
-                f"{answer!r} for {report!r}."
-            )
-        return answer
+def known_as(function: Any) -> str:
+    """Return the name of a user's function, for people."""
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
+def is_true(answer: Any, function: Any, *, option: str, given: Any) -> bool:
+    """Return what a user's function has answered.
+
+    Args:
+        answer: what it has returned.
+        function: the function.
+        option: the field that has it.
+        given: what it was called with.
+
+    Raises:
+        TypeError: the answer is neither True nor False.
+    """
+    answer = plain(answer)
+    if not isinstance(answer, bool):
+        raise TypeError(
+            f"{option}: {known_as(function)} has to return True or False, and returned {answer!r} "
+            f"for {given!r}."
+        )
+    return answer
 
 
 def stop_rule(config: RunConfig) -> StopRule:

@@ -175,42 +175,42 @@ class RankOverview:
     """One rank, in the last attempt that had it."""
 
     rank: int
-    attempts: int
+    attempts: int = 0
     """Attempts that had it."""
 
-    failures: int
+    failures: int = 0
     """Attempts that ended because of it."""
 
-    straggled: int
+    straggled: int = 0
     """How often it was named as a straggler."""
 
-    host: str | None
+    host: str | None = None
     """The address of its node; None if it is unknown."""
 
-    node: str | None
+    node: str | None = None
     """The name of its node; None if it hasn't joined."""
 
-    device: str | None
+    device: str | None = None
     """What it computes on, such as "CPU" or a GPU's name; None if it hasn't joined."""
 
-    gpus: int
-    rows: Mapping[str, int]
+    gpus: int = 0
+    rows: Mapping[str, int] = field(default_factory=dict)
     """Data set → its rows, without those that weren't counted."""
 
-    busy: float | None
+    busy: float | None = None
     """Share of the time in which its main thread didn't wait for others, over all windows that were
     measured: between 0 and 1."""
 
-    cpu: float | None
+    cpu: float | None = None
     """CPUs that all threads of its process used, on average: 2.5 is 250 % in `top`."""
 
-    memory: int | None
+    memory: int | None = None
     """The most resident bytes of its process at the end of a window."""
 
-    gpu: float | None
+    gpu: float | None = None
     """Share of the time in which its GPUs computed, on average: between 0 and 1."""
 
-    gpu_memory: int | None
+    gpu_memory: int | None = None
     """The most bytes in use of the memory of its GPUs together, by all processes."""
 
     @property
@@ -233,108 +233,86 @@ class RankOverview:
         return ", ".join(f"{name} {rows}" for name, rows in self.rows.items())
 
 
-@dataclass(slots=True)
-class _Mean:
-    """The mean of what was measured in windows."""
-
-    total: float = 0.0
-    windows: int = 0
-
-    def add(self, value: float, windows: int) -> None:
-        self.total += value * windows
-        self.windows += windows
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.windows if self.windows else None
-
-
-@dataclass(slots=True)
-class _Rank:
-    attempts: int = 0
-    failures: int = 0
-    straggled: int = 0
-    host: str = ""
-    node: str = ""
-    device: str = ""
-    gpus: int = 0
-    rows: Mapping[str, int] = field(default_factory=dict)
-    busy: _Mean = field(default_factory=_Mean)
-    cpu: _Mean = field(default_factory=_Mean)
-    memory: int | None = None
-    gpu: _Mean = field(default_factory=_Mean)
-    gpu_memory: int | None = None
-
-
 class RankRecords:
     """What a run's journal says of each of its ranks."""
 
     def __init__(self) -> None:
-        self._ranks: dict[int, _Rank] = defaultdict(_Rank)
+        self._ranks: dict[int, RankOverview] = {}
         self._size = 0
+        self._measured: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0])
+        """Rank and measure → its sum over windows, and their number."""
 
     def take(self, entry: Entry) -> None:
         """Take the next entry of the journal, but no report."""
         match entry:
             case Launched():
                 self._launched(entry)
-            case RankJoined():
-                rank = self._ranks[entry.rank]
-                rank.node, rank.device, rank.rows = entry.node, entry.device, entry.rows
+            case RankJoined(rank=number):
+                self._ranks[number] = replace(
+                    self._of(number),
+                    node=entry.node or None,
+                    device=entry.device or None,
+                    rows=entry.rows,
+                )
             case LoadMeasured():
                 self._loaded(entry)
             case StragglerFound(rank=number):
-                self._ranks[number].straggled += 1
+                rank = self._of(number)
+                self._ranks[number] = replace(rank, straggled=rank.straggled + 1)
             case AttemptEnded(failure=Failure(rank=int(number))):
-                self._ranks[number].failures += 1
+                rank = self._of(number)
+                self._ranks[number] = replace(rank, failures=rank.failures + 1)
 
     def overviews(self) -> tuple[RankOverview, ...]:
         """Return each rank that the run has had."""
-        return tuple(_overview(number, self._ranks[number]) for number in range(self._size))
+        means = {key: total / count for key, (total, count) in self._measured.items() if count}
+        return tuple(
+            replace(
+                self._of(number),
+                busy=means.get((number, "busy")),
+                cpu=means.get((number, "cpu")),
+                gpu=means.get((number, "gpu")),
+            )
+            for number in range(self._size)
+        )
+
+    def _of(self, number: int) -> RankOverview:
+        return self._ranks.get(number) or RankOverview(rank=number)
 
     def _launched(self, entry: Launched) -> None:
         self._size = max(self._size, entry.world_size)
+        hosts, gpus = dict(enumerate(entry.hosts)), dict(enumerate(entry.gpus))
         for number in range(entry.world_size):
-            rank = self._ranks[number]
-            rank.attempts += 1
-            # It may be in a different place than before.
-            rank.node = rank.device = ""
-            if number < len(entry.hosts):
-                rank.host = entry.hosts[number]
-            if number < len(entry.gpus):
-                rank.gpus = entry.gpus[number]
+            before = self._of(number)
+            self._ranks[number] = replace(
+                before,
+                attempts=before.attempts + 1,
+                # It may be in a different place than before.
+                node=None,
+                device=None,
+                host=hosts.get(number, before.host) or None,
+                gpus=gpus.get(number, before.gpus),
+            )
 
     def _loaded(self, load: LoadMeasured) -> None:
         for number, share in enumerate(load.busy):
-            self._ranks[number].busy.add(share, load.windows)
+            self._measure(number, "busy", share, load.windows)
         for number, cpus in enumerate(load.cpu):
-            self._ranks[number].cpu.add(cpus, load.windows)
+            self._measure(number, "cpu", cpus, load.windows)
         for number, taken in enumerate(load.memory):
-            self._ranks[number].memory = max(taken, self._ranks[number].memory or 0)
+            rank = self._of(number)
+            self._ranks[number] = replace(rank, memory=max(taken, rank.memory or 0))
         for number, gpus in enumerate(load.gpus):
-            rank = self._ranks[number]
             for busy, _ in gpus:
                 if busy is not None:
-                    rank.gpu.add(busy, load.windows)
+                    self._measure(number, "gpu", busy, load.windows)
             in_use = [memory for _, memory in gpus if memory is not None]
             if in_use:
-                rank.gpu_memory = max(sum(in_use), rank.gpu_memory or 0)
+                rank = self._of(number)
+                most = max(sum(in_use), rank.gpu_memory or 0)
+                self._ranks[number] = replace(rank, gpu_memory=most)
 
-
-def _overview(number: int, rank: _Rank) -> RankOverview:
-    return RankOverview(
-        rank=number,
-        attempts=rank.attempts,
-        failures=rank.failures,
-        straggled=rank.straggled,
-        host=rank.host or None,
-        node=rank.node or None,
-        device=rank.device or None,
-        gpus=rank.gpus,
-        rows=rank.rows,
-        busy=rank.busy.value,
-        cpu=rank.cpu.value,
-        memory=rank.memory,
-        gpu=rank.gpu.value,
-        gpu_memory=rank.gpu_memory,
-    )
+    def _measure(self, number: int, what: str, value: float, windows: int) -> None:
+        sums = self._measured[number, what]
+        sums[0] += value * windows
+        sums[1] += windows

@@ -6,7 +6,7 @@ Parquet files that a `pyarrow.dataset` names are read in place; its others becom
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -18,11 +18,17 @@ from polytrain.data.read import csv_files, ipc_files, json_files, parquet_files
 from polytrain.data.read.expansion import FoundFile, expand, partition_types
 from polytrain.data.read.file_pieces import DescribedFile
 from polytrain.data.read.pieces import Piece, Pieces
-from polytrain.data.read.selection import chosen, columns_to_read, index_columns, subschema, without
+from polytrain.data.read.selection import (
+    agreed_schema,
+    columns_to_read,
+    index_columns,
+    subschema,
+    without,
+)
 from polytrain.data.read.tables import from_table
-from polytrain.data.types.missing import Missing, noted
+from polytrain.data.types.missing import Missing, missing_in, noted
 from polytrain.data.types.plain import plain_schema
-from polytrain.data.types.schemas import merged_schema, unified_type
+from polytrain.data.types.schemas import unified_type
 from polytrain.data_errors import SourceError, one_line
 from polytrain.text.first_few import numbered
 
@@ -81,14 +87,15 @@ def together(
             f"its {numbered(len(files), 'file', 'hold')} no rows", "Pass a data set with rows"
         )
     index = {name: None for file in filled for name in file.index} if columns is None else {}
-    names = without(_agreed_names(filled, columns, index), index)
-    missing = {name for file in filled for name in file.missing}
-    schema = merged_schema(
-        [(file.where, file.schema) for file in filled],
-        "Give the columns of all files of a data set the same types",
-        names,
+    schema = agreed_schema(
+        [
+            (file.where, subschema(file.schema, without(file.schema.names, index)))
+            for file in filled
+        ],
+        columns,
+        whole="all files of a data set",
+        missing=(each for file in filled for each in file.missing),
     )
-    schema = noted(schema, missing)
     return Pieces(
         schema=schema,
         pieces=tuple(piece for file in filled for piece in file.pieces(schema)),
@@ -116,39 +123,12 @@ class _Whole:
         self.missing = {
             *file.missing,
             *(name for name, value in self.constants.items() if value is None),
-            *(field.name for field in file.schema if pa.types.is_null(field.type)),
         }
 
     def pieces(self, schema: pa.Schema) -> Iterator[Piece]:
         """The file's pieces, in the types of this schema."""
         constants = {name: value for name, value in self.constants.items() if name in schema.names}
         yield from self.file.pieces_in(schema, constants)
-
-
-def _agreed_names(
-    files: Sequence[_Whole], columns: Sequence[str] | None, index: Collection[str]
-) -> list[str]:
-    """The columns of a data set. All its files must have them, but for those of an index."""
-    first = files[0]
-    if columns is not None:
-        for file in files:
-            chosen(columns, file.schema.names, of=file.where)
-        return list(columns)
-    names = {*without(first.schema.names, index)}
-    for file in files[1:]:
-        others = {*without(file.schema.names, index)}
-        for less, more, odd in (
-            (file, first, sorted(names - others)),
-            (first, file, sorted(others - names)),
-        ):
-            if odd:
-                raise SourceError(
-                    f"{less.where} has no column {', '.join(map(repr, odd))}, which "
-                    f"{more.where} has",
-                    "Give all files of a data set the same columns, or pass columns=[…] with "
-                    "those that all of them have",
-                )
-    return list(first.schema.names)
 
 
 def is_arrow_dataset(data: Any) -> bool:
@@ -209,8 +189,8 @@ def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
                     # Arrow narrows, or fails, as it reads.
                     return None
         used = {name: value for name, value in constants.items() if name in schema.names}
-        missing |= file.missing | {name for name, value in used.items() if value is None}
-        missing |= {field.name for field in file.schema if pa.types.is_null(field.type)}
+        missing |= file.missing | missing_in(file.schema)
+        missing |= {name for name, value in used.items() if value is None}
         described.append((file, used))
     schema = noted(schema, missing)
     pieces = [piece for file, used in described for piece in file.pieces_in(schema, used)]

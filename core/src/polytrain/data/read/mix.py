@@ -15,10 +15,9 @@ from polytrain.config.mix import Mix
 from polytrain.data.plan.mixture import Mixture, parts_of
 from polytrain.data.read.describe import Mixed, Source, describe, info_of
 from polytrain.data.read.pieces import Piece, Pieces, WrappedPiece
-from polytrain.data.read.selection import subschema
+from polytrain.data.read.selection import agreed_schema, subschema
 from polytrain.data.read.transforms import random_transform, wants_generator
-from polytrain.data.types.missing import InLists, may_be_missing, may_lack_numbers, noted
-from polytrain.data.types.schemas import conformed, merged_schema
+from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import SourceError
 from polytrain.text.described import is_whole
 from polytrain_plugins import Problem
@@ -110,7 +109,12 @@ def _joined(
     Raises:
         SourceError: their columns disagree, or the transform fails.
     """
-    schema = _agreed(sources)
+    schema = agreed_schema(
+        [(f"the source {each!r}", source.schema) for each, source in sources.items()],
+        None,
+        whole="all sources",
+        way=", for example with DataConfig(transform=…)",
+    )
     pieces = tuple(
         piece
         if source.schema.equals(schema, check_metadata=True)
@@ -146,39 +150,6 @@ def _length(epoch: int | str, mixture: Mixture) -> int:
         last = (mixture.position_of(source, rows - 1) for source, rows in enumerate(mixture.rows))
         return max(last) + 1
     return int(epoch)
-
-
-def _agreed(sources: Mapping[str, Source]) -> pa.Schema:
-    """The schema that holds the rows of all sources.
-
-    Raises:
-        SourceError: one lacks a column, or has another type.
-    """
-    (first, one), *rest = sources.items()
-    names = one.schema.names
-    for other, source in rest:
-        for less, more, odd in (
-            (other, first, [each for each in names if each not in source.schema.names]),
-            (first, other, [each for each in source.schema.names if each not in names]),
-        ):
-            if odd:
-                raise SourceError(
-                    f"the source {less!r} has no column {', '.join(map(repr, odd))}, which the "
-                    f"source {more!r} has",
-                    "Give all sources the same columns, or name those that all have in "
-                    "DataConfig(columns=[…])",
-                )
-    schema = merged_schema(
-        [(f"the source {each!r}", source.schema) for each, source in sources.items()],
-        "Give the columns of all sources the same types, for example with DataConfig(transform=…)",
-        names,
-    )
-    fields = [field for source in sources.values() for field in source.schema]
-    missing = {
-        *(field.name for field in fields if may_be_missing(field) or pa.types.is_null(field.type)),
-        *(InLists(field.name) for field in fields if may_lack_numbers(field)),
-    }
-    return noted(schema, missing)
 
 
 def _problems(name: str, field: str, mix: Mix) -> Iterator[Problem]:

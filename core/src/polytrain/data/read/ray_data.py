@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece, Pieces, selected
-from polytrain.data.read.selection import chosen, columns_to_read, subschema
+from polytrain.data.read.selection import agreed_schema, columns_to_read, subschema
 from polytrain.data.types.missing import Missing, found_missing, noted
 from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
-from polytrain.data.types.schemas import conformed, merged_schema
-from polytrain.data_errors import SourceError
+from polytrain.data.types.schemas import conformed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +73,11 @@ def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.S
     Raises:
         SourceError: there is none.
     """
-    first, *rest = schemas
-    names = first.names if columns is None else chosen(columns, first.names)
     for schema in schemas:
+        names = schema.names if columns is None else columns
         refuse_unreadable(subschema(schema, [name for name in names if name in schema.names]))
-    for schema in rest:
-        lacking = {*names} - {*schema.names}
-        if columns is None:
-            lacking |= {*schema.names} - {*names}
-        if lacking:
-            raise SourceError(
-                f"some blocks have no column {', '.join(map(repr, sorted(lacking)))}",
-                "Give all rows the same columns, or pass columns=[…] with those that all have",
-            )
-    return merged_schema(
-        [(f"block {number}", schema) for number, schema in enumerate(schemas)],
-        "Give the columns of all rows the same types",
-        names,
-    )
+    blocks = [(f"block {number}", schema) for number, schema in enumerate(schemas)]
+    return agreed_schema(blocks, columns, whole="all rows")
 
 
 def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[Missing]]:

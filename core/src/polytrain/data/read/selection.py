@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
 
+from polytrain.data.types.missing import Missing, missing_in, noted
+from polytrain.data.types.schemas import merged_schema
 from polytrain.data_errors import SourceError
 from polytrain_plugins import column_remedy
 
@@ -59,6 +61,46 @@ def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> lis
                 f"{of or 'it'} has no column {column!r}", column_remedy(column, names)
             )
     return list(columns)
+
+
+def agreed_schema(
+    parts: Sequence[tuple[str, pa.Schema]],
+    columns: Sequence[str] | None,
+    *,
+    whole: str,
+    way: str = "",
+    missing: Iterable[Missing] = (),
+) -> pa.Schema:
+    """The schema that holds the rows of all parts of a data set, with notes of what is missing.
+
+    Args:
+        parts: their places, for messages, and schemas.
+        columns: what the user asks for; None for all, which all parts must have.
+        whole: all parts, for messages.
+        way: how to give their columns the same types.
+        missing: what is missing in the parts, beside what their schemas say.
+
+    Raises:
+        SourceError: a part lacks a column, or has another type.
+    """
+    (first, one), *rest = parts
+    for place, schema in parts if columns is not None else ():
+        chosen(columns or (), schema.names, of=place)
+    names = [*one.names] if columns is None else [*columns]
+    for other, schema in rest if columns is None else ():
+        for less, more, lacking in (
+            (other, first, {*names} - {*schema.names}),
+            (first, other, {*schema.names} - {*names}),
+        ):
+            if lacking:
+                raise SourceError(
+                    f"{less} has no column {', '.join(map(repr, sorted(lacking)))}, which {more} "
+                    "has",
+                    f"Give {whole} the same columns, or name those that all have in "
+                    "DataConfig(columns=[…])",
+                )
+    schema = merged_schema(parts, f"Give the columns of {whole} the same types{way}", names)
+    return noted(schema, {*missing, *(each for _, part in parts for each in missing_in(part))})
 
 
 def twice(names: Sequence[str]) -> list[str]:

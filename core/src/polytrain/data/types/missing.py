@@ -58,6 +58,14 @@ def may_lack_numbers(field: pa.Field) -> bool:
     return (field.metadata or {}).get(_NUMBERS) == _TRUE
 
 
+def missing_in(schema: pa.Schema) -> set[Missing]:
+    """What is missing by the notes in a schema. Columns without a type have no values at all."""
+    return {
+        *(each.name for each in schema if may_be_missing(each) or pa.types.is_null(each.type)),
+        *(InLists(each.name) for each in schema if may_lack_numbers(each)),
+    }
+
+
 def decides_type(kind: pa.DataType) -> bool:
     """Whether an array of these values has another type if one is missing."""
     if pa.types.is_dictionary(kind):
