@@ -20,8 +20,7 @@ import ray.data
 
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.read.describe import describe
-from polytrain.data.read.ray_data import from_ray_data
-from polytrain.data.read.ray_pipeline import cpu_shortage, stream_schema
+from polytrain.data.read.ray_data import cpu_shortage, from_ray_data, stream_schema
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.workers.ray.streams import (

@@ -267,7 +267,7 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
         return ""
     if scaling.virtual_workers is not None:
         return "virtual workers share its rows, whose number must be known"
-    from polytrain.data.read.ray_pipeline import cpu_shortage
+    from polytrain.data.read.ray_data import cpu_shortage
     from polytrain.ray_api.state import living_nodes
 
     held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}

@@ -18,7 +18,6 @@ from polytrain.data.read.files import from_arrow_dataset, from_places, is_arrow_
 from polytrain.data.read.indexed import from_items, is_map_style
 from polytrain.data.read.packing import packed
 from polytrain.data.read.pieces import Piece, Pieces
-from polytrain.data.read.ray_data import from_ray_data, is_computed
 from polytrain.data.read.selection import columns_to_read, subschema
 from polytrain.data.read.tables import (
     are_dicts,
@@ -121,14 +120,8 @@ def describe(
         SourceError: if there is nothing, or nothing that can be read.
     """
     columns = _as_list(columns)
-    if is_ray_dataset(data) and not is_computed(data):
-        if pack is not None:
-            raise SourceError(
-                "pack is not for a Ray dataset that streams: the lengths of all lists must be "
-                "known",
-                "Pass dataset.materialize()",
-            )
-        return _streaming(name, data, columns, transform)
+    if is_ray_dataset(data) and (stream := _streaming(name, data, columns, transform, pack)):
+        return stream
     found = _found(data, columns)
     num_rows = sum(piece.rows for piece in found.pieces)
     if num_rows == 0:
@@ -167,9 +160,19 @@ def computed(source: Source) -> Source:
     return describe(source.info.name, source.stream.materialize(), columns=source.schema.names)
 
 
-def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform: Any) -> Source:
-    from polytrain.data.read.ray_pipeline import stream_schema
+def _streaming(
+    name: str, dataset: Any, columns: Sequence[str] | None, transform: Any, pack: int | None
+) -> Source | None:
+    """Describe a Ray dataset whose pipeline runs while workers train; None if it has run."""
+    from polytrain.data.read.ray_data import is_computed, stream_schema
 
+    if is_computed(dataset):
+        return None
+    if pack is not None:
+        raise SourceError(
+            "pack is not for a Ray dataset that streams: the lengths of all lists must be known",
+            "Pass dataset.materialize()",
+        )
     if transform is not None:
         raise SourceError(
             "a transform is not for a Ray dataset that streams",
@@ -203,6 +206,8 @@ def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
     if are_dicts(data):
         return from_table(table_of_dicts(data), columns)
     if is_ray_dataset(data):
+        from polytrain.data.read.ray_data import from_ray_data
+
         return from_ray_data(data, columns)
     if is_arrow_dataset(data):
         return from_arrow_dataset(data, columns)

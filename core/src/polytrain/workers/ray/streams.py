@@ -26,7 +26,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.data.plan.stream_partitioner import RankRows, Segment, StreamPartitioner
-from polytrain.data.read.ray_pipeline import (
+from polytrain.data.read.ray_data import (
     Pipeline,
     allow_blocking_get,
     plain_rows,
