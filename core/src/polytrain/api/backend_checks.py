@@ -59,8 +59,6 @@ def unknown_options(
     """Options that the backend doesn't have.
 
     Args:
-        cls: the backend.
-        options: what the user passed.
         others: names that may have been meant, besides the backend's options.
         has_function: whether there is a training function, whose config may have been meant.
     """
@@ -251,7 +249,6 @@ def changed_virtual_workers(start: StartingPoint, now: int | None) -> Iterator[P
     What had none may have some from there on, and a run of its own may have none.
 
     Args:
-        start: the run's starting point.
         now: how many the run is to have; None for none.
     """
     then = start.virtual_workers

@@ -55,13 +55,7 @@ def label_problems(
     totals: Mapping[str, Mapping[str, float]],
     labels: Mapping[str, Labels],
 ) -> Iterator[Problem]:
-    """Yield a problem for each label selector whose workers no living nodes can hold.
-
-    Args:
-        scaling: the user's.
-        totals: each living node's total resources.
-        labels: each living node's labels.
-    """
+    """Yield a problem for each label selector whose workers no living nodes can hold."""
     field = "ScalingConfig.label_selector"
     wanted = [scaling.label_selector_of(worker) for worker in range(scaling.min_workers)]
     for selector in scaling.label_selectors:
@@ -105,8 +99,6 @@ def cluster_problems(
     """Yield a problem if the workers wouldn't fit on the cluster even if nothing else ran there.
 
     Args:
-        scaling: the user's.
-        node_totals: each living node's total resources.
         autoscaler_totals: resources of the cluster at its largest, over all nodes; None without an
             autoscaler.
     """

@@ -126,7 +126,6 @@ def _clashes(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:
     """Yield the clashes between values.
 
     Args:
-        scaling: the user's.
         wrong: fields whose value is wrong by itself.
     """
     count = scaling.num_workers
@@ -230,11 +229,7 @@ _TIMES = ("time_total_s", "time_this_iter_s", "time_since_restore")
 
 
 def stop_problems(run: Any) -> Iterator[Problem]:
-    """Yield what is wrong with a run's conditions.
-
-    Args:
-        run: what the user passed as `run_config`.
-    """
+    """Yield what is wrong with a run's conditions."""
     if not isinstance(run, RunConfig) or run.stop is None:
         return
     stop: Any = run.stop

@@ -30,7 +30,6 @@ class Resumption:
         """Return the line.
 
         Args:
-            signal_name: the signal that has come first.
             result: the run's result; None if there is none, because it was ended at once.
             has_failed: whether the run has failed meanwhile.
         """

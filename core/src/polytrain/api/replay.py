@@ -47,16 +47,7 @@ def replay(
     storage_path: str | Path | None,
     ignore: Sequence[str],
 ) -> Replay:
-    """Train a stretch of a run again; see `Result.replay`.
-
-    Args:
-        location: the run's location.
-        trainer: what the run was trained with.
-        from_step: the step after which to start.
-        steps: number of steps to repeat.
-        storage_path: where the replay's own files are while it lasts.
-        ignore: names of metrics that may differ.
-    """
+    """Train a stretch of a run again; see `Result.replay`."""
     raise_if_any(tuple(_argument_problems(trainer, from_step, steps)))
     history = read_as(ReportedHistory, location.open().read_log(JOURNAL))
     if history is None:

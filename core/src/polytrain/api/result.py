@@ -497,8 +497,6 @@ def recorded(
     """The result of a run, from its journal.
 
     Args:
-        location: the run's location.
-        run_history: what the journal says.
         config: how checkpoints are ranked; by default as the run's last driver ranked them.
         backend: the run's backend; by default made from the journal.
         may_unpickle: whether return values that are pickled may be read.

@@ -77,12 +77,7 @@ def _function_problems(
 
 
 def memory_problems(config: ValidationConfig | None, location: Location) -> Iterator[Problem]:
-    """Yield why the process of a validation can't reach a run that has no worker processes.
-
-    Args:
-        config: the user's; None if checkpoints aren't validated.
-        location: the run's.
-    """
+    """Yield why the process of a validation can't reach a run that has no worker processes."""
     if config is not None and is_of_one_process(location.address, location.filesystem):
         yield Problem(
             field="validation_config",
@@ -131,7 +126,6 @@ def ray_problems(
     """Yield why Ray, which is initialised, can't carry a validation out.
 
     Args:
-        config: the user's; None if checkpoints aren't validated.
         nodes: each node's total resources; of a cluster that grows, those of all at its largest,
             or None if its largest size is unknown.
     """

@@ -31,7 +31,6 @@ def agreed_categories(
         tables: a rank's shard "train", and the other data sets.
         features: the feature columns. Strings and dictionary columns are categories.
         also: numeric columns to treat as categories.
-        gather: gathers an object from all ranks.
     """
     mine = {
         name: [each for table in tables.values() for each in _lists(table.column(name))]

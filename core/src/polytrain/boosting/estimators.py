@@ -145,7 +145,6 @@ class BackendEstimator(BaseEstimator, ABC):
 
         Args:
             params: the parameters of the estimator and of this call of `fit`.
-            features: the features' names, in their order.
         """
         for name in self._estimator_names:
             params.pop(name, None)
@@ -206,12 +205,8 @@ class BackendEstimator(BaseEstimator, ABC):
         """Train.
 
         Args:
-            rows: the rows to train on.
-            evaluated: the evaluation sets.
             params: parameters of this call.
-            names: the names of the evaluation sets.
             feature_names: the names of the features, in place of those of `X`.
-            options: options of the backend.
         """
         self._refuse_unknown_names()
         self._feature_names = feature_names
@@ -292,7 +287,6 @@ class BackendEstimator(BaseEstimator, ABC):
         """Return the framework's predictions.
 
         Args:
-            X: the rows.
             validate_features: match columns by name; otherwise, by position.
             score: the initial score of each row.
             options: arguments of the framework's own `predict`.

@@ -55,7 +55,6 @@ def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     It does this in one step, since each `pa.Table.set_column` copies the list of all columns.
 
     Args:
-        table: the table.
         columns: name → Arrow or NumPy array, shape `[rows]`.
     """
     if not columns:

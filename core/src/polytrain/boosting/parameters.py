@@ -44,12 +44,7 @@ class Parameters:
         return {*self.known, *self.translated, *of_the_run}
 
     def problems(self, params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
-        """Yield the problems of the user's parameters.
-
-        Args:
-            params: the framework's parameters, as the user gave them.
-            job: the job that they are for.
-        """
+        """Yield the problems of the user's parameters."""
         yield from self._refused(params)
         yield from self._misspelt(params)
         for name, ours in self.translated.items():
@@ -98,24 +93,12 @@ class Parameters:
 
 
 def parameter_problem(name: str, what: str, remedy: str) -> Problem:
-    """Return the problem of a parameter.
-
-    Args:
-        name: the name that the user gave.
-        what: what is wrong with it.
-        remedy: what to write instead.
-    """
+    """Return the problem of a parameter."""
     return Problem(field=f"params[{name!r}]", what=what, remedy=remedy)
 
 
 def needed_by_objective(objective: str, field: str, remedy: str) -> Problem:
-    """Return the problem of a missing argument that an objective needs.
-
-    Args:
-        objective: the objective's name.
-        field: the missing argument, as the user writes it.
-        remedy: what to pass.
-    """
+    """Return the problem of a missing argument that an objective needs."""
     return Problem(field=field, what=f"the objective {objective!r} needs it", remedy=remedy)
 
 

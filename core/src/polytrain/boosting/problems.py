@@ -64,13 +64,7 @@ def patience_problems(job: Job, rounds: int | None) -> Iterator[Problem]:
 
 
 def categorical_problems(job: Job, categorical: Any, others: Iterable[str]) -> Iterator[Problem]:
-    """Yield the problems of the option `categorical`, a list of features.
-
-    Args:
-        job: the job whose data sets are checked.
-        categorical: the user's value.
-        others: columns that aren't features.
-    """
+    """Yield the problems of the option `categorical`, a list of features."""
     if isinstance(categorical, str):
         yield Problem(
             field="categorical",
@@ -122,9 +116,7 @@ def feature_problems(
     """Yield features that can't be used, or that differ between data sets.
 
     Args:
-        job: the job whose data sets are checked.
         others: columns that aren't features.
-        categorical: numeric features to treat as categories.
         forbidden: characters that the framework doesn't allow in a feature's name.
     """
     train, others = job.datasets.get("train"), set(others)
@@ -161,9 +153,6 @@ def constraint_problems(
     """Yield parameters that don't match the features of the data set "train".
 
     Args:
-        job: the job whose data sets are checked.
-        others: columns that aren't features.
-        params: the framework's parameters, as the user gave them.
         names: parameters whose value is a list with an entry for each feature, a dict by feature,
             or a list of lists of features.
     """

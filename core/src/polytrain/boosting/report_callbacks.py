@@ -138,9 +138,6 @@ class RayTrainReporter(RoundReporter):
 def checkpointed_model(callback: type[RayTrainReporter]) -> Any:
     """Return the model of the checkpoint that the attempt resumes from; None without one.
 
-    Args:
-        callback: reads the model.
-
     Raises:
         NotInWorkerError: outside a training function.
     """
@@ -154,7 +151,6 @@ class RoundReports:
     def __init__(self, session: Session, *, reported: int, state: RoundState | None = None) -> None:
         """
         Args:
-            session: the attempt's session.
             reported: number of rounds reported before the restart. Some models repeat them.
             state: saves the last round; None if this training can't.
         """
@@ -168,13 +164,7 @@ class RoundReports:
         self._has_warned = session.world.me.rank > 0
 
     def __call__(self, round_: int, metrics: Mapping[str, float], model: Any) -> None:
-        """Report a round, and log a warning if a metric is NaN for the first time.
-
-        Args:
-            round_: the round's number, from 1.
-            metrics: the round's metrics by name.
-            model: the model after the round.
-        """
+        """Report a round, and log a warning if a metric is NaN for the first time."""
         names = [repr(name) for name, value in metrics.items() if math.isnan(value)]
         if names and not self._has_warned:
             self._has_warned = True
@@ -222,7 +212,6 @@ class RoundState(Protocol):
             model: the model, which may have a round more.
             round_: the run's round, from 1.
             note: that round's, of this or another rank.
-            directory: an empty directory.
 
         Raises:
             NotCleanError: the model of that round can't be had.
@@ -260,9 +249,7 @@ class RoundKeeper:
         """Note that a round has ended and is about to be reported.
 
         Args:
-            round_: the round's number, from 1.
             metrics: the round's metrics; the same on all ranks.
-            model: the model after the round.
         """
         if not self._survivor.can_keep:
             return

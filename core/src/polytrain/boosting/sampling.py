@@ -33,8 +33,6 @@ def sample_of(rows: int, size: int, seed: int) -> Positions:
 
     Args:
         rows: number of rows of the whole data set.
-        size: maximum size of the sample.
-        seed: seed of the draw.
 
     Returns:
         Distinct row numbers, int64, ascending; all rows if there are at most `size`.
@@ -53,10 +51,8 @@ def drawn(rate: float | Rates, *, seed: int, round_: int, first: int, rows: int)
 
     Args:
         rate: the probability of all rows, or one for each row, shape `[rows]`.
-        seed: the run's seed, the same in all rounds.
         round_: number of the round, from 0.
         first: number of the first row in the whole data set.
-        rows: number of rows to draw for.
 
     Returns:
         A mask of shape `[rows]`.
@@ -102,9 +98,7 @@ def agreed_numbers(*, rows: int, queries: int, rank: int, gather: Gather) -> Row
     """Number the rows and queries of all ranks, in the order of ranks.
 
     Args:
-        rows: number of this rank's rows.
         queries: number of this rank's queries; 0 without queries.
-        rank: this rank.
         gather: gathers an object from all ranks, which all call this function.
     """
     counts = np.array(gather([rows, queries]))
@@ -120,9 +114,6 @@ def agreed_sample(
 
     Args:
         mine: this rank's rows; columns of numbers, or Arrow dictionaries with equal lists.
-        numbers: the numbers of these rows in the whole data set.
-        options: the options, which give the sample's size and seed.
-        gather: gathers an object from all ranks.
     """
     rows, size = numbers.total_rows, options.bin_sample_rows
     chosen = sample_of(rows, size, options.seed)

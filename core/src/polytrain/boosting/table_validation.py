@@ -197,10 +197,7 @@ def validated(
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
-        options: the options, which name the columns.
         labels: the labels that the objective takes; None to skip this check.
-        rules: further rules of the framework.
-        gather: gathers an object from all ranks, which all call this function.
         is_logging_rank: whether this rank logs the warning.
 
     Raises:
@@ -229,11 +226,6 @@ def validated(
 
 def refuse(tables: Mapping[str, pa.Table], rules: Sequence[Rule], *, gather: Gather) -> None:
     """Raise an error if any value breaks a rule.
-
-    Args:
-        tables: a rank's shard "train"; on rank 0, all rows of every other data set.
-        rules: the rules, the same on every rank.
-        gather: gathers an object from all ranks, which all call this function.
 
     Raises:
         BadDataError: the same on every rank, if a row of any rank breaks a rule.

@@ -35,12 +35,6 @@ def warn_of_numbers_as_text(
     """Warn of text columns in which almost all values are numbers.
 
     Columns of pandas' type `category` are skipped: the user chose that type.
-
-    Args:
-        table: a rank's shard "train".
-        features: the feature columns.
-        gather: gathers an object from all ranks, which all call this function.
-        is_logging_rank: whether this rank logs the warning.
     """
     texts = [name for name in features if _is_text(table.schema.field(name).type)]
     if not texts:

@@ -129,7 +129,6 @@ def differences(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[str, ...]
     """Return how the stored files differ from the committed ones; empty if they don't.
 
     Args:
-        manifest: the committed manifest.
         sizes: name → bytes of the stored files.
     """
     found = []

@@ -276,7 +276,6 @@ def misplaced_part(part: StagedPart, *, scratch: Path, near: Path | None) -> Fai
 
     Args:
         part: the part as the worker process describes it.
-        scratch: the run's directory on the node.
         near: the staging directory in the storage, if there is one.
     """
     name = directory_name(part.checkpoint, part.attempt_id)
@@ -294,8 +293,6 @@ def stored_part(
     """Store one rank's part of a checkpoint, and return the outcome. Never raises.
 
     Args:
-        store: the run's checkpoints.
-        part: the part to store.
         stored_already: name → SHA-256 of the files that rank 0 has stored already.
     """
     attempt = part.attempt_id.attempt

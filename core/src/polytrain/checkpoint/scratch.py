@@ -72,13 +72,7 @@ class Scratch:
 
 
 def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
-    """Create a directory for a rank's attempt, and remove those of its earlier attempts.
-
-    Args:
-        scratch: the run's directory on the node.
-        rank: the rank.
-        attempt: the attempt's number.
-    """
+    """Create a directory for a rank's attempt, and remove those of its earlier attempts."""
     path = scratch / f"rank-{rank}" / str(attempt)
     if not path.exists():
         shutil.rmtree(path.parent, ignore_errors=True)
@@ -94,11 +88,6 @@ def temporary_directories_in(scratch: Path, *, rank: int, attempt: int) -> Itera
     the `with` block of a temporary directory: nobody would remove that. TMPDIR stays as it is, for
     caches, sockets and files that are found there by their names; so does a directory that the
     function chooses, as an argument or for all of `tempfile`.
-
-    Args:
-        scratch: the run's directory on the node.
-        rank: the rank.
-        attempt: the attempt's number.
     """
     try:
         # Now, because later several threads, and forked children, may need it at once.

@@ -49,8 +49,6 @@ class Stagings:
         """Create an empty directory for one rank's part of a checkpoint.
 
         Args:
-            name: name of the checkpoint's directory.
-            rank: the rank.
             source: the files' directory, to choose a file system where they can be linked, also
                 through symbolic links; None for files that aren't written yet.
         """
@@ -87,13 +85,7 @@ def _statuses(source: Path) -> Iterator[os.stat_result]:
 
 
 def staged_in(root: Path, name: str, rank: int) -> Path:
-    """Return the path of one rank's part of a checkpoint below a staging directory.
-
-    Args:
-        root: the staging directory.
-        name: name of the checkpoint's directory.
-        rank: the rank.
-    """
+    """Return the path of one rank's part of a checkpoint below a staging directory."""
     return root / f"{name}{_OF_RANK}{rank}"
 
 

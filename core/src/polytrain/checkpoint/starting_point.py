@@ -163,9 +163,7 @@ def fetch(
     """Copy a checkpoint's files into a new directory, which is created only on success.
 
     Args:
-        location: the checkpoint's location.
         files: the files to copy; None copies all.
-        target: the new directory.
         near: the directory in which this node may still have them staged.
 
     Raises:

@@ -138,8 +138,6 @@ class CheckpointStore:
         """Store one rank's staged files in a checkpoint's directory.
 
         Args:
-            directory: the checkpoint's directory.
-            rank: the rank that staged the files.
             staged: the staging directory; its files may be moved.
             stamps: stamps of the linked files, as `Snapshots.take` returned them.
             stored_already: name → SHA-256 of the files that rank 0 has stored. They are compared,
@@ -187,8 +185,6 @@ class CheckpointStore:
         """Read and hash the files that a training function has written to a checkpoint's directory.
 
         Args:
-            directory: the checkpoint's directory.
-            rank: the rank that reported them.
             stored_already: files of rank 0's part, which aren't read again.
 
         Raises:

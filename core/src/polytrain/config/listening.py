@@ -111,9 +111,6 @@ def port_problems(
     """Yield a problem if there are too few ports, wherever the workers are placed.
 
     Args:
-        given: the user's `RunConfig.ports`.
-        demand: how many ports the ranks of the backend need.
-        scaling: the number of workers.
         is_one_host: whether all workers are on one host for certain.
     """
     allowed = ports_of(given)
@@ -131,13 +128,7 @@ def port_problems(
 
 
 def too_few_ports(given: int | str | None, demand: Demand, members: Sequence[Member]) -> str | None:
-    """Return why ranks that have their places can't all listen; None if they can.
-
-    Args:
-        given: the user's `RunConfig.ports`.
-        demand: how many ports the ranks of the backend need.
-        members: all ranks.
-    """
+    """Return why ranks that have their places can't all listen; None if they can."""
     allowed = ports_of(given)
     if allowed is None:
         return None

@@ -61,12 +61,7 @@ def runtime_env_of_validations(
 
 
 def runtime_env_problems(runtime_env: Mapping[str, Any], *, is_inline: bool) -> Iterator[Problem]:
-    """Yield what is wrong with a runtime environment.
-
-    Args:
-        runtime_env: what the user passed.
-        is_inline: whether training runs in the driver's own process.
-    """
+    """Yield what is wrong with a runtime environment."""
     yield from _variable_problems(runtime_env.get(_VARIABLES))
     of_ray = parts_of_ray(runtime_env)
     if not of_ray:

@@ -92,7 +92,6 @@ def task_of(config: ValidationConfig, task: Mapping[str, Any]) -> ValidationTask
     """Return how to validate a checkpoint.
 
     Args:
-        config: the run's.
         task: as `validation_of_report` returns it. It adds to the default arguments, and replaces
             the default time limit.
     """
@@ -108,11 +107,6 @@ def validation_of_report(
     validation: Any, *, has_checkpoint: bool, validates: bool
 ) -> Mapping[str, Any] | None:
     """Return how a report wants its checkpoint to be validated, in plain values.
-
-    Args:
-        validation: what was passed to `report`.
-        has_checkpoint: whether a checkpoint was passed.
-        validates: whether the run has a validation function.
 
     Returns:
         Empty for the default; None for no validation.

@@ -33,14 +33,7 @@ _MUCH = 2.0
 def described(
     datasets: Any, configs: Any, *, needs_train: bool, num_workers: int
 ) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
-    """Describe the data sets, and find problems with them and their options.
-
-    Args:
-        datasets: the user's argument.
-        configs: the user's argument `dataset_config`.
-        needs_train: whether the backend needs the data set "train".
-        num_workers: number of ranks.
-    """
+    """Describe the data sets, and find problems with them and their options."""
     if not isinstance(datasets, Mapping):
         return (), (_unnamed(datasets),)
     problems = [*_config_problems(datasets, configs)]
@@ -128,9 +121,6 @@ def grouped(
     """Find where groups begin, in data sets that have them.
 
     Args:
-        datasets: the run's.
-        demand: the backend's.
-        num_workers: number of ranks.
         is_table: whether the backend reads all rows at once, and no training function does.
     """
     found, problems = [], []
@@ -200,11 +190,7 @@ def ready(
 
 
 def skip_problems(specs: Iterable[DatasetSpec]) -> Iterator[Problem]:
-    """Yield why a rollback has no batches that it could leave out of the data.
-
-    Args:
-        specs: of all data sets.
-    """
+    """Yield why a rollback has no batches that it could leave out of the data."""
     for spec in specs:
         if isinstance(spec, StreamSpec) and spec.name == "train":
             yield Problem(
@@ -218,13 +204,7 @@ def skip_problems(specs: Iterable[DatasetSpec]) -> Iterator[Problem]:
 def position_problems(
     specs: Iterable[DatasetSpec], positions: Mapping[str, Any], *, field: str
 ) -> Iterator[Problem]:
-    """Yield a problem for each data set in which a checkpoint's position isn't valid.
-
-    Args:
-        specs: of the data sets.
-        positions: the checkpoint's.
-        field: the field of the problems.
-    """
+    """Yield a problem for each data set in which a checkpoint's position isn't valid."""
     for spec in specs:
         saved = positions.get(spec.name)
         try:

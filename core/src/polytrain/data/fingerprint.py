@@ -58,12 +58,7 @@ _DIGITS = 16
 
 
 def fingerprint(source: Source, digests: Mapping[str, str]) -> str:
-    """Return one digest that identifies a data set. Transforms make no difference.
-
-    Args:
-        source: the data set.
-        digests: its digests.
-    """
+    """Return one digest that identifies a data set. Transforms make no difference."""
     pieces = [piece.unwrapped for piece in source.pieces]
     rows = [(getattr(piece, "path", piece.where), piece.rows) for piece in pieces]
     facts = str(source.schema.remove_metadata()), sorted(digests.items()), rows
@@ -71,12 +66,7 @@ def fingerprint(source: Source, digests: Mapping[str, str]) -> str:
 
 
 def facts(source: Source, digests: Mapping[str, str]) -> dict[str, str]:
-    """Return what a run's record has of a data set, for `position.differences`.
-
-    Args:
-        source: the data set.
-        digests: its digests.
-    """
+    """Return what a run's record has of a data set, for `position.differences`."""
     rows = {} if source.info.num_rows is None else {ROWS: str(source.info.num_rows)}
     return {**rows, COLUMNS: _digest([str(source.schema.remove_metadata())]), **digests}
 

@@ -127,7 +127,6 @@ def outlook(report: AutoscalerReport | None, demand: AutoscalerDemand) -> Outloo
 
     Args:
         report: None if no autoscaler has reported.
-        demand: what the run asks for.
     """
     if report is None or not report.adds_nodes:
         return Outlook(says="no autoscaler adds nodes to it")
@@ -159,14 +158,7 @@ def only_we_use(
     agents: Iterable[str],
     demand: Mapping[str, float],
 ) -> bool:
-    """Return whether others use none of the resources that the run needs, and so can't free any.
-
-    Args:
-        totals: each node's total resources.
-        free: each node's free resources.
-        agents: the node of each of the run's agents.
-        demand: resources of one agent.
-    """
+    """Return whether others use none of the resources that the run needs, and so can't free any."""
     own = Counter(agents)
     return all(
         total.get(name, 0.0) - free.get(node, {}).get(name, 0.0) <= own[node] * amount + 1e-6

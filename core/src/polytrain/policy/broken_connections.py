@@ -47,8 +47,6 @@ class Origins:
         """Return the origins for a backend.
 
         Args:
-            backend: the backend.
-            frameworks: modules that it needs.
             collective: the core's modules for backends whose collective isn't a framework's.
         """
         modules = {each.__module__ for each in type(backend).__mro__} - {"__main__"}
@@ -61,12 +59,7 @@ class Origins:
 
 
 def is_broken_connection(error: BaseException, origins: Origins) -> bool:
-    """Return whether an exception, or the one that it was raised from, is a broken connection.
-
-    Args:
-        error: what a rank has raised, with its traceback.
-        origins: the code of the backend's collective operations.
-    """
+    """Return whether an exception, or the one that it was raised from, is a broken connection."""
     cause: BaseException | None = error
     while cause is not None:
         if _is_of_connection(cause, origins):

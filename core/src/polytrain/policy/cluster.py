@@ -62,7 +62,6 @@ def choose_cluster(scaling: ScalingConfig, around: AvailableClusters) -> Cluster
 
     Args:
         scaling: the user's configuration. `local_problems` checks whether "local" is possible.
-        around: the available clusters.
     """
     if scaling.cluster != "auto":
         reason = f"cluster={scaling.cluster!r}"

@@ -64,7 +64,6 @@ class DivergenceRule:
         """Return what is wrong with a report; None if it is good.
 
         Args:
-            metrics: the report.
             before: the last good reports, oldest first; None on ranks that don't compare.
 
         Raises:
@@ -167,9 +166,6 @@ class Divergences:
 
         Args:
             attempt_id: token and number of its attempt.
-            step: its step.
-            directory: the name of its directory.
-            is_rescue: whether it is the state of a survivor.
         """
         if not self._found:
             return False
@@ -198,8 +194,6 @@ class DivergenceWatch:
     ) -> None:
         """
         Args:
-            rule: what counts as divergence.
-            rank: this rank.
             step: the step of the checkpoint that the attempt starts from.
             places: the rank's place in each data set at the start.
             before: the last reports before that step, oldest first.

@@ -82,7 +82,6 @@ class RankError:
         that says nothing.
 
         Args:
-            later: the later error.
             nearer: by how many steps a survivor's state let the later attempt begin nearer to it.
                 These aren't the rank's own progress.
         """
@@ -425,14 +424,8 @@ def failed_attempt(
 
     Args:
         failures: failures in the order of their reports; not empty.
-        world_size: number of ranks.
-        has_reported: whether any of them has reported a step.
         lasted_s: seconds from the launch to the first failure.
-        progress: see `FailedAttempt`.
-        rescued: see `FailedAttempt`.
         nodes: the node of each rank; empty if they aren't known.
-        no_rollback: see `FailedAttempt`.
-        without: see `FailedAttempt`.
     """
     root = root_cause(failures)
     error = _error_of(root)

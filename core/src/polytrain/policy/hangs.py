@@ -59,10 +59,7 @@ def judge(
 
     Args:
         statuses: rank → its latest status, for ranks that have sent one.
-        world_size: number of ranks.
         done: ranks that have left the training function.
-        steps: the last step that each rank has reported.
-        config: the user's configuration.
     """
     limit = config.hang_timeout_s
     if limit is None:

@@ -17,7 +17,6 @@ def meets(labels: Labels, selector: Labels) -> bool:
     """Return whether a node's labels meet all conditions of a selector, as Ray compares them.
 
     Args:
-        labels: the node's labels.
         selector: a label's name → "value", "!value", "in(value,value)" or "!in(value,value)". A
             node that lacks the label meets those with "!".
     """
@@ -29,12 +28,7 @@ def meets(labels: Labels, selector: Labels) -> bool:
 
 
 def allowed(nodes: Mapping[str, Labels], selectors: Iterable[Labels]) -> frozenset[str]:
-    """Return the nodes that meet at least one of the selectors; all of them if there is none.
-
-    Args:
-        nodes: each node's labels.
-        selectors: the label selectors of a run's workers.
-    """
+    """Return the nodes that meet at least one of the selectors; all of them if there is none."""
     selectors = list(selectors)
     if not selectors:
         return frozenset(nodes)
@@ -48,7 +42,6 @@ def without(selector: Labels, nodes: Iterable[str]) -> dict[str, str]:
 
     Args:
         selector: the user's selector, which may name nodes itself.
-        nodes: identifiers of the nodes to exclude.
     """
     excluded = set(nodes)
     if not excluded:

@@ -14,9 +14,6 @@ def targets(count: int) -> list[list[int]]:
 
     Up to `ALL_UP_TO` nodes these are all others. Of more nodes, each connects to those 1, 2, 4, …
     places after it: every node is connected to from as many others as it connects to, near and far.
-
-    Args:
-        count: number of nodes.
     """
     if count <= ALL_UP_TO:
         return [[other for other in range(count) if other != node] for node in range(count)]

@@ -38,7 +38,6 @@ def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
     """Return the order in which workers get their ranks: workers of one node are consecutive.
 
     Args:
-        places: the node of each worker.
         first_node: the node whose workers come first, if it has any; usually the driver's.
 
     Returns:
@@ -56,9 +55,6 @@ def members(
     """Return the members of a world, in rank order.
 
     Args:
-        places: the node of each rank, in rank order.
-        cpus: CPU threads of each rank.
-        gpus: GPUs of each rank.
         ports: those at which ranks may listen; None for any.
     """
     sizes = Counter(place.node_id for place in places)
@@ -113,7 +109,12 @@ class Departure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPolicy:
-    """The decisions for one run."""
+    """The decisions for one run.
+
+    `up` is the number of agents that have arrived, `coming` of those that are requested; `living`
+    and `free` are the total and the free resources of all nodes; `outlook` is None without an
+    autoscaler, and `starting` are agents that have their resources.
+    """
 
     scaling: ScalingConfig
 
@@ -125,8 +126,6 @@ class PlacementPolicy:
         """Return how many agents to request: workers first, then standbys.
 
         Args:
-            up: agents that have arrived.
-            coming: requested agents.
             is_placing: whether an attempt waits for its workers.
         """
         wanted = self.scaling.max_workers
@@ -140,7 +139,6 @@ class PlacementPolicy:
         """Return the bundles without an agent, in a run of a fixed size.
 
         Args:
-            taken: bundles with an agent.
             nodes: the node of each bundle that has had an agent.
             avoided: live nodes to avoid. Ray moves the bundles of a lost node.
         """
@@ -168,10 +166,8 @@ class PlacementPolicy:
         nothing else. Devices are too expensive to be reserved twice.
 
         Args:
-            taken: bundles with an agent.
             nodes: the node of each bundle that has had an agent.
             lost: lost nodes that Ray takes for alive. It moves the bundles of others itself.
-            avoided: nodes to avoid.
             free: free resources of all nodes that aren't lost.
         """
         if self.scaling.is_elastic:
@@ -195,10 +191,8 @@ class PlacementPolicy:
         them and the rest.
 
         Args:
-            count: number of bundles that move.
             unusable: nodes on which no agent may be.
             ranked_on: the nodes of the other agents.
-            free: free resources of all nodes.
         """
         excluded = frozenset(unusable)
         apart = excluded | frozenset(ranked_on)
@@ -228,8 +222,6 @@ class PlacementPolicy:
         It would otherwise stay smaller until its next checkpoint.
 
         Args:
-            up: agents that have arrived.
-            coming: requested agents.
             size: workers of the last attempt; 0 before the first.
         """
         return coming > 0 and self.scaling.min_workers <= up < size
@@ -241,8 +233,6 @@ class PlacementPolicy:
 
         Args:
             agents: the node of each agent that has arrived, by its number.
-            avoid: the nodes to avoid.
-            living: total resources of all nodes.
         """
         leaving = frozenset(number for number, node in agents.items() if node in avoid)
         others = [resources for node, resources in living.items() if node not in avoid]
@@ -257,8 +247,6 @@ class PlacementPolicy:
         """Return why the loss of a requested agent fails the placement; None if it continues.
 
         Args:
-            kind: the kind of the loss.
-            reason: its reason.
             losses: number of consecutive losses, including this one.
         """
         if kind is FailureKind.STARTUP:
@@ -274,11 +262,7 @@ class PlacementPolicy:
         trained waits: its nodes may come back.
 
         Args:
-            outlook: the outlook by the cluster's autoscaler.
             up_on: the nodes of the agents that have arrived.
-            coming: requested agents.
-            living: total resources of all nodes.
-            free: their free resources.
         """
         to_come = coming - outlook.refused
         if len(up_on) + to_come >= self.scaling.min_workers:
@@ -299,10 +283,6 @@ class PlacementPolicy:
         """Return a sentence about what the run waits for.
 
         Args:
-            outlook: the outlook by the cluster's autoscaler; None without one.
-            starting: agents that have their resources, and are starting.
-            free: free resources of all nodes.
-            up: agents that have arrived.
             lost: addresses of lost nodes that Ray takes for alive.
         """
         limit_s = self.scaling.start_timeout_s
@@ -322,14 +302,7 @@ class PlacementPolicy:
         return f"Waiting for resources, up to {limit_s:g} s: {said}{also}."
 
     def why_late(self, outlook: Outlook | None, starting: Starting, free: Nodes, *, up: int) -> str:
-        """Return why the workers could not be placed in time.
-
-        Args:
-            outlook: the outlook by the cluster's autoscaler; None without one.
-            starting: agents that have their resources, and are starting.
-            free: free resources of all nodes.
-            up: agents that have arrived.
-        """
+        """Return why the workers could not be placed in time."""
         limit_s = self.scaling.start_timeout_s
         if self._are_reserved(starting, up) and starting.setup is not None:
             return (
@@ -355,13 +328,7 @@ class PlacementPolicy:
         return len(starting.hosts) >= max(1, self.scaling.min_workers - up)
 
     def shortage(self, outlook: Outlook | None, free: Nodes, *, up: int = 0) -> str:
-        """Return a description of the demand, the free resources and the autoscaler's statement.
-
-        Args:
-            outlook: the outlook by the cluster's autoscaler; None without one.
-            free: free resources of all nodes.
-            up: agents that have arrived.
-        """
+        """Return a description of the demand, the free resources and the autoscaler's statement."""
         resources = self.scaling.resources
         wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
         has = ", ".join(
@@ -394,7 +361,6 @@ def avoided(losses: Sequence[Loss], *, cooldown_s: float, now: float) -> frozens
     """Return the nodes that get no workers at this time.
 
     Args:
-        losses: all losses of the run so far.
         cooldown_s: seconds for which a loss counts.
         now: seconds on the clock of the losses.
     """

@@ -37,14 +37,7 @@ class Starting:
 
 
 def expected(*, up: int, starting: Starting, waited_s: float, limit_s: float) -> WorkerCount:
-    """Decide how many workers a run that could do with fewer waits for.
-
-    Args:
-        up: agents that have arrived.
-        starting: those that are starting.
-        waited_s: seconds for which the run has waited.
-        limit_s: seconds for which it waits at most.
-    """
+    """Decide how many workers a run that could do with fewer waits for."""
     late = len(starting.hosts)
     if late == 0:
         return WorkerCount(
@@ -67,12 +60,7 @@ class Capacity:
 def worker_capacity(
     node_totals: Sequence[Mapping[str, float]], demand: Mapping[str, float]
 ) -> Capacity:
-    """Count the workers that fit on the nodes if nothing else runs there.
-
-    Args:
-        node_totals: each node's total resources.
-        demand: resources of one worker.
-    """
+    """Count the workers that fit on the nodes if nothing else runs there."""
     needed = {name: amount for name, amount in demand.items() if amount > 0}
     workers = sum(
         min(
@@ -112,7 +100,6 @@ class SizePolicy:
         """Return the size of the first attempt; None while agents are still starting.
 
         Args:
-            up: running agents.
             room: number of workers that had resources when the run began.
         """
         wanted = min(self.most, max(self.least, room))
@@ -124,7 +111,6 @@ class SizePolicy:
         """Return the size with which to continue at once; None if too few are left.
 
         Args:
-            size: size before the loss.
             up: remaining agents, standbys included.
         """
         workers = min(size, up)
@@ -138,7 +124,6 @@ class SizePolicy:
         """Return the size of the attempt that is being placed; None if there are too few agents.
 
         Args:
-            size: size of the previous attempt.
             up: running agents, standbys included.
         """
         return self.growth(size=size, up=up) or self.after_loss(size=size, up=up)
@@ -147,7 +132,6 @@ class SizePolicy:
         """Return the size to grow to at the next checkpoint; None if the run can't grow.
 
         Args:
-            size: current size.
             up: running agents, standbys included.
         """
         workers = min(self.most, up - self.standby)

@@ -118,7 +118,6 @@ class StopRule:
 
         Args:
             trained_s: `Ledger.trained_s` of the run, in seconds.
-            step: the last step.
         """
         if self.time_budget_s is None or trained_s < self.time_budget_s:
             return None
@@ -141,8 +140,6 @@ def is_true(answer: Any, function: Any, *, option: str, given: Any) -> bool:
     """Return what a user's function has answered.
 
     Args:
-        answer: what it has returned.
-        function: the function.
         option: the field that has it.
         given: what it was called with.
 
@@ -177,7 +174,6 @@ def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
     """Return the limit that a user means; a number alone is a value for training to reach.
 
     Args:
-        name: the metric.
         given: a number, or a text such as "<= 0.1".
         checkpoints: decides whether small or large values are good, if the metric ranks them.
 

@@ -74,12 +74,7 @@ def _stand_out(busy: Mapping[int, float]) -> dict[int, Straggler]:
 
 
 def _typical_of_others(shares: Sequence[float], own: float) -> float:
-    """Return how busy the others are.
-
-    Args:
-        shares: of all ranks, sorted.
-        own: one of them.
-    """
+    """Return how busy the others are."""
     place, others = bisect_left(shares, own), len(shares) - 1
 
     def other(index: int) -> float:

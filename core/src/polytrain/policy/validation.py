@@ -112,23 +112,13 @@ class Validations:
         return len(self._pending) + len(self._ended)
 
     def metrics_of(self, checkpoint: str, reported: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a checkpoint's metrics, with those that its validation has returned.
-
-        Args:
-            checkpoint: its directory.
-            reported: the metrics of its report.
-        """
+        """Return a checkpoint's metrics, with those that its validation has returned."""
         ended = self._ended.get(checkpoint)
         return {**reported, **ended.metrics} if ended is not None and ended.metrics else reported
 
 
 def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:
-    """Return why a validation's metrics can't be added to the report's; None if they can.
-
-    Args:
-        returned: metrics that the validation function returned.
-        reported: metrics that were reported with the checkpoint.
-    """
+    """Return why a validation's metrics can't be added to the report's; None if they can."""
     both = [name for name in returned if name in reported]
     if not both:
         return None

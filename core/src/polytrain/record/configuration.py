@@ -98,7 +98,6 @@ def hyperparameters_of(config: Any, backend: Backend) -> Mapping[str, Any]:
 
     Args:
         config: `train_loop_config`; an object's fields count also where they are its defaults.
-        backend: the backend with its options.
     """
     own = flattened(shown(described(recorded(config) or {})))
     options = flattened(shown(described(given_fields(backend))))

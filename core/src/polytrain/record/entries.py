@@ -580,8 +580,6 @@ def decoded(line: Mapping[str, Any], *, file: str, number: int) -> Entry:
 
     Args:
         line: an object with the fields `time`, `token` and `event`.
-        file: the journal's name, for errors.
-        number: the number of its line, from 1.
 
     Raises:
         RunFormatError: it opens a journal of another format.

@@ -324,9 +324,6 @@ Kind = TypeVar("Kind", bound=RunHistory)
 def read_history(journal: Iterable[bytes]) -> RunHistory | None:
     """Read a journal; None if no driver has opened it.
 
-    Args:
-        journal: its content, in pieces.
-
     Raises:
         RunFormatError: it has another format.
         DamagedFileError: it holds what no driver writes.
@@ -336,10 +333,6 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
 
 def read_as(kind: type[Kind], journal: Iterable[bytes]) -> Kind | None:
     """Read a journal into a history of this kind; None if no driver has opened it.
-
-    Args:
-        kind: the kind of history.
-        journal: its content, in pieces.
 
     Raises:
         RunFormatError: it has another format.

@@ -85,7 +85,6 @@ class Journal:
     ) -> None:
         """
         Args:
-            storage: the run's storage.
             token: fencing token of this driver's lease, which is in every line.
             history: of the journal so far, which is kept up to date; that of a new run by default.
             news: gets each entry, once it is written and the history has it.
@@ -151,7 +150,6 @@ class Journal:
         """Write a report of a rank.
 
         Args:
-            report: the report.
             is_kept: whether the journal has it; if not, it is passed on alone.
 
         Raises:

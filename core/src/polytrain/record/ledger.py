@@ -46,7 +46,7 @@ _TRAINING = (*_WORK, *_WAITS)
 
 @dataclass(slots=True)
 class Ledger:
-    """The time of a run, over all its drivers.
+    """The time of a run, over all its drivers. Moments are in seconds since the epoch.
 
     The time between two drivers doesn't count; a killed driver counts until its last line.
     """
@@ -127,11 +127,7 @@ class Ledger:
         return sum(self.seconds[account] for account in _TRAINING) + since
 
     def elapsed_s(self, now: float) -> float:
-        """Return the total time until a moment.
-
-        Args:
-            now: seconds since the epoch.
-        """
+        """Return the total time until a moment."""
         return self.wall_s + (max(0.0, now - self._now) if self._account is not None else 0.0)
 
     @property
@@ -151,11 +147,7 @@ class Ledger:
         return max(0, self.launches - 1)
 
     def count_until(self, now: float) -> None:
-        """Count time without lines: the driver lives, and does what it did at its last line.
-
-        Args:
-            now: seconds since the epoch.
-        """
+        """Count time without lines: the driver lives, and does what it did at its last line."""
         if now > self._now:
             self._book(now)
 

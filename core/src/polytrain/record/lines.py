@@ -23,11 +23,6 @@ class DraftReports:
     """Reports of one rank that aren't in the journal for good."""
 
     def __init__(self, first: int = 0, *, rank: int = 0) -> None:
-        """
-        Args:
-            first: number of this driver's reports before.
-            rank: the rank that makes them.
-        """
         self._first = first
         self._rank = rank
         self._lines: list[str] = []
@@ -101,7 +96,6 @@ def new_reports(entry: MetricsReported | ReportBlock, known: int) -> NewReports 
     A driver that dies may have written them as drafts and for good.
 
     Args:
-        entry: the journal's.
         known: how many reports of its driver and rank are known.
     """
     if isinstance(entry, MetricsReported):

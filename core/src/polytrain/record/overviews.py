@@ -64,11 +64,7 @@ class AttemptOverview:
 
 
 def counting_attempts(attempts: Iterable[AttemptOverview]) -> list[AttemptOverview]:
-    """Return the attempts whose steps count, in the order of their first steps.
-
-    Args:
-        attempts: the run's, in order.
-    """
+    """Return the attempts whose steps count, in the order of their first steps."""
     counting: list[AttemptOverview] = []
     for each in attempts:
         # It repeats every step of those that began where it does, or later.
@@ -88,7 +84,6 @@ class Attempts:
         """Take the next entry of the journal, but no report.
 
         Args:
-            entry: the entry.
             now_s: seconds of the run's own time until this entry.
         """
         match entry:

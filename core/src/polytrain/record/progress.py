@@ -47,7 +47,10 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What a run is doing, as of the last line of its journal that was taken."""
+    """What a run is doing, as of the last line of its journal that was taken.
+
+    Moments are in seconds since the epoch.
+    """
 
     ledger: Ledger
     """The ledger of the same lines: whoever passes a line on takes it into the ledger before."""
@@ -164,11 +167,7 @@ class Progress:
         return highest if self.step < highest and self.stage is Stage.TRAINING else None
 
     def unreported_s(self, now: float) -> float | None:
-        """Return the seconds since the last report while an attempt trains; None if it has none.
-
-        Args:
-            now: seconds since the epoch.
-        """
+        """Return the seconds since the last report while an attempt trains; None if it has none."""
         if self.stage is not Stage.TRAINING or not self.has_reported:
             return None
         return max(0.0, now - self._reported_at)
@@ -177,9 +176,6 @@ class Progress:
         """Return the seconds of training that are left; None if that is unknown.
 
         It is unknown as well once the estimate is used up.
-
-        Args:
-            now: seconds since the epoch.
         """
         known = []
         steps_s = self._steps_left_s(now)
@@ -191,11 +187,7 @@ class Progress:
         return left_s if left_s > 0 else None
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether there are steps left, for which the time is over by the estimate.
-
-        Args:
-            now: seconds since the epoch.
-        """
+        """Return whether there are steps left, for which the time is over by the estimate."""
         steps_s = self._steps_left_s(now)
         return steps_s is not None and steps_s <= 0 and self.step < (self.total or 0)
 

@@ -153,19 +153,13 @@ def starting_steps(steps: Collection[int], from_step: int | None, last_step: int
     Args:
         steps: those of all checkpoints, and 0.
         from_step: the step that was asked for; None for the last from which there are reports.
-        last_step: that of the run's last report.
     """
     most = last_step - 1 if from_step is None else from_step
     return sorted((each for each in steps if each <= most), reverse=True)
 
 
 def attempts_since(attempts: Iterable[AttemptOverview], start: int) -> list[AttemptOverview]:
-    """Return the attempts that have made the reports after a step.
-
-    Args:
-        attempts: the run's attempts, in order.
-        start: the step.
-    """
+    """Return the attempts that have made the reports after a step."""
     made = counting_attempts(attempts)
     at = max(i for i, each in enumerate(made) if each.first_step <= start)
     return made[at:]
@@ -184,10 +178,6 @@ def stretch_of(
     With virtual workers, any number of workers makes the same reports.
 
     Args:
-        attempts: the run's attempts, in order.
-        start: step of the checkpoint.
-        end: the last step that was asked for.
-        last_step: that of the run's last report.
         changes: driver → what it trained the run with that the repetition doesn't have, as names;
             without drivers where nothing differs.
     """
@@ -227,10 +217,6 @@ def compare(
     """Return how many reports are compared, and the first difference.
 
     Args:
-        was: the run's reports.
-        now: those of the repetition.
-        stretch: the steps to compare.
-        ignore: names of metrics that may differ.
         by_survivors: steps whose metrics aren't compared, because one of the two has another
             rank's than rank 0's.
     """
@@ -260,8 +246,6 @@ def compare_digests(
 
     Args:
         was: step → tensor → digest, of the run.
-        now: those of the repetition.
-        stretch: the steps to compare.
     """
     both = [each for each in was if each in now and stretch.start < each <= stretch.end]
     for count, step in enumerate(sorted(both), start=1):

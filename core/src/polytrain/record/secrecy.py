@@ -30,12 +30,7 @@ def digests(salt: str) -> Replacement:
 
 
 def shown(value: Any, name: str = "") -> Any:
-    """Return a value for people: with `…` for secrets, and for digests of them.
-
-    Args:
-        value: plain values.
-        name: the value's own.
-    """
+    """Return a value for people: with `…` for secrets, and for digests of them."""
     return without_secrets(value, lambda _: HIDDEN, name)
 
 
@@ -47,8 +42,6 @@ def without_secrets(value: Any, replacement: Replacement, name: str = "") -> Any
 
     Args:
         value: any value; an object is left as it is.
-        replacement: what stands for a secret.
-        name: the value's own.
     """
     if is_secret(name):
         is_empty = isinstance(value, str | bytes | list | tuple | Mapping) and not value

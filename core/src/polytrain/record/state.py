@@ -38,7 +38,6 @@ def run_state(*, succeeded: bool | None, stopped: bool, is_held: bool) -> RunSta
 
     Args:
         succeeded: as the last driver concluded; None if it hasn't.
-        stopped: whether the run was stopped on request.
         is_held: whether a driver that may be alive holds the run's lease.
     """
     if succeeded is None:
@@ -52,7 +51,6 @@ def state_of(run_history: RunHistory, owner: Holder | None) -> RunState:
     """Return the state of a run that was read from its storage.
 
     Args:
-        run_history: what its journal says.
         owner: who holds its lease, or held it last.
     """
     return run_state(

@@ -39,11 +39,7 @@ class JournalTail:
         """Fencing token of a driver → how many of its reports are known."""
 
     def news(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Yield the new lines, in order. Of many reports in one line the last is yielded.
-
-        Args:
-            entries: all that the journal has now.
-        """
+        """Yield the new lines, in order. Of many reports in one line the last is yielded."""
         lines = 0
         for entry in entries:
             if isinstance(entry, MetricsReported | ReportBlock):

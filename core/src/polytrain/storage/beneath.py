@@ -61,7 +61,6 @@ class Beneath:
 
         Args:
             path: the directory; empty for the root.
-            make: whether missing directories are made.
         """
         descriptor = self._opened_root(make=make)
         try:
@@ -131,7 +130,6 @@ class Beneath:
         Entries that are neither file nor directory are left out, and named once in a warning.
 
         Args:
-            below: the directory.
             expects_own: whether such an entry is an error instead.
 
         Raises:
@@ -156,7 +154,6 @@ class Beneath:
         Other entries are left out, and named once in a warning. A missing directory is empty.
 
         Args:
-            directory: the directory.
             start: prefix of the names; others are ignored without a warning.
             single: whether to leave out files with more than one hard link.
         """

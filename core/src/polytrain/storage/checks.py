@@ -24,7 +24,6 @@ def storage_problems(location: Location, *, num_workers: int) -> Iterator[Proble
     """Yield the problems that keep a run from being stored at a location.
 
     Args:
-        location: the run's location.
         num_workers: worker processes that have to reach it; 0 if there are none.
     """
     path = Path(location.address)
@@ -44,7 +43,6 @@ def writing_problems(location: Location, *, field: str, num_workers: int) -> Ite
 
     Args:
         location: a directory or an address, which may not exist yet.
-        field: the argument that names it.
         num_workers: worker processes that have to reach it; 0 if there are none.
     """
     if holds_credentials(location.address):

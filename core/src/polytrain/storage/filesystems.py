@@ -64,7 +64,6 @@ def find(place: str, *, is_retried: bool = False) -> ResolvedPath:
     """Return the file system of a path or an address.
 
     Args:
-        place: the path or address.
         is_retried: whether the caller repeats calls that fail, so that Arrow needn't for long.
 
     Raises:

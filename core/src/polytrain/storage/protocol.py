@@ -67,7 +67,6 @@ class Storage(Protocol):
         """Return a file's content.
 
         Args:
-            path: the file.
             at_most: maximum bytes. A larger file is an OSError (EFBIG), so that nobody who can
                 write to the storage can fill this process's memory.
         """
@@ -86,7 +85,6 @@ class Storage(Protocol):
         """Store a local file, and return the SHA-256 of what was stored, in hexadecimal.
 
         Args:
-            file: the local file.
             path: the path to store it at; an existing file is replaced.
             move: whether the local file may be moved, because nobody needs it any more.
         """
@@ -107,7 +105,6 @@ class Storage(Protocol):
         """Open a log to append to.
 
         Args:
-            path: the log.
             series: unique to this writer; sorts after those of earlier writers.
         """
 

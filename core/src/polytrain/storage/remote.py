@@ -53,9 +53,6 @@ class RemoteStorage:
         Args:
             filesystem: a `pyarrow.fs.FileSystem`.
             base: path of the root on it.
-            root: the address.
-            retry_s: seconds for which failing calls are retried.
-            health: what is known of the storage from others' calls.
         """
         self.root = root
         self._filesystem = filesystem

@@ -101,8 +101,6 @@ def read_json(kind: type[Kind], content: str | bytes, *, file: str) -> Kind:
 
     Args:
         kind: a dataclass or a TypedDict with annotations.
-        content: the JSON.
-        file: its name, for errors.
 
     Raises:
         DamagedFileError: the content doesn't fit the type.

@@ -101,8 +101,6 @@ class Mixture:
         """The order of a source's rows in one epoch.
 
         Args:
-            source: its number.
-            epoch: the epoch.
             length: number of positions in each epoch.
             order: returns the order of rows in a pass, for its number.
         """
@@ -118,7 +116,6 @@ class SourceOrder:
     ) -> None:
         """
         Args:
-            rows: the source's.
             first: number of its rows that earlier epochs have had, over all passes.
             count: number of rows in this epoch.
             order_of_pass: returns the order of the rows in a pass, for its number.

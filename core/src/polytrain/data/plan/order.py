@@ -58,7 +58,6 @@ class ShardOrder:
     def __init__(self, rows: range, key: tuple[int, ...] | None, window: int | None = None) -> None:
         """
         Args:
-            rows: the shard's.
             key: decides the order; None leaves the rows as they are.
             window: rows in a window. Windows begin at its multiples, so the first and the last one
                 may have fewer rows. None for one window.
@@ -131,7 +130,6 @@ class GroupOrder:
     def __init__(self, groups: ShardOrder, starts: RowNumbers) -> None:
         """
         Args:
-            groups: their order.
             starts: the first row of each group, and the number of rows after the last one.
         """
         self._groups = groups

@@ -62,7 +62,6 @@ class StreamPartitioner(Generic[Block]):
     def __init__(self, world_size: int, segments: Sequence[Segment] = ()) -> None:
         """
         Args:
-            world_size: number of ranks.
             segments: the consumed parts of this epoch, in order.
         """
         if world_size < 1 or any(one.world_size < 1 or one.rows < 0 for one in segments):

@@ -66,8 +66,6 @@ def described(
     """Count a file's rows and find its columns' types, holding no more than a few blocks of it.
 
     Args:
-        place: a path or an address.
-        columns: which columns; all by default.
         elsewhere: columns that the file need not have.
 
     Raises:

@@ -76,7 +76,6 @@ def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
     that several links lead to is there once.
 
     Args:
-        place: a path or an address.
         listed: it is one of a list: then all directories of a file may give columns, as in Arrow.
 
     Raises:
@@ -301,9 +300,6 @@ def _walk(
     """Walk through the entries of a directory that match these parts of a glob, level by level.
 
     Args:
-        where: the file system.
-        directory: a path on it.
-        parts: of the glob.
         above: directories that ** has come through; links back to them are not followed.
 
     Yields:

@@ -43,7 +43,6 @@ def current_file(path: str, filesystem: Any = None) -> CurrentFile:
     """Find a file, and which version of it is there.
 
     Args:
-        path: a path or an address.
         filesystem: where the path lies, if the user has brought a `pyarrow.fs.FileSystem`.
 
     Raises:
@@ -93,7 +92,6 @@ class FilePiece(Piece):
         """The piece with a data set's columns.
 
         Args:
-            schema: of the data set.
             constants: its columns that the file doesn't have.
 
         Raises:
@@ -181,7 +179,6 @@ def describing(
     """Name the file in errors that are raised while it is described.
 
     Args:
-        place: the file.
         explained: returns what is wrong with it, and the remedy.
 
     Raises:

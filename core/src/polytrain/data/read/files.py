@@ -40,8 +40,6 @@ def from_places(places: Sequence[str], columns: Sequence[str] | None, *, listed:
     """Describe the files that paths, directories and globs stand for.
 
     Args:
-        places: paths and addresses.
-        columns: which columns; all by default.
         listed: the user has given a list of them.
 
     Raises:
@@ -74,9 +72,7 @@ def together(
     """Files as one data set.
 
     Args:
-        described: the files.
         files: the same, with the columns in the names of their directories.
-        columns: which columns; all by default.
     """
     types = partition_types(files)
     whole = [_Whole(file, found, types) for file, found in zip(described, files, strict=True)]

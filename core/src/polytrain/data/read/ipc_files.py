@@ -50,8 +50,6 @@ def described(
     """Count a file's rows and missing values, one record batch at a time: the footer has neither.
 
     Args:
-        place: a path or an address.
-        columns: which columns; all by default.
         elsewhere: columns that the file need not have.
 
     Raises:

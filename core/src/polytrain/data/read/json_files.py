@@ -48,8 +48,6 @@ def described(
     """Count a file's rows and find its columns' types, holding no more than a block of it.
 
     Args:
-        place: a path or an address.
-        columns: which columns; all by default.
         elsewhere: columns that the file need not have.
 
     Raises:

@@ -56,13 +56,7 @@ class ConformedPiece(WrappedPiece):
 
 
 def describe_mix(name: str, mix: Mix, config: DataConfig) -> tuple[Source | None, list[Problem]]:
-    """Describe a mix, and find problems with it.
-
-    Args:
-        name: the data set's.
-        mix: the user's.
-        config: the data set's options.
-    """
+    """Describe a mix, and find problems with it."""
     field = f"datasets[{name!r}]"
     problems = [*_problems(name, field, mix), *_option_problems(name, config)]
     known: dict[str, Source] = {}

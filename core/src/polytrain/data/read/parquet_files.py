@@ -63,8 +63,6 @@ def described(
     """Read a file's footer.
 
     Args:
-        place: a path or an address.
-        columns: which columns are of interest; all by default.
         filesystem: where the path lies, if the user has brought a `pyarrow.fs.FileSystem`.
 
     Raises:
@@ -101,12 +99,7 @@ def described(
 
 
 def _missing(metadata: Any, types: Mapping[str, pa.DataType]) -> frozenset[Missing]:
-    """The columns in which values are missing, by the footer.
-
-    Args:
-        metadata: the footer.
-        types: of the columns that are looked at.
-    """
+    """The columns in which values are missing, by the footer."""
     # Tensors are lists in the file, and lie one level down.
     leaves = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     owners = {
@@ -194,7 +187,6 @@ def _opened(file: CurrentFile, *, at_once: bool = True) -> Iterator[Any]:
     """Open a file as a `ParquetFile`.
 
     Args:
-        file: the file.
         at_once: what is read may be in memory as a whole.
     """
     place = file.place

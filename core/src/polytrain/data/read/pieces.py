@@ -47,20 +47,13 @@ class Piece(ABC):
 
         Args:
             rows: their numbers, counted within the piece; at least one.
-            columns: as in `read`.
         """
         return pa.concat_tables([self.read(row, row + 1, columns) for row in rows])
 
     def scan(
         self, start: int, stop: int, columns: Sequence[str] | None = None
     ) -> Iterator[pa.Table]:
-        """The rows of `read` in one pass, as tables of at most `SCAN_ROWS`, about `SCAN_BYTES`.
-
-        Args:
-            start: first row, counted within the piece.
-            stop: one past the last row.
-            columns: as in `read`.
-        """
+        """The rows of `read` in one pass, as tables of at most `SCAN_ROWS`, about `SCAN_BYTES`."""
         rows = _FIRST_ROWS
         while start < stop:
             table = self.read(start, min(stop, start + rows), columns)

@@ -164,7 +164,6 @@ def cpu_shortage(dataset: Any, held: Mapping[str, float], total: float) -> str |
     Args:
         dataset: a `ray.data.Dataset`. One that is materialised needs no CPU.
         held: resources that the workers hold, all of them together.
-        total: CPUs of the cluster.
     """
     if total - held.get("CPU", 0) >= 1 or is_computed(dataset):
         return None

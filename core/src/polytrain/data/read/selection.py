@@ -20,10 +20,7 @@ def columns_to_count(
     """The columns of a file that are read to count its rows and find their types.
 
     Args:
-        columns: what the user asks for; None for all.
-        names: what the file has.
         elsewhere: columns that the file need not have.
-        of: the file, for the message.
 
     Returns:
         The file's own columns among those; if there is none, its first: rows are counted all the
@@ -40,11 +37,6 @@ def columns_to_count(
 
 def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> list[str]:
     """The columns that a user asks for, which must all be there.
-
-    Args:
-        columns: what the user asks for.
-        names: what there is.
-        of: the file that they are looked for in, for the message.
 
     Raises:
         SourceError: a column is missing, or asked for twice.
@@ -156,9 +148,7 @@ def columns_to_read(
     """The columns that are read, and those that are left out because they hold an index.
 
     Args:
-        schema: of what there is.
         columns: what the user asks for; None for all but an index.
-        of: where the columns are looked for, for the message.
 
     Raises:
         SourceError: a column is missing, or asked for twice.

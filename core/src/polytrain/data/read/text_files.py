@@ -131,11 +131,7 @@ def cut(
     """Yield the rows from `start` to `stop`, and read no further than needed.
 
     Args:
-        parts: the file's rows, in order.
-        start: the first row.
-        stop: the row after the last.
         rows: number of rows that the file had when the run began.
-        where: the file, for errors.
 
     Raises:
         ReadError: the file has fewer rows, or more after its last.

@@ -77,8 +77,6 @@ def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
     """Apply a function wherever pieces are read; try it out on the first few rows.
 
     Args:
-        name: the data set's.
-        found: its pieces.
         transform: takes and returns a dict of column name to array, of consecutive rows.
 
     Raises:
@@ -231,8 +229,6 @@ class RandomTransform:
         """Apply the function to some rows.
 
         Args:
-            rows: as they were read.
-            where: which these are, for messages.
             key: numbers that say what is drawn: the same draw the same.
 
         Raises:

@@ -84,8 +84,6 @@ class RunDataset:
         """Decide how it is divided.
 
         Args:
-            world_size: number of ranks.
-            whole: whether every rank gets all rows.
             as_tables: whether training reads a shard as one table.
             only_tables: whether it reads no batches.
             shards: number of canonical shards in the checkpoint. The user's own number comes first.

@@ -36,7 +36,6 @@ class DecodedTable:
     def __init__(self, table: pa.Table, *, lends: bool = False) -> None:
         """
         Args:
-            table: the rows.
             lends: whether batches may be views of the table's memory. Nothing else may use that
                 memory, and each row may be taken once only.
         """

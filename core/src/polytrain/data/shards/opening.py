@@ -31,13 +31,9 @@ def open_shards(
     """Open a rank's shards.
 
     Args:
-        specs: of all data sets.
         tables: the rows that the agent holds, of each data set of which it holds rows, in order.
         positions: the saved positions by the data set's name, as plain values.
         skipped: what a run leaves out of a data set, by its name; see `Cursor`.
-        world_size: number of ranks.
-        rank: this one.
-        local_world_size: number of ranks on this node.
         streams: the source of parts of each streaming data set, in order.
 
     Raises:

@@ -70,7 +70,6 @@ class MappedRows(ReadableRows):
     ) -> None:
         """
         Args:
-            table: in this process, or mapped.
             held: the table's rows, as rows of the data set.
             workers: number of workers of this node, each of which has such a table.
             available: returns the free memory that they share, in bytes.

@@ -53,9 +53,6 @@ class BatchedShard(Shard):
     ) -> None:
         """
         Args:
-            name: the data set's name.
-            cursor: this rank's position.
-            remainder: what happens to rows that don't fill a batch.
             world_size: number of ranks, or of virtual workers, that share a global batch.
             virtual_workers: those that this rank stands for, if there are any.
         """
@@ -98,9 +95,6 @@ class BatchedShard(Shard):
         rank's micro-batches, from the last virtual worker to the first.
 
         Args:
-            epoch: the epoch.
-            global_rows: maximum number of rows in a global batch.
-            cut: how the epoch is cut.
             least: number of rows that the last global batch should have; see `Plan.batch_stop`.
         """
 

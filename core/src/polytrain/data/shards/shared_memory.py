@@ -44,8 +44,6 @@ def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: i
 
     Args:
         parts: consecutive rows, with the schema's columns.
-        schema: of the table.
-        rows: number of rows of all parts.
     """
     if not _is_plain(schema):
         return to_shared_memory(_joined([empty_table(schema), *parts]))
@@ -216,7 +214,6 @@ class _TableWriter:
     def __init__(self, layout: _TableLayout, memory: memoryview) -> None:
         """
         Args:
-            layout: of the table.
             memory: of the layout's size, all zeros.
         """
         layout.write_head(memory)

@@ -95,9 +95,6 @@ def _converted(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
 def refuse_objects(types: Mapping[str, Any]) -> None:
     """Refuse columns of polars that hold Python's objects: Arrow would get their addresses.
 
-    Args:
-        types: of the columns, as polars has them.
-
     Raises:
         SourceError: there is one.
     """
@@ -223,7 +220,6 @@ def _lists(
     """Make a column of lists of rows that aren't all numbers.
 
     Args:
-        name: of the column.
         given: the rows as they were given.
         rows: the same as arrays, in which numbers beside texts are texts, and bytes end before
             zeros.

@@ -68,7 +68,6 @@ def column_to_numpy(column: pa.ChunkedArray, field: pa.Field | None = None) -> A
     """Convert rows of a column to an array, without a copy if possible.
 
     Args:
-        column: the rows.
         field: its name, and the note whether values are missing in other rows. Without it, only
             these rows count.
 
@@ -109,8 +108,6 @@ def lists_of_numbers(
     """Convert a column of lists; see `column_to_numpy`.
 
     Args:
-        column: the rows.
-        field: its name and notes.
         by_type: whether only lists of a fixed size become one array. Otherwise other lists of one
             shape do so, too.
 

@@ -67,7 +67,6 @@ def check_numbers(tensors: pa.FixedShapeTensorArray, name: str | None) -> None:
     """Check that no tensor lacks some of its numbers. Whole tensors may be missing.
 
     Args:
-        tensors: rows of a column.
         name: of the column; None if it isn't known.
 
     Raises:

@@ -69,9 +69,6 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 def refuse_unreadable(schema: pa.Schema) -> None:
     """Refuse columns that arrays have no form for.
 
-    Args:
-        schema: of the columns that are to be read, with their notes.
-
     Raises:
         SourceError: there is a column of Python's objects (which Ray Data makes of values of
             several types), of pandas' periods (which would be bare numbers) or of unions.

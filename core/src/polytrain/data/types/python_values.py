@@ -59,7 +59,6 @@ def check_unchanged(name: str, values: Any, kind: pa.DataType | None) -> None:
     """Refuse values that lose something in a column, or become equal to others.
 
     Args:
-        name: of the column.
         values: of its rows, as they were given. All but objects of Python are left alone.
         kind: the column's type; None if Arrow found none.
 
@@ -163,7 +162,6 @@ def in_unit_of_arrow(name: str, times: Any) -> Any:
     Arrow itself refuses minutes and hours, and takes steps such as `[25s]` for single units.
 
     Args:
-        name: of the column.
         times: a value or an array for which `is_time` holds.
 
     Raises:
@@ -200,10 +198,6 @@ def in_unit_of_arrow(name: str, times: Any) -> Any:
 
 def in_one_unit(name: str, rows: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
     """Convert several arrays of times, or of durations, to the finest of their units.
-
-    Args:
-        name: of the column.
-        rows: at least one array.
 
     Raises:
         SourceError: there is none that holds all of them exactly.

@@ -47,13 +47,6 @@ def merged_type(
 ) -> pa.DataType:
     """The type that holds the values of both without loss.
 
-    Args:
-        name: the column's.
-        one: its type in one place.
-        other: its type in another.
-        places: both, for the message.
-        remedy: what to do if there is no such type.
-
     Raises:
         SourceError: there is none.
     """
@@ -70,7 +63,6 @@ def merged_schema(
 
     Args:
         parts: their places, for messages, and schemas.
-        remedy: what to do if there is no such schema.
         names: columns, which all parts have; by default those that any has.
 
     Raises:
@@ -117,8 +109,6 @@ def conformed(
     """The table with these columns, in these types.
 
     Args:
-        table: what was read.
-        schema: what is wanted.
         where: where it was read, for messages.
         constants: columns that have the same value in every row, and are not in the table.
         why_missing: what a missing column means.
