@@ -195,11 +195,11 @@ class FailurePolicy:
             failed_validations_end_the_run,
             self._divergence_is_rolled_back,
             preemptions_are_free,
-            user_errors_are_retried(self.retry_user_errors),
-            repeated_errors_end_the_run(self.retry_user_errors),
-            failed_starts_are_limited(_START_FAILURES),
+            self._user_errors_are_retried,
+            self._repeated_errors_end_the_run,
+            failed_starts_are_limited,
             losses_are_counted_once,
-            failures_are_counted(self.max_failures),
+            self._failures_are_counted,
         )
         decisions = (rule(attempts) for rule in rules)
         return next(decision for decision in decisions if decision is not None)
@@ -224,36 +224,12 @@ class FailurePolicy:
             restart=False, reason=f"{count}: none is left" + (f", after {before}" if before else "")
         )
 
-
-def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
-    """End the run: a driver without the lease would disturb the driver that holds it."""
-    if attempts[-1].root.kind is not FailureKind.LEASE_LOST:
-        return None
-    return Decision(restart=False, reason="this driver has lost its lease on the run")
-
-
-def failed_validations_end_the_run(attempts: Attempts) -> Decision | None:
-    """End the run: another attempt wouldn't change the validated checkpoint."""
-    if attempts[-1].root.kind is not FailureKind.VALIDATION:
-        return None
-    return Decision(restart=False, reason="ValidationConfig(on_failure='fail') ends the run")
-
-
-def preemptions_are_free(attempts: Attempts) -> Decision | None:
-    """Restart without a charge: the removal of a node with notice isn't a failure."""
-    if attempts[-1].root.kind is not FailureKind.PREEMPTED:
-        return None
-    return Decision(restart=True, reason="a preemption isn't counted as a failure")
-
-
-def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
-    """Return the rule for exceptions of the user's code, which recur if nothing else changes."""
-
-    def rule(attempts: Attempts) -> Decision | None:
+    def _user_errors_are_retried(self, attempts: Attempts) -> Decision | None:
+        """End the run by an exception of the user's code that would come again."""
         latest = attempts[-1]
-        if latest.root.kind not in _RAISED or how is True:
+        if latest.root.kind not in _RAISED or self.retry_user_errors is True:
             return None
-        if how is False and latest.root.kind is not FailureKind.OUT_OF_MEMORY:
+        if self.retry_user_errors is False and latest.root.kind is not FailureKind.OUT_OF_MEMORY:
             return Decision(
                 restart=False, reason="retry_user_errors=False: exceptions aren't retried"
             )
@@ -266,21 +242,16 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
             )
         return None
 
-    return rule
+    def _repeated_errors_end_the_run(self, attempts: Attempts) -> Decision | None:
+        """End the run if an error recurs without progress: a bug.
 
-
-def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
-    """Return the rule that ends the run if an error recurs without progress: a bug.
-
-    It may occur on any rank, and needn't be the root cause of all attempts. If a reported
-    checkpoint was committed in between, or the rank got further, the run has made progress, and the
-    rule doesn't apply. After a start from a survivor's state, a rank got further if it would have
-    without that state: if it reported more steps than it would have repeated. An exception that may
-    pass ends the run only if it comes several times in a row.
-    """
-
-    def rule(attempts: Attempts) -> Decision | None:
-        if how is True or len(attempts) < 2:
+        It may occur on any rank, and needn't be the root cause of all attempts. If a reported
+        checkpoint was committed in between, or the rank got further, the run has made progress,
+        and the rule doesn't apply. After a start from a survivor's state, a rank got further if it
+        would have without that state: if it reported more steps than it would have repeated. An
+        exception that may pass ends the run only if it comes several times in a row.
+        """
+        if self.retry_user_errors is True or len(attempts) < 2:
             return None
         before, latest = attempts[-2:]
         if latest.progress > before.progress:
@@ -307,7 +278,44 @@ def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
             reason=f"not retried, because {which} {then}{further}: it would come again",
         )
 
-    return rule
+    def _failures_are_counted(self, attempts: Attempts) -> Decision | None:
+        """Restart after at most `max_failures` failures in a row; -1 means any number.
+
+        A reported checkpoint that was committed since the failure before is progress, which a
+        failure can't undo: the count begins again. After a survivor's state it doesn't: each
+        failure has one.
+        """
+        failures, since = _counted(attempts)
+        if self.max_failures < 0:
+            return Decision(restart=True, reason=f"failure {failures}, max_failures is unlimited")
+        if self.max_failures == 0:
+            return Decision(restart=False, reason="max_failures=0 allows no restart")
+        progress = f" since the checkpoint of step {since}" if since else ""
+        count = f"failure {failures} of max_failures={self.max_failures}{progress}"
+        if failures <= self.max_failures:
+            return Decision(restart=True, reason=count)
+        return Decision(restart=False, reason=f"{count}: no restart is left")
+
+
+def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
+    """End the run: a driver without the lease would disturb the driver that holds it."""
+    if attempts[-1].root.kind is not FailureKind.LEASE_LOST:
+        return None
+    return Decision(restart=False, reason="this driver has lost its lease on the run")
+
+
+def failed_validations_end_the_run(attempts: Attempts) -> Decision | None:
+    """End the run: another attempt wouldn't change the validated checkpoint."""
+    if attempts[-1].root.kind is not FailureKind.VALIDATION:
+        return None
+    return Decision(restart=False, reason="ValidationConfig(on_failure='fail') ends the run")
+
+
+def preemptions_are_free(attempts: Attempts) -> Decision | None:
+    """Restart without a charge: the removal of a node with notice isn't a failure."""
+    if attempts[-1].root.kind is not FailureKind.PREEMPTED:
+        return None
+    return Decision(restart=True, reason="a preemption isn't counted as a failure")
 
 
 def _steps_of_one_cause(attempts: Attempts) -> tuple[int, ...] | None:
@@ -336,17 +344,15 @@ def _steps_of_one_cause(attempts: Attempts) -> tuple[int, ...] | None:
     return None
 
 
-def failed_starts_are_limited(limit: int) -> Rule:
-    """Return the rule that limits attempts that end before they train, or they might never stop."""
-
-    def rule(attempts: Attempts) -> Decision | None:
-        if len(attempts) < limit or any(attempt.has_trained for attempt in attempts[-limit:]):
-            return None
-        return Decision(
-            restart=False, reason=f"{limit} attempts in a row have ended before they trained"
-        )
-
-    return rule
+def failed_starts_are_limited(attempts: Attempts) -> Decision | None:
+    """Limit attempts that end before they train, or they might never stop."""
+    if len(attempts) < _START_FAILURES or any(
+        attempt.has_trained for attempt in attempts[-_START_FAILURES:]
+    ):
+        return None
+    return Decision(
+        restart=False, reason=f"{_START_FAILURES} attempts in a row have ended before they trained"
+    )
 
 
 def losses_are_counted_once(attempts: Attempts) -> Decision | None:
@@ -356,28 +362,6 @@ def losses_are_counted_once(attempts: Attempts) -> Decision | None:
     return Decision(
         restart=True, reason="what ended the attempt before has ended this one, and is counted once"
     )
-
-
-def failures_are_counted(most: int) -> Rule:
-    """Return the rule that restarts at most `most` failures in a row; -1 means any number.
-
-    A reported checkpoint that was committed since the failure before is progress, which a failure
-    can't undo: the count begins again. After a survivor's state it doesn't: each failure has one.
-    """
-
-    def rule(attempts: Attempts) -> Decision | None:
-        failures, since = _counted(attempts)
-        if most < 0:
-            return Decision(restart=True, reason=f"failure {failures}, max_failures is unlimited")
-        if most == 0:
-            return Decision(restart=False, reason="max_failures=0 allows no restart")
-        progress = f" since the checkpoint of step {since}" if since else ""
-        count = f"failure {failures} of max_failures={most}{progress}"
-        if failures <= most:
-            return Decision(restart=True, reason=count)
-        return Decision(restart=False, reason=f"{count}: no restart is left")
-
-    return rule
 
 
 def _counted(attempts: Attempts) -> tuple[int, int]:

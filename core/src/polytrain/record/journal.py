@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TypeVar
 
 from polytrain.events.attempt import Reported
@@ -110,16 +109,11 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             with self._lock:
                 self._append("")
-            self._log.__exit__(kind, error, traceback)
+            self._log.__exit__(*error)
         except OSError as unwritten:
             # Important lines are synced earlier, and another error ends the run here.
             logger.warning("The end of the journal can't be written: %s", unwritten)

@@ -14,7 +14,6 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from polytrain.storage.beneath import Beneath
@@ -284,12 +283,7 @@ class LocalLog:
     def __enter__(self) -> LocalLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.close()
         if self._drafts is not None:
             self._drafts.close()

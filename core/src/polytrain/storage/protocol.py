@@ -6,7 +6,6 @@ import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 READS_AT_MOST = 1 << 30
@@ -38,12 +37,7 @@ class Log(Protocol):
     def __enter__(self) -> Log:
         """Return the log itself."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Write the remaining lines, and release the file."""
 
 

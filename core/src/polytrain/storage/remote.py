@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
@@ -226,12 +225,7 @@ class RemoteLog:
     def __enter__(self) -> RemoteLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # If the last sync has failed after all retries, don't wait again.
         if not self._is_out:
             self.sync()
