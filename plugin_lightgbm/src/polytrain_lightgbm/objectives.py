@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polytrain.boosting.parameters import needed_by_objective
+from polytrain.boosting.problems import needed_by_objective
 from polytrain_lightgbm.parameters import value
 from polytrain_plugins import Problem, unknown_name
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polytrain.boosting.parameters import Parameters, parameter_problem
+from polytrain.boosting.problems import Parameters, parameter_problem
 from polytrain_lightgbm.known_parameters import COMMAND_LINE, KNOWN_PARAMETERS
 from polytrain_plugins import Job, Problem, unknown_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain.boosting.parameters import Parameters, needed_by_objective, parameter_problem
+from polytrain.boosting.problems import Parameters, needed_by_objective, parameter_problem
 from polytrain_plugins import (
     Job,
     Problem,

@@ -20,8 +20,8 @@ from polytrain import (
     Trainer,
     make_trainer,
 )
-from polytrain.api.interruption import Resumption
 from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.api.shown import Resumption
 from polytrain.backends.reference import Reference
 from polytrain.run.requests import StopRequests
 from polytrain.text.metrics import plain_metrics

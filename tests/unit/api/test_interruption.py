@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from polytrain import Checkpoint, Result, TrainingFailedError
-from polytrain.api.interruption import Resumption
+from polytrain.api.shown import Resumption
 
 NAMED = Resumption(address="/runs/first", new_name=None, starts_over=False)
 STOPPED = Result(path="/runs/first", finished=False, checkpoint=Checkpoint("/runs/first/c"))

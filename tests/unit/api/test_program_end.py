@@ -11,8 +11,8 @@ from queue import SimpleQueue
 import pytest
 
 from polytrain import Result
-from polytrain.api.interruption import Resumption
 from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.api.shown import Resumption
 from polytrain.run.requests import StopRequests
 from polytrain_plugins import Stopped
 

@@ -29,8 +29,8 @@ from polytrain import (
     ValidationConfig,
     ValidationTaskConfig,
 )
-from polytrain.api.interruption import Resumption
 from polytrain.api.run_handle import Watcher
+from polytrain.api.shown import Resumption
 from polytrain.backends.reference import Reference
 from polytrain.record.reports import Reports
 from polytrain.run.requests import StopRequests

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.parameters import Parameters
+from polytrain.boosting.problems import Parameters
 from polytrain_plugins import Capabilities, Job, Problem
 
 PARAMETERS = Parameters(

@@ -15,9 +15,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
-from polytrain.api.interruption import Resumption, warn
 from polytrain.api.result import Result
-from polytrain.api.shown import Row, as_html, as_text, line, metrics_text
+from polytrain.api.shown import Resumption, Row, as_html, as_text, line, metrics_text, warn
 from polytrain.api.user_frames import user_frames_only
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.requests import StopRequests

@@ -34,9 +34,9 @@ from polytrain.api.datasets import (
     ready_datasets,
     start_problems,
 )
-from polytrain.api.interruption import Resumption, warn
 from polytrain.api.result import Result, recorded, result_of, warn_of_damage
 from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.api.shown import Resumption, warn
 from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint
