@@ -22,8 +22,6 @@ class Returns:
     """The run, if its values are read from there."""
 
     file: str = ""
-    """The file in the run's location."""
-
     may_unpickle: bool = False
 
     def of_rank(self, rank: int) -> Any:

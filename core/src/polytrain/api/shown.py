@@ -72,8 +72,6 @@ class Resumption:
     """What the same program needs to resume a run."""
 
     address: str
-    """The run's directory or address."""
-
     new_name: str | None
     """The name that the run got because it was given none; without it, another run begins."""
 

@@ -259,8 +259,6 @@ class Parameters:
     """The framework's name, as users know it."""
 
     known: Collection[str]
-    """All parameters."""
-
     of_the_run: Sequence[tuple[Collection[str], str, str]]
     """Parameters that the run sets: names, meaning and remedy of each."""
 

@@ -85,13 +85,8 @@ class RowNumbers:
     """Where a rank's rows and queries begin in the whole data set. Numbers count from 0."""
 
     first_row: int
-    """Number of the rank's first row."""
-
     first_query: int
-    """Number of the rank's first query."""
-
     total_rows: int
-    """Number of rows of the whole data set."""
 
 
 def agreed_numbers(*, rows: int, queries: int, rank: int, gather: Gather) -> RowNumbers:

@@ -57,8 +57,6 @@ class CheckpointManager:
     """The starting point of the run itself."""
 
     clock: Clock = field(default_factory=Clock)
-    """This driver's clock."""
-
     validations: Validations = field(default_factory=Validations)
     """Their metrics count in the ranking; a checkpoint with a pending validation is kept."""
 

@@ -159,8 +159,6 @@ class PartStaged:
     attempt: int
     rank: int
     checkpoint: int
-    """The checkpoint's number in the run."""
-
     waits: bool
     """Whether the worker process waits for the commit before it reports another checkpoint."""
 
@@ -250,8 +248,6 @@ class StagedPart:
     attempt_id: AttemptId
     rank: int
     checkpoint: int
-    """The checkpoint's number in the run."""
-
     staged: Path | None
     """The staging directory; None if the rank has written its files to the storage itself."""
 
@@ -260,11 +256,7 @@ class StagedPart:
     """The rank's last reported step."""
 
     metrics: Mapping[str, Any]
-    """The metrics of that step."""
-
     positions: Mapping[str, Any]
-    """Data set → the rank's position in it."""
-
     validation: Mapping[str, Any] | None = None
     """The requested validation, as plain values; None if none is requested."""
 

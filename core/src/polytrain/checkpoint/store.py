@@ -60,8 +60,6 @@ class StoredPart:
     """The outcome of storing one rank's part."""
 
     files: tuple[StoredFile, ...]
-    """The files that were stored."""
-
     left_out: tuple[str, ...] = ()
     """Files that differ from rank 0's file of the same name, which is kept."""
 
@@ -97,7 +95,6 @@ class CheckpointStore:
     """The checkpoints of one run. It holds only a location, so it can be sent to every process."""
 
     location: Location
-    """The run's location."""
 
     @cached_property
     def _storage(self) -> Storage:

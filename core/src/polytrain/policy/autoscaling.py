@@ -119,7 +119,6 @@ class AutoscalerDemand:
     """Number of agents without a group, each of which asks by an actor of its own."""
 
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Resources of one agent."""
 
 
 def outlook(report: AutoscalerReport | None, demand: AutoscalerDemand) -> Outlook:

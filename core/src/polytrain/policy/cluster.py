@@ -19,29 +19,17 @@ class AvailableClusters:
     """The clusters that a run could use; found without starting anything."""
 
     machine: Mapping[str, float]
-    """This machine's resources."""
-
     ray_is_initialized: bool
-    """Whether this process is connected to Ray."""
-
     ray_address: str | None
     """Address of the cluster that was configured or found; None if there is none."""
 
     ray_datasets: tuple[str, ...]
-    """Names of the data sets that are Ray data sets."""
-
     function_uses_ray: bool
-    """Whether the training function uses the name `ray`."""
-
     validation_uses_ray: bool = False
-    """Whether the validation function uses the name `ray`."""
-
     validation_options: tuple[str, ...] = ()
     """Options of validations that have no effect without Ray."""
 
     has_gpu_device: bool
-    """Whether this machine has a device file of a GPU."""
-
     runtime_env: tuple[str, ...] = ()
     """Parts of `RunConfig.worker_runtime_env` that only Ray sets up."""
 

@@ -105,8 +105,6 @@ class FailedAttempt:
     """Summary of a failed attempt."""
 
     root: Failure
-    """The failure that caused the others."""
-
     on_every_rank: bool = False
     """Whether all ranks have raised the same exception at the same step."""
 
@@ -122,8 +120,6 @@ class FailedAttempt:
     survivor."""
 
     has_reported: bool = True
-    """Whether any rank has reported a step."""
-
     lasted_s: float = 0.0
     """Seconds from its launch to its first failure."""
 

@@ -306,8 +306,6 @@ class HangDetector:
     attempt: int
     world_size: int
     hosts: Sequence[str] = ()
-    """Rank → its host."""
-
     _started: set[int] = field(default_factory=set)
     _joined: set[int] = field(default_factory=set)
     _rendezvous: float | None = None

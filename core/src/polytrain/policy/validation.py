@@ -38,10 +38,7 @@ class Validation:
 
     status: ValidationStatus = ValidationStatus.PENDING
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """The metrics that it has returned."""
-
     reason: str = ""
-    """The reason for a failure."""
 
 
 class Validations:

@@ -176,8 +176,6 @@ class Opened(Entry):
     """A driver starts to work on the run."""
 
     anew: bool
-    """Whether the run is started over."""
-
     identity: Annotated[Mapping[str, Any], Stored(_Identity, _whole_identity)]
     world_size: Ranks
     began: Seconds | None = None
@@ -245,7 +243,6 @@ class RankJoined(Transitioned):
 
     device: str = ""
     node: str = ""
-    """The name of its machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,7 +454,6 @@ class StacksDumped(Entry):
     attempt: Count
     reason: str
     stacks: _Stacks
-    """Rank → its stacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

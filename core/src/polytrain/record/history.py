@@ -102,11 +102,7 @@ class RunHistory:
     """The history of a run, from when it was last started over."""
 
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """The run's identity."""
-
     facts: RunFacts = field(default_factory=RunFacts)
-    """What the run was started with."""
-
     since_token: int = 0
     """The lease of the first driver."""
 
@@ -132,8 +128,6 @@ class RunHistory:
     """Who stopped the run, and why; None if nobody did."""
 
     reason: str = ""
-    """The reason of the conclusion."""
-
     validation_failure: str = ""
     """Why no checkpoint has a score, if every validation failed; else empty."""
 

@@ -88,19 +88,13 @@ class Ledger:
 
     _now: float = field(default=0.0, repr=False)
     _phase: tuple[str, int] | None = field(default=None, repr=False)
-    """The state machine's phase and attempt."""
-
     _is_first: bool = field(default=True, repr=False)
     """Whether this driver hasn't launched an attempt yet."""
 
     _world_size: int = field(default=0, repr=False)
     _joined: int = field(default=0, repr=False)
     _step: int = field(default=0, repr=False)
-    """Rank 0's last step."""
-
     _highest_step: int = field(default=0, repr=False)
-    """The highest step that rank 0 has reported."""
-
     _spent: dict[str, float] = field(default_factory=dict, repr=False)
     """This attempt's booked time, which may still move to another account."""
 

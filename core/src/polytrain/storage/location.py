@@ -43,8 +43,6 @@ class Location:
     hold credentials, so it is never shown."""
 
     retry_s: float = RETRY_S
-    """Seconds for which failing calls are retried."""
-
     health: StorageHealth = field(default_factory=StorageHealth, repr=False, compare=False)
     """Whether the storage answers; of all locations that were derived from one, in one process."""
 

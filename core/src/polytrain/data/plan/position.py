@@ -178,7 +178,6 @@ class StreamPosition:
     """Number of rows that each rank has been given since then."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
-    """The data set's: see `fingerprint.digests`."""
 
     @property
     def is_beginning(self) -> bool:

@@ -70,7 +70,6 @@ class Source:
     """Columns that were left out because they hold the index of a DataFrame."""
 
     mix: Mixed | None = None
-    """The sources, if it is a mix."""
 
     @property
     def stored_rows(self) -> int:

@@ -149,8 +149,6 @@ class DescribedFile:
     """The facts about a file that are known before its rows are read."""
 
     place: str
-    """Its path or address."""
-
     schema: pa.Schema
     """The file's columns, with pandas' notes of an index."""
 

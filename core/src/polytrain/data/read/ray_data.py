@@ -33,7 +33,6 @@ class ObjectPiece(Piece):
     reference: Any
     rows: int
     schema: pa.Schema
-    """The columns of the data set."""
 
     @property
     def where(self) -> str:

@@ -40,8 +40,6 @@ class TransformedPiece(WrappedPiece):
     """The columns that the function returns."""
 
     name: str
-    """The data set's, for messages."""
-
     first_row: int
     """The number of the piece's first row in the data set."""
 
@@ -220,10 +218,7 @@ class RandomTransform:
 
     function: RandomFunction
     schema: pa.Schema
-    """The columns that the function returns."""
-
     name: str
-    """The data set's, for messages."""
 
     def of(self, rows: pa.Table, where: str, *key: int) -> pa.Table:
         """Apply the function to some rows.

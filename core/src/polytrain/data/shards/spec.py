@@ -38,8 +38,6 @@ class ShardSpec:
 
     name: str
     num_rows: int
-    """Rows of an epoch."""
-
     schema: pa.Schema
     """Schema of the rows that are read, before `transform`."""
 
@@ -120,7 +118,6 @@ class StreamSpec:
     remainder: Remainder
 
     digests: Mapping[str, str] = field(default_factory=dict)
-    """The data set's: see `fingerprint.digests`."""
 
 
 DatasetSpec: TypeAlias = ShardSpec | StreamSpec
