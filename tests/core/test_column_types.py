@@ -23,8 +23,7 @@ import pytest
 from tests.core.column_types import GETS, LIBRARIES, LIKE_ARROW, OTHERWISE
 from tests.sweeps import only_in_sweep
 
-from polytrain.boosting.categories import agreed_categories, encoded
-from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.boosting.columns import agreed_categories, encoded, floats, plainly_typed
 from polytrain.boosting.problems import feature_problems
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data.types.nested import tensors_of

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain import DataConfig
-from polytrain.boosting.categories import codes_of
+from polytrain.boosting.columns import codes_of
 from polytrain.data.checks import described
 from polytrain.data.read.describe import describe
 from polytrain.data.read.parquet_files import RowGroupPiece

@@ -21,7 +21,7 @@ from polytrain import (
 )
 from polytrain.api.backend_checks import missing_options
 from polytrain.backends.reference import Reference
-from polytrain.boosting.categories import selected
+from polytrain.boosting.columns import selected
 
 TREES = ["xgboost", "lightgbm"]
 DATA = {name: [float(row) for row in range(8)] for name in ("x0", "x1", "label")}

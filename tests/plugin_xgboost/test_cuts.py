@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import xgboost
 
-from polytrain.boosting.numbers import Numbers
+from polytrain.boosting.columns import Numbers
 from polytrain_xgboost.cuts import Splits, cuts_of, ends_of, joined_ends, splits_of, table_for
 
 SPLITS = np.array([-7, -2.5, -1, 0.3, 0.30001, 0.7, 1, 4, 80], np.float32)

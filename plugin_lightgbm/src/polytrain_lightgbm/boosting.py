@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
-from polytrain.boosting.numbers import one_after_another
+from polytrain.boosting.columns import one_after_another
 from polytrain.boosting.sampling import Objective
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective

@@ -15,11 +15,18 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 
-from polytrain.boosting.categories import agreed_categories, codes_of, selected
-from polytrain.boosting.numbers import Numbers, floats, plainly_typed, with_columns
+from polytrain.boosting.columns import (
+    Numbers,
+    agreed_categories,
+    codes_of,
+    floats,
+    plainly_typed,
+    selected,
+    with_columns,
+    with_numbers,
+)
 from polytrain.boosting.sampling import Mask, RowNumbers, agreed_numbers, agreed_sample
 from polytrain.boosting.table_validation import validated
-from polytrain.boosting.text_columns import with_numbers
 from polytrain.extension import BadDataError, group_sizes
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective

@@ -14,7 +14,7 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 
-from polytrain.boosting.numbers import Numbers
+from polytrain.boosting.columns import Numbers
 from polytrain.boosting.report_callbacks import RoundReports
 from polytrain.extension import LeaderListener, leader_listener
 from polytrain_lightgbm.backend import LightGBM

@@ -17,7 +17,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 
-from polytrain.boosting.numbers import Numbers, one_after_another, rows_by_leaf
+from polytrain.boosting.columns import Numbers, one_after_another, rows_by_leaf
 from polytrain.boosting.sampling import Mask
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective

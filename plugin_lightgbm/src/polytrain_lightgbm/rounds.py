@@ -12,7 +12,7 @@ import lightgbm
 import numpy as np
 from lightgbm.basic import EvalResult
 
-from polytrain.boosting.numbers import Numbers
+from polytrain.boosting.columns import Numbers
 from polytrain.boosting.sampling import Mask, Objective, drawn, of_rows
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective

@@ -15,7 +15,7 @@ import lightgbm
 import numpy as np
 from lightgbm.basic import EvalResult
 
-from polytrain.boosting.numbers import Numbers, one_after_another
+from polytrain.boosting.columns import Numbers, one_after_another
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Rows

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xgboost
 
-from polytrain.boosting.numbers import Numbers, floats
+from polytrain.boosting.columns import Numbers, floats
 
 _ROUNDS_AT_ONCE = 100
 """Number of rounds to read as JSON at once: it takes many times the model's own memory."""

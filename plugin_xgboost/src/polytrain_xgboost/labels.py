@@ -8,8 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.boosting.categories import Gather
-from polytrain.boosting.numbers import floats
+from polytrain.boosting.columns import Gather, floats
 from polytrain.boosting.table_validation import Labels, refuse
 from polytrain_xgboost.backend import XGBoost
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import xgboost
 
-from polytrain.boosting.numbers import one_after_another, rows_by_leaf
+from polytrain.boosting.columns import one_after_another, rows_by_leaf
 from polytrain.boosting.sampling import Mask
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.callbacks import TunableBooster

@@ -16,11 +16,17 @@ import numpy as np
 import pyarrow as pa
 import xgboost
 
-from polytrain.boosting.categories import agreed_categories, as_text, encoded, selected
-from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.boosting.columns import (
+    agreed_categories,
+    as_text,
+    encoded,
+    floats,
+    plainly_typed,
+    selected,
+    with_numbers,
+)
 from polytrain.boosting.sampling import Mask, agreed_numbers, agreed_sample
 from polytrain.boosting.table_validation import finite, validated
-from polytrain.boosting.text_columns import with_numbers
 from polytrain.extension import group_sizes
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collective import Outside, Ranks

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polytrain.boosting.categories import agreed_categories, as_text, codes_of, selected
+from polytrain.boosting.columns import agreed_categories, as_text, codes_of, selected
 
 EAN = 4006381333931
 

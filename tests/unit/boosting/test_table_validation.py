@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.boosting.stumps import Stumps
 
-from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.boosting.columns import floats, plainly_typed
 from polytrain.boosting.table_validation import (
     Labels,
     Rule,

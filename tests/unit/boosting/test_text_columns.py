@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polytrain.boosting.text_columns import Counted, counted, warn_of_numbers_as_text, with_numbers
+from polytrain.boosting.columns import Counted, counted, warn_of_numbers_as_text, with_numbers
 
 
 def warnings(caplog: pytest.LogCaptureFixture, *ranks: Any, kind: Any = None) -> list[str]:

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain.data.shards.shared_memory import from_shared_memory, to_shared_memory
-from polytrain.data.types import wide_types
-from polytrain.data.types.wide_types import in_one_piece
+from polytrain.data.types import schemas
+from polytrain.data.types.schemas import in_one_piece
 from polytrain.testing.shards import shard_of
 
 LARGE: dict[str, tuple[pa.Array, pa.DataType]] = {
@@ -45,7 +45,7 @@ def test_large_columns_have_offsets_of_64_bits(name: str, monkeypatch: pytest.Mo
     column, kind = LARGE[name]
     table = pa.table({"x": pa.chunked_array([column, column])})
     assert in_one_piece(table).schema.field("x").type == column.type, "small ones stay"
-    monkeypatch.setattr(wide_types, "LARGE", 200)
+    monkeypatch.setattr(schemas, "LARGE", 200)
     for found in (in_one_piece(table), from_shared_memory(to_shared_memory(table))):
         assert found.schema.field("x").type == kind
         assert found.column("x").num_chunks == 1
@@ -73,7 +73,7 @@ def test_batches_across_parts_of_either_type(
     tmp_path: Path, shuffle: Any, format: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row group is large, the next one isn't."""
-    monkeypatch.setattr(wide_types, "LARGE", 1000)
+    monkeypatch.setattr(schemas, "LARGE", 1000)
     values = [f"{row}" * 200 for row in range(10)] + list("bcdefghijk")
     column = EITHER[kind](values)
     pq.write_table(pa.table({"x": column}), tmp_path / "a.parquet", row_group_size=10)

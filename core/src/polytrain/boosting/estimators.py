@@ -33,6 +33,7 @@ from polytrain import satellites
 from polytrain.api.trainer import make_trainer
 from polytrain.api.user_frames import user_frames_only as user_frames_only
 from polytrain.boosting.booster import Booster
+from polytrain.boosting.columns import with_columns
 from polytrain.boosting.estimator_rows import (
     LABEL,
     QUERY,
@@ -47,7 +48,6 @@ from polytrain.boosting.estimator_rows import (
     weights_of,
     without,
 )
-from polytrain.boosting.numbers import with_columns
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain_plugins import Backend, InvalidJobError, Problem

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.categories import Gather
+from polytrain.boosting.columns import Gather
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Rates = np.ndarray[Any, np.dtype[np.float64]]

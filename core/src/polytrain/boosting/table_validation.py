@@ -16,9 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.categories import Gather
-from polytrain.boosting.numbers import Numbers, floats, plainly_typed, without_categories
-from polytrain.boosting.text_columns import warn_of_numbers_as_text
+from polytrain.boosting.columns import (
+    Gather,
+    Numbers,
+    floats,
+    plainly_typed,
+    warn_of_numbers_as_text,
+    without_categories,
+)
 from polytrain.errors import BadDataError
 from polytrain_plugins import Problem
 

@@ -36,7 +36,7 @@ from polytrain.data.read.describe import Source
 from polytrain.data.read.file_pieces import FilePiece
 from polytrain.data.read.pieces import Piece, TablePiece
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.types.wide_types import widened
+from polytrain.data.types.schemas import widened
 from polytrain.storage.filesystems import ResolvedPath, find
 
 _WHOLE_BYTES = 64 << 20

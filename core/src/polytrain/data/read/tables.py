@@ -19,8 +19,7 @@ from polytrain.data.types.missing import found_missing, noted
 from polytrain.data.types.nested import tensors_of
 from polytrain.data.types.plain import plain_columns, refuse_unreadable
 from polytrain.data.types.python_values import check_unchanged, in_unit_of_arrow, is_time
-from polytrain.data.types.schemas import conformed, merged_schema
-from polytrain.data.types.wide_types import widened
+from polytrain.data.types.schemas import conformed, merged_schema, widened
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain_plugins.type_names import a_type, with_article
 

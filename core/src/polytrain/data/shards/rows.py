@@ -20,7 +20,7 @@ from polytrain.data.read.pieces import Piece
 from polytrain.data.shards.decoded import Array, DecodedTable, TableRows, to_batch
 from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.types.columns import empty_table
-from polytrain.data.types.wide_types import in_one_piece
+from polytrain.data.types.schemas import in_one_piece
 from polytrain.linux.machine_resources import available_memory
 
 _SPARE_MEMORY = 4

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from polytrain.data.types.columns import empty_table
 from polytrain.data.types.lists import check_numbers
-from polytrain.data.types.wide_types import in_one_piece
+from polytrain.data.types.schemas import in_one_piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

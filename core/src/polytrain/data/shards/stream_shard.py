@@ -22,7 +22,7 @@ from polytrain.data.shards.decoded import TableRows
 from polytrain.data.shards.shard import BatchedShard, UnformattedBatch
 from polytrain.data.shards.spec import StreamSpec
 from polytrain.data.types.columns import empty_table
-from polytrain.data.types.wide_types import in_one_piece
+from polytrain.data.types.schemas import in_one_piece
 from polytrain.data_errors import too_few
 from polytrain.errors import BadDataError
 from polytrain.linux.progress_page import WorkerStage, during

@@ -35,7 +35,7 @@ from polytrain.data.types.nested import (
     numbers_in,
     with_numbers,
 )
-from polytrain.data.types.wide_types import without_missing_categories
+from polytrain.data.types.schemas import without_missing_categories
 from polytrain.data_errors import ReadError
 
 Parts: TypeAlias = Sequence[Array]

@@ -28,7 +28,7 @@ from polytrain.data.types.nested import (
     with_numbers,
     with_parts,
 )
-from polytrain.data.types.wide_types import with_wide_categories
+from polytrain.data.types.schemas import with_wide_categories
 from polytrain.data_errors import SourceError
 
 _BOOL8 = "arrow.bool8"
