@@ -92,7 +92,10 @@ class FoundCheckpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointStore:
-    """The checkpoints of one run. It holds only a location, so it can be sent to every process."""
+    """The checkpoints of one run. It holds only a location, so it can be sent to every process.
+
+    All that touches the storage raises OSError if that fails.
+    """
 
     location: Location
 
@@ -186,7 +189,6 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: there are none, or one has the manifest's name.
-            OSError: the storage failed.
         """
         sizes = self._sizes(directory)
         if not sizes:
@@ -260,7 +262,6 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: another version of polytrain wrote a manifest.
-            OSError: the storage failed.
         """
         files: dict[str, dict[str, int]] = {}
         for path, size in self._storage.list(CHECKPOINTS).items():
@@ -288,9 +289,6 @@ class CheckpointStore:
         """Return descriptions of missing and changed files; empty if all are intact.
 
         Reads all of the checkpoint's files.
-
-        Raises:
-            OSError: the storage failed.
         """
         read = self._read(manifest.directory)
         if isinstance(read, str):
@@ -326,20 +324,12 @@ class CheckpointStore:
         }
 
     def delete(self, directory: str) -> None:
-        """Delete a checkpoint, its manifest first, so that a partly deleted one doesn't count.
-
-        Raises:
-            OSError: the storage failed.
-        """
+        """Delete a checkpoint, its manifest first, so that a partly deleted one doesn't count."""
         self._storage.delete(f"{CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
         self._storage.delete_below(f"{CHECKPOINTS}/{directory}")
 
     def sweep(self, *, before: AttemptId) -> None:
-        """Delete the uncommitted files of earlier attempts, which have ended.
-
-        Raises:
-            OSError: the storage failed.
-        """
+        """Delete the uncommitted files of earlier attempts, which have ended."""
         if self.location.is_local:
             # List only names: a directory may have no complete file, or thousands.
             names = {name for name, _ in self._files.names(CHECKPOINTS)}

@@ -326,12 +326,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
 
 
 def read_as(kind: type[Kind], journal: Iterable[bytes]) -> Kind | None:
-    """Read a journal into a history of this kind; None if no driver has opened it.
-
-    Raises:
-        RunFormatError: it has another format.
-        DamagedFileError: it holds what no driver writes.
-    """
+    """Read a journal into a history of this kind; see `read_history`."""
     history: Kind | None = None
     token = -1
     unreadable = JournalDamage()

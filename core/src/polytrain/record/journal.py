@@ -71,7 +71,10 @@ _NOTED_S = 1.0
 
 
 class Journal:
-    """Appends entries to the journal. Threads may share it."""
+    """Appends entries to the journal. Threads may share it.
+
+    All that writes raises `StorageError` if it can't.
+    """
 
     def __init__(
         self,
@@ -119,11 +122,7 @@ class Journal:
             logger.warning("The end of the journal can't be written: %s", unwritten)
 
     def write(self, entry: Entry) -> None:
-        """Write an entry, with the time and this driver's token.
-
-        Raises:
-            StorageError: it can't be written.
-        """
+        """Write an entry, with the time and this driver's token."""
         match entry:
             case LoadMeasured():
                 self._write_load(entry)
@@ -145,9 +144,6 @@ class Journal:
 
         Args:
             is_kept: whether the journal has it; if not, it is passed on alone.
-
-        Raises:
-            StorageError: it can't be written.
         """
         if report.rank == 0:
             self._note_clock()
@@ -178,9 +174,6 @@ class Journal:
 
         Args:
             values: each rank's; empty if no rank has returned anything.
-
-        Raises:
-            StorageError: it can't be written.
         """
         if not values:
             return
@@ -200,11 +193,7 @@ class Journal:
             logger.warning("The end of the journal can't be written: %s", unwritten)
 
     def sync(self) -> None:
-        """Return once all lines survive a crash of this machine.
-
-        Raises:
-            StorageError: it can't be written.
-        """
+        """Return once all lines survive a crash of this machine."""
         with storage_errors():
             with self._lock:
                 self._append("")
