@@ -154,25 +154,18 @@ def _clashes(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:
 
 
 def _inline_problems(scaling: ScalingConfig, wrong: set[str]) -> Iterator[Problem]:
-    if scaling.use_gpu:
-        yield Problem(
-            field="ScalingConfig.use_gpu",
-            what="num_workers=0 trains in this process, which polytrain gives no GPU",
-            remedy="Use num_workers=1",
-        )
-    if scaling.standby:
-        yield Problem(
-            field="ScalingConfig.standby",
-            what="num_workers=0 trains in this process, which no standby can replace",
-            remedy="Use num_workers=1",
-        )
     labels = None if "label_selector" in wrong else scaling.label_selector
-    if labels and (isinstance(labels, Mapping) or any(labels)):
-        yield Problem(
-            field="ScalingConfig.label_selector",
-            what="num_workers=0 trains in this process, wherever it is",
-            remedy="Use num_workers=1, or leave it out",
-        )
+    for field, is_given, why in (
+        ("use_gpu", scaling.use_gpu, "which polytrain gives no GPU"),
+        ("standby", scaling.standby, "which no standby can replace"),
+        ("label_selector", any(labels or ()), "wherever it is"),
+    ):
+        if is_given:
+            yield Problem(
+                field=f"ScalingConfig.{field}",
+                what=f"num_workers=0 trains in this process, {why}",
+                remedy="Use num_workers=1, or leave it out",
+            )
 
 
 def _virtual_problems(scaling: ScalingConfig, count: int) -> Iterator[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,33 +152,19 @@ def _rows(parquet: Any, row_group: int, rows: range, columns: list[str]) -> Iter
         yield parquet.read_row_group(row_group, columns=columns).slice(0, 0)
 
 
-class _Footers:
-    """The footers that were read last.
+_MOST_FOOTERS = 8
+_footers: dict[Any, Any] = {}
+"""Those that were read last: to parse that of a file with thousands of row groups takes long."""
 
-    To parse the footer of a file with thousands of row groups takes long.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._footers: OrderedDict[Any, Any] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, key: Any) -> Any:
-        with self._lock:
-            footer = self._footers.get(key)
-            if footer is not None:
-                self._footers.move_to_end(key)
-            return footer
-
-    def put(self, key: Any, footer: Any) -> None:
-        with self._lock:
-            self._footers[key] = footer
-            self._footers.move_to_end(key)
-            while len(self._footers) > self._most:
-                self._footers.popitem(last=False)
+_footers_lock = Lock()
 
 
-_footers = _Footers(most=8)
+def _remember(key: Any, footer: Any) -> None:
+    with _footers_lock:
+        _footers.pop(key, None)
+        _footers[key] = footer
+        while len(_footers) > _MOST_FOOTERS:
+            del _footers[next(iter(_footers))]
 
 
 @contextmanager
@@ -204,6 +189,5 @@ def _opened(file: CurrentFile, *, at_once: bool = True) -> Iterator[Any]:
             buffer_size=0 if at_once or not place.is_local else _BUFFER_BYTES,
             page_checksum_verification=True,
         )
-        if footer is None:
-            _footers.put(key, parquet.metadata)
+        _remember(key, parquet.metadata)
         yield parquet
