@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from threading import Lock
 
 import pyarrow as pa
 
 from polytrain.data.read.pieces import Piece
-from polytrain.data.shards.shared_memory import Extent, from_shared_memory
+from polytrain.data.shards.shared_memory import mapped
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +24,6 @@ _MOST_KEPT_BYTES = 1 << 27
 
 _SPARE_DISK = 4
 """1 / 4 of the disk stays free: for checkpoints, and for other programs."""
-
-_ALIGNMENT = 64
-"""Alignment of Arrow's buffers, so that mapped ones are read as fast as others."""
 
 
 class KeptPieces:
@@ -44,7 +41,6 @@ class KeptPieces:
         self._left = most_bytes
         self._row_bytes: dict[int, float] = {}
         self._kept: dict[int, pa.Table] = {}
-        self._spilled: dict[int, _SpilledPiece] = {}
         self._spills = True
         self._lock = Lock()
 
@@ -54,22 +50,19 @@ class KeptPieces:
         with self._lock:
             if number in self._row_bytes:
                 self._keep(number, round(self._row_bytes[number] * self._pieces[number].rows))
-            kept, spilled = self._kept.get(number), self._spilled.get(number)
+            kept = self._kept.get(number)
         if kept is not None:
             return kept.slice(part.start, len(part))
-        if spilled is not None:
-            return spilled.read(part)
         table = self._pieces[number].read(part.start, part.stop, self._columns)
         self._row_bytes[number] = table.nbytes / len(part)
         return table
 
     def close(self) -> None:
-        """Free the disk."""
-        for spilled in self._spilled.values():
-            spilled.close()
+        """Free the memory and the disk. Tables that `read` returned stay valid."""
+        self._kept.clear()
 
     def _keep(self, number: int, size: int) -> None:
-        if number in self._kept or number in self._spilled:
+        if number in self._kept:
             return
         piece = self._pieces[number]
         if size <= self._left:
@@ -84,7 +77,7 @@ class KeptPieces:
         why = "less than a quarter of it would stay free"
         if disk.free - size >= disk.total // _SPARE_DISK:
             try:
-                self._spilled[number] = _SpilledPiece(piece.scan(0, piece.rows, self._columns))
+                self._kept[number] = _on_disk(piece.scan(0, piece.rows, self._columns))
             except OSError as error:
                 why = str(error)
             else:
@@ -101,49 +94,18 @@ class KeptPieces:
         )
 
 
-class _SpilledPiece:
-    """The decoded rows of a piece in a file without a name, which ends with the process.
+def _on_disk(parts: Iterable[pa.Table]) -> pa.Table:
+    """Rows in a file without a name, which is mapped, and is gone with the last table of it.
 
-    Each record batch is written as an Arrow file of its own: a single one would need the same
-    numbers of categories in all batches.
+    Raises:
+        OSError: the disk has no room for them.
     """
-
-    def __init__(self, parts: Iterable[pa.Table]) -> None:
-        """
-        Raises:
-            OSError: the disk has no room for them.
-        """
-        self._extents: list[Extent] = []
-        self._ends: list[int] = []
-        self._file = tempfile.TemporaryFile(prefix="polytrain-rows-")  # noqa: SIM115  # see close
-        try:
-            for part in parts:
-                for batch in part.to_batches():
-                    self._append(batch)
-            self._file.flush()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def read(self, part: range) -> pa.Table:
-        """Map rows of the piece, at least one."""
-        tables = []
-        for number in range(bisect_right(self._ends, part.start), len(self._ends)):
-            table = from_shared_memory(self._file.fileno(), self._extents[number])
-            first = self._ends[number] - table.num_rows
-            start = max(part.start - first, 0)
-            tables.append(table.slice(start, min(part.stop - first, table.num_rows) - start))
-            if part.stop <= self._ends[number]:
-                break
-        return pa.concat_tables(tables)
-
-    def close(self) -> None:
-        """Free the disk. Tables that `read` returned stay valid."""
-        self._file.close()
-
-    def _append(self, batch: pa.RecordBatch) -> None:
-        start = self._file.seek(-(-self._file.tell() // _ALIGNMENT) * _ALIGNMENT)
-        with pa.ipc.new_file(self._file, batch.schema) as writer:
-            writer.write_batch(batch)
-        self._extents.append(Extent(offset=start, size=self._file.tell() - start))
-        self._ends.append(batch.num_rows + (self._ends[-1] if self._ends else 0))
+    parts = iter(parts)
+    first = next(parts)
+    with tempfile.TemporaryFile(prefix="polytrain-rows-") as file:
+        # A stream: each of its record batches may have categories of its own.
+        with pa.ipc.new_stream(file, first.schema) as writer:
+            for part in chain([first], parts):
+                writer.write_table(part)
+        file.flush()
+        return pa.ipc.open_stream(pa.py_buffer(mapped(file.fileno()))).read_all()
