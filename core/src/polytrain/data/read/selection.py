@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
@@ -97,11 +98,7 @@ def agreed_schema(
 
 def twice(names: Sequence[str]) -> list[str]:
     """The names that are there more than once."""
-    return (
-        sorted({name for name in names if list(names).count(name) > 1})
-        if (len(set(names)) < len(names))
-        else []
-    )
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def refuse_repeated(names: Sequence[str], where: str) -> None:
