@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polytrain.config.configs import CheckpointConfig, RunConfig
+from polytrain.text.described import plain
 from polytrain.text.metrics import named_metric
-from polytrain.text.plain_values import plain
 from polytrain_plugins import Report, Stopped
 from polytrain_plugins.type_names import quoted
 
