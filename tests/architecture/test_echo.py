@@ -20,7 +20,6 @@ _NAME_STREAMS = {
     "view/cli/following.py": "gives it to the progress display",
     "view/cli/logs.py": "gives it to write_line",
     "events/output.py": "flushes it",
-    "workers/session/rank_streams.py": "makes those of a worker process",
     "view/progress/display.py": "gives it to write_line, and to the lines at the bottom",
     "output/worker_output.py": "gives it to write_line, and asks whether both are one place",
     "workers/processes/forked.py": "makes those of a worker process",

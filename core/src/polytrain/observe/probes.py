@@ -207,7 +207,7 @@ class UtilizationProbe:
     """
 
     def __init__(
-        self, *, attempt: int, rank: int, window_s: float, now: float, gpu_meter: GpuMeter
+        self, *, attempt: int, rank: int, window_s: float, now: float, gpu_meter: GpuMeter | None
     ) -> None:
         """
         Args:
@@ -238,11 +238,13 @@ class UtilizationProbe:
             busy_s=lambda: busy_seconds(pid),
             cpu_s=lambda: process_cpu_seconds(pid),
         )
-        if self._is_time_for_gpus(now):
-            self._gpu_meter.request()
+        meter = self._gpu_meter
+        if meter is not None and self._is_time_for_gpus(now):
+            meter.request()
         if load is None:
             return None
-        return replace(load, memory=resident_bytes(pid), gpus=self._gpu_meter.take())
+        gpus = () if meter is None else meter.take()
+        return replace(load, memory=resident_bytes(pid), gpus=gpus)
 
     def _is_time_for_gpus(self, now: float) -> bool:
         """Return whether the second half of a window begins, once per window."""

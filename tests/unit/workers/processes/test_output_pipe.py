@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from polytrain.workers.processes.forked import marked_errors
 from polytrain.workers.processes.output_pipe import BOTH, OutputPipe
-from polytrain.workers.session.rank_streams import marked_errors
 
 
 @contextmanager

@@ -436,8 +436,9 @@ class Agent:
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
-        if self._gpu_meter is None:
-            self._gpu_meter = GpuMeter(order.members[self._rank].gpus, self._environment)
+        gpus = order.members[self._rank].gpus
+        if gpus and self._gpu_meter is None:
+            self._gpu_meter = GpuMeter(gpus, self._environment)
         worker = WorkerConnection(order, self._rank, self._spec, self._gpu_meter, owner=self)
         lines: list[socket.socket] = []
         try:

@@ -124,7 +124,12 @@ class WorkerConnection:
     """The connection to one worker process. All methods run on the agent's event loop."""
 
     def __init__(
-        self, order: LaunchOrder, rank: int, spec: AgentSpec, gpu_meter: GpuMeter, owner: Owner
+        self,
+        order: LaunchOrder,
+        rank: int,
+        spec: AgentSpec,
+        gpu_meter: GpuMeter | None,
+        owner: Owner,
     ) -> None:
         """
         Raises:

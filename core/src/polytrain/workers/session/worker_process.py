@@ -29,6 +29,7 @@ from polytrain.workers.processes.channel import (
     Ring,
     calls_every_s,
 )
+from polytrain.workers.processes.forked import open_streams
 from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.session.job import LaunchOrder, WorkerJob, unpickled_job
 from polytrain.workers.session.messages import (
@@ -39,7 +40,6 @@ from polytrain.workers.session.messages import (
     raised_message,
     world_from,
 )
-from polytrain.workers.session.rank_streams import open_streams
 from polytrain.workers.session.session import WorkerSession
 from polytrain.workers.session.worker_api import current_session
 from polytrain_plugins import Engine, Member, World
