@@ -170,6 +170,18 @@ def test_survivors_are_asked_although_a_rank_is_lost_with_its_host() -> None:
     assert "rank 1 was lost" in run.entries[0].reason
 
 
+def test_a_rank_whose_host_is_lost_meanwhile_is_not_asked() -> None:
+    run = Run()
+    run.keep()
+    run.lose()
+    for each in (read(0, 7), read(1, 7, alive=False), read(2, 7)):
+        run.survivors.take(each)
+    run.survivors.lost(2)
+    run.survivors.take(StateUnwritten(attempt=0, rank=0, reason="in a step"))
+    assert isinstance(run.last()[0], Kill)
+    assert [each.reason for each in run.entries] == ["rank 0: in a step"]
+
+
 def test_a_host_whose_loss_is_not_noticed_yet_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -331,11 +331,11 @@ class CheckpointConfig(Config):
 
     memory: Annotated[Literal["auto"] | int | None, Checked(copies)] = None
     """Copy the training's state to the node's temporary directory while it trains, whose files are
-    in memory first. After a failure the run continues from the newest copy, if that is newer than
-    its last checkpoint and no other worker has the state. A number is that of steps (rounds of
-    boosters) from copy to copy; with "auto", copies take at most 3 % of the time. It is for loops
-    with torch's `TrainingState`, on CPUs; with one worker also for Keras's `fit`, and for XGBoost
-    and LightGBM from options."""
+    in memory first; with ranks on several hosts, to another one too. After a failure the run
+    continues from the newest copy, if that is newer than its last checkpoint and no other worker
+    has the state. A number is that of steps (rounds of boosters) from copy to copy; with "auto",
+    copies take at most 3 % of the time. It is for loops with torch's `TrainingState`, on CPUs; with
+    one worker also for Keras's `fit`, and for XGBoost and LightGBM from options."""
 
     report_timeout_s: Annotated[float, Seconds()] = 600.0
     """If every rank writes: seconds that a rank may be behind after another rank has reported its

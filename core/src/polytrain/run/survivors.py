@@ -377,6 +377,8 @@ class Survivors:
         """Note that a rank's agent is lost: a survivor may know its small states from elsewhere."""
         if self._is_asking and rank not in self._kept:
             self._know(KeptRead(attempt=self._attempt, rank=rank, states=(), is_alive=False))
+        elif rank in self._left:
+            self._left.remove(rank)
 
     def copies_lost(self, rank: int) -> None:
         """Note that a rank's agent is lost, and its copies with it."""
