@@ -254,6 +254,30 @@ def turns_deterministic_algorithms_off(config: dict[str, Any]) -> None:
     train(config)
 
 
+def reads_the_number_of_workers(config: dict[str, Any]) -> None:
+    import torch
+
+    from polytrain import get_dataset_shard
+    from polytrain.torch import TrainingState, micro_batches, prepare_model
+
+    model = prepare_model(torch.nn.Linear(12, 1))
+    for batch in get_dataset_shard().iter_torch_batches(batch_size=4, dtypes=torch.float32):
+        for part in micro_batches(batch):
+            loss = model(part["x"]).mean() / torch.distributed.get_world_size()
+            loss.backward()
+    with torch.no_grad():
+        torch.distributed.all_reduce(loss)
+    TrainingState(model=model).report({"loss": loss})
+
+
+def test_a_loss_that_reads_the_number_of_workers_is_told(tmp_path: Path) -> None:
+    result = fit(tmp_path, 2, function=reads_the_number_of_workers)
+    assert result.why_not_exact == (
+        "the loop over micro_batches(…) calls torch.distributed.get_world_size, whose result "
+        "depends on the number of workers",
+    )
+
+
 def test_a_run_says_why_it_is_not_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = fit(tmp_path, 2, function=turns_deterministic_algorithms_off, progress=True)
     why_not = ("the training function has turned deterministic algorithms off",)

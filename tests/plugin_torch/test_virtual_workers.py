@@ -394,6 +394,22 @@ def loops_wrongly() -> None:
         optimizer.step()
 
 
+def steps_a_scheduler_in_the_loop() -> None:
+    model = prepare_model(torch.nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    batches = iter(polytrain.get_dataset_shard().iter_torch_batches(batch_size=4))
+    for part in micro_batches(next(batches)):
+        model(part["x"]).sum().backward()
+    optimizer.step()
+    parts = micro_batches(next(batches))
+    for part in islice(parts, 2):
+        model(part["x"]).sum().backward()
+        scheduler.step()
+    with pytest.raises(RuntimeError, match="Step schedulers after the loop"):
+        next(parts)
+
+
 def asks_for_what_isnt_exact() -> None:
     with pytest.raises(ValueError, match=r"'1' is a SyncBatchNorm.*Use BatchNorm"):
         prepare_model(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)))
@@ -428,7 +444,12 @@ def compiles_too_many_shapes() -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "function",
-    [loops_wrongly, asks_for_what_isnt_exact, only_in_sweep(compiles_too_many_shapes)],
+    [
+        loops_wrongly,
+        steps_a_scheduler_in_the_loop,
+        asks_for_what_isnt_exact,
+        only_in_sweep(compiles_too_many_shapes),
+    ],
 )
 def test_a_mistake_is_an_error_that_says_what_to_do(
     function: Callable[[], None], tmp_path: Path

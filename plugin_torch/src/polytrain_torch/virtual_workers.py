@@ -34,6 +34,7 @@ from polytrain_torch.private import compiled_by_shape
 from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
 from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.virtual_gradients import Gradients
+from polytrain_torch.virtual_mistakes import LearningRates, watched_ranks
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -116,7 +117,7 @@ def virtual_workers(world: World) -> Iterator[None]:
         register_module_module_registration_hook(_refuse_other_ddp),
     )
     try:
-        with _deterministic(), compiled_by_shape():
+        with _deterministic(), compiled_by_shape(), watched_ranks(virtual.see_ranks_read):
             yield
         virtual.end()
     finally:
@@ -181,6 +182,8 @@ class VirtualWorkers:
         self._has_shared_seed = False
         self._has_trained = False
         self._is_deterministic = True
+        self._read_of_ranks: set[str] = set()
+        self._rates = LearningRates()
         self._proofs = Proofs()
         self._on_node: SummingGroup | None = None
         self._between_nodes: SocketSums | None = None
@@ -251,6 +254,7 @@ class VirtualWorkers:
         buffers = Buffers(self._models if trains else ())
         if gradients is not None:
             gradients.begin()
+            self._rates.begin()
         # A step may have several loops over its batch, as for a generator and its critic.
         number = self._number_of(batch)
         self.is_in_loop = True
@@ -266,6 +270,7 @@ class VirtualWorkers:
                     yield micro.content
                     if gradients is not None:
                         self._see_algorithms()
+                        self._rates.end_micro_batch()
                         gradients.take(micro.virtual_worker)
             is_over = True
         finally:
@@ -294,7 +299,20 @@ class VirtualWorkers:
         for gradients in self._gradients.values():
             gradients.close()
 
-    def check_step(self, *_: Any) -> None:
+    def see_ranks_read(self, name: str) -> None:
+        """Warn, once, if the loop reads what depends on the number of ranks.
+
+        Args:
+            name: of a function of `torch.distributed`.
+        """
+        if self.is_in_loop and torch.is_grad_enabled() and name not in self._read_of_ranks:
+            self._read_of_ranks.add(name)
+            warn_inexact(
+                f"the loop over micro_batches(…) calls torch.distributed.{name}, whose result "
+                "depends on the number of workers"
+            )
+
+    def check_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse an optimizer's step on gradients that aren't those of the global batch.
 
         Raises:
@@ -307,6 +325,7 @@ class VirtualWorkers:
                 "virtual workers."
             )
         self._check_left()
+        self._rates.stepped(optimizer)
 
     def _see_algorithms(self) -> None:
         """Warn, once, if the training function has turned deterministic algorithms off."""
