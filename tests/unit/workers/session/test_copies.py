@@ -196,6 +196,36 @@ def test_a_copy_that_a_rank_can_not_make_is_dropped_by_all(tmp_path: Path) -> No
     assert driver.refusals == [["uncopyable", 3, "a weight isn't finite", False]]
 
 
+def test_a_driver_that_is_slow_to_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def sleep(duration: float) -> None:
+        nonlocal now
+        now += duration
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    driver = Driver(tmp_path)
+    first, second = driver.ranks
+    answer = driver.dropped
+    for rank, copies in enumerate(driver.ranks):
+        copies.dropped = lambda rank=rank: answer(rank) if now > 9 else []
+    for number in (1, 2):
+        for copies in driver.ranks:
+            copies.step(writes(b"whole"), size=5, number=number)
+    first.step(writes(b"whole"), size=5, number=3)
+    second.step(raises(NotCleanError("a weight isn't finite")), size=5, number=3)
+
+    def write(directory: Path) -> Place:
+        assert driver.in_common() == {2}, "a rank may be killed while it copies the next step"
+        return writes(b"whole")(directory)
+
+    for copies in driver.ranks:
+        copies.step(write, size=5, number=4)
+    assert driver.in_common() == {2, 4}
+
+
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_a_rank_that_can_copy_no_more_ends_the_copies_of_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_behind: bool

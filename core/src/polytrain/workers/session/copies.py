@@ -32,10 +32,15 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 2
 """Number of copies that are there while the newer one is made."""
 
-_AGREED_WITHIN_S = 2.0
-"""Seconds that a rank which can't copy waits until all ranks are asked to drop theirs."""
+_AGREED_WITHIN_S = 20.0
+"""Seconds that a rank which can't copy waits until all ranks are asked to drop theirs.
+
+Milliseconds are the rule. If it gave up earlier than a busy driver answers, the others would delete
+the last copy that all have, at their next one.
+"""
 
 _NAP_S = 0.001
+_LONGEST_NAP_S = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,9 +201,10 @@ class Copies:
         if self.is_alone:
             return
         self.channel.send(uncopyable_message(number, why, is_last=is_last))
-        until = time.monotonic() + _AGREED_WITHIN_S
+        until, nap = time.monotonic() + _AGREED_WITHIN_S, _NAP_S
         while not self._has_dropped(number, is_last=is_last) and time.monotonic() < until:
-            time.sleep(_NAP_S)
+            time.sleep(nap)
+            nap = min(nap * 2, _LONGEST_NAP_S)
 
     def _has_dropped(self, number: int, *, is_last: bool = False) -> bool:
         """Drop what the driver wants dropped; return whether that is this copy, or all later ones.
