@@ -38,9 +38,11 @@ def train(config: dict[str, Any]) -> None:
             file.write(f"{event} {state.step}\n")
 
     if hvd.rank() == config["rank"] and context.get_attempt() == 0:
-        own = getattr(saving, config["dies_in"])
+        owner: Any = saving if hasattr(saving, config["dies_after"]) else saving.TrainingState
+        own = getattr(owner, config["dies_after"])
 
         def dying(*arguments: Any, **options: Any) -> Any:
+            result = own(*arguments, **options)
             until = time.monotonic() + 1
             while state.step == 4 and time.monotonic() < until:
                 if "committed 4" in log.read_text():
@@ -48,9 +50,9 @@ def train(config: dict[str, Any]) -> None:
                 time.sleep(0.001)
             if state.step == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return own(*arguments, **options)
+            return result
 
-        setattr(saving, config["dies_in"], dying)
+        setattr(owner, config["dies_after"], dying)
 
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
@@ -73,9 +75,9 @@ def train(config: dict[str, Any]) -> None:
 
 
 def fit(
-    quiet: RunConfig, rank: int | None, dies_in: str = "", *, log: str = "log", **changes: Any
+    quiet: RunConfig, rank: int | None, dies_after: str = "", *, log: str = "log", **changes: Any
 ) -> Result:
-    config = {"rank": rank, "dies_in": dies_in, "log": f"{quiet.storage_path}/{log}"}
+    config = {"rank": rank, "dies_after": dies_after, "log": f"{quiet.storage_path}/{log}"}
     return torch_runs.fit(quiet, train, config, libraries=LIBRARIES, **changes)
 
 
@@ -89,15 +91,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fit(RunConfig(storage_path=tmp_path_factory.mktemp("calm"), progress=False), None)
 
 
-WITHIN_A_COMMIT = [(0, "write_state"), (1, "report")]
-"""A rank, and what it dies in: rank 0 writes the files, and all ranks report."""
+WITHIN_A_COMMIT = [(0, "write_state"), (1, "save")]
+"""A rank, and what it dies after: rank 0 writes the files, and all ranks report afterwards."""
 
 
-@pytest.mark.parametrize(("rank", "dies_in"), WITHIN_A_COMMIT)
+@pytest.mark.parametrize(("rank", "dies_after"), WITHIN_A_COMMIT)
 def test_a_commit_that_has_returned_is_there(
-    quiet: RunConfig, undisturbed: Result, rank: int, dies_in: str
+    quiet: RunConfig, undisturbed: Result, rank: int, dies_after: str
 ) -> None:
-    result = fit(quiet, rank, dies_in)
+    result = fit(quiet, rank, dies_after)
     assert result.restarts == 1
     [begun] = noted(quiet, "begins", "log-1")
     assert begun >= max(noted(quiet, "committed", "log-0"))
