@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from polytrain import (
     Result,
     RunConfig,
     ScalingConfig,
+    get_context,
     make_trainer,
 )
 from polytrain.testing.processes import title
@@ -117,6 +120,36 @@ class KillsAWorker:
             below = psutil.Process().children(recursive=True)
             zygotes = {p.pid for p in below if "polytrain.workers.processes.zygote" in title(p)}
             next(p for p in below if p.pid in zygotes and p.ppid() in zygotes).kill()
+
+
+@dataclasses.dataclass
+class DiesInLightGBM:
+    """Rank 1 in its first attempt, after this round."""
+
+    round: int
+
+    def __call__(self, env: Any) -> None:
+        dies_in_round(env.iteration + 1, self.round)
+
+
+def dying(backend: str, round_: int) -> Any:
+    """A callback that kills rank 1 in its first attempt, after this round."""
+    if backend == "lightgbm":
+        return DiesInLightGBM(round_)
+    import xgboost
+
+    class DiesInXGBoost(xgboost.callback.TrainingCallback):  # type: ignore[misc]  # it is Any here
+        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            dies_in_round(epoch + 1, round_)
+            return False
+
+    return DiesInXGBoost()
+
+
+def dies_in_round(round_: int, chosen: int) -> None:
+    context = get_context()
+    if round_ == chosen and context.get_world_rank() == 1 and context.get_attempt() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def same_everywhere(quiet: RunConfig, table: pa.Table, **options: Any) -> bytes:

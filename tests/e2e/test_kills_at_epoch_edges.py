@@ -8,8 +8,6 @@ disturbed, and so is the reported history, where the front end's own metrics all
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xgboost
 from tests.e2e import (
     boosters,
     test_accelerate,
@@ -30,7 +27,7 @@ from tests.e2e import (
 )
 from tests.sweeps import only_in_sweep
 
-from polytrain import CheckpointConfig, FailureConfig, Result, RunConfig, get_context
+from polytrain import CheckpointConfig, FailureConfig, Result, RunConfig
 
 pytestmark = pytest.mark.sweep
 
@@ -79,32 +76,6 @@ def by_horovod(run: RunConfig, output: Path, step: int) -> Ended:
     return result, flat(result.load_model())
 
 
-class DiesInXGBoost(xgboost.callback.TrainingCallback):  # type: ignore[misc]  # it is Any here
-    def __init__(self, round_: int) -> None:
-        self.round = round_
-
-    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        dies_in_round(epoch + 1, self.round)
-        return False
-
-
-@dataclasses.dataclass
-class DiesInLightGBM:
-    round: int
-
-    def __call__(self, env: Any) -> None:
-        dies_in_round(env.iteration + 1, self.round)
-
-
-def dies_in_round(round_: int, chosen: int) -> None:
-    context = get_context()
-    if round_ == chosen and context.get_world_rank() == 1 and context.get_attempt() == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-DYING = {"xgboost": DiesInXGBoost, "lightgbm": DiesInLightGBM}
-
-
 def by_booster(backend: str) -> Fit:
     def fit(run: RunConfig, output: Path, step: int) -> Ended:
         run = dataclasses.replace(
@@ -118,7 +89,7 @@ def by_booster(backend: str) -> Fit:
             2,
             backend=backend,
             params=boosters.DRAWING[backend],
-            callbacks=[DYING[backend](step)],
+            callbacks=[boosters.dying(backend, step)],
         )
         return result, boosters.model_of(result)
 
