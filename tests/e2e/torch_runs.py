@@ -1,4 +1,7 @@
-"""Runs of torch's that may fail once, and what their models are compared by."""
+"""Runs of torch's that may fail once, and what their models are compared by.
+
+Tests of TensorFlow's import this module too, and so do their workers: none needs torch for that.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from polytrain import (
     Checkpoint,
@@ -23,6 +25,9 @@ from polytrain import (
 )
 from polytrain_plugins import Demand, Job
 from polytrain_torch import Torch
+
+if TYPE_CHECKING:
+    import torch
 
 PRELOADED = str(Path(__file__).parent / "preloaded")
 """Modules that zygotes of these tests can import."""
@@ -70,9 +75,6 @@ def libraries_in_zygotes(*libraries: str) -> Iterator[None]:
         yield
 
 
-Weights = Mapping[str, torch.Tensor]
-
-
 def fit(
     quiet: RunConfig,
     function: Callable[[dict[str, Any]], None],
@@ -111,7 +113,9 @@ def preloaded_on_path() -> Iterator[None]:
         sys.path.remove(PRELOADED)
 
 
-def equal(ours: Weights, theirs: Weights) -> bool:
+def equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> bool:
     """To the last bit."""
+    import torch
+
     assert ours.keys() == theirs.keys()
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
