@@ -1,15 +1,16 @@
-"""Distributed runs end where the framework's own single-process run ends."""
+"""Distributed runs end where the framework's own single-process run ends.
+
+Workers import this module for its functions: what they don't need is imported where it is used.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import ray.data
-from sklearn.datasets import load_breast_cancer
-from sklearn.metrics import log_loss, roc_auc_score
 
 import polytrain
 from polytrain import RunConfig, ScalingConfig, make_trainer
@@ -17,6 +18,8 @@ from polytrain import RunConfig, ScalingConfig, make_trainer
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, pd.DataFrame]:
+    from sklearn.datasets import load_breast_cancer
+
     frame = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
     return {"train": frame.iloc[:427], "valid": frame.iloc[427:]}
 
@@ -63,6 +66,7 @@ def one_step() -> None:
 def test_xgboost_metrics(quiet: RunConfig, data: dict[str, pd.DataFrame], num_workers: int) -> None:
     """What is reported is what the model that comes out gives on all rows of the evaluation set."""
     import xgboost
+    from sklearn.metrics import log_loss, roc_auc_score
 
     result = make_trainer(
         "xgboost",
@@ -136,6 +140,12 @@ def collect_rows() -> None:
     polytrain.report({"rows": len(seen)})
 
 
+def in_ray(*tables: Any) -> Any:
+    import ray.data
+
+    return ray.data.from_arrow([*tables])  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize(
     "source",
     ["pandas", "arrow", "numpy", "parquet", "csv", pytest.param("ray", marks=pytest.mark.on_ray)],
@@ -164,7 +174,7 @@ def test_every_row_is_on_one_rank(
         "numpy": lambda: {"id": ids},
         "parquet": lambda: str(files / "*.parquet"),
         "csv": lambda: files / "ids.csv",
-        "ray": lambda: ray.data.from_arrow([table.slice(0, 30), table.slice(30)]),
+        "ray": lambda: in_ray(table.slice(0, 30), table.slice(30)),
     }[source]()
     make_trainer(
         "reference",
