@@ -149,3 +149,15 @@ def test_metrics_that_no_journal_could_hold_are_refused_when_they_are_reported()
     assert plain_metrics({"deep": metrics}) == {"deep": metrics}
     with pytest.raises(ValueError, match="nested in more than 100 levels"):
         plain_metrics({"deep": {"a": metrics}})
+
+
+def test_metrics_that_contain_themselves_are_refused_in_a_sentence() -> None:
+    metrics: dict[str, Any] = {"loss": 1.0}
+    metrics["all"] = metrics
+    with pytest.raises(ValueError, match="one of them contains itself"):
+        plain_metrics(metrics)
+
+
+def test_a_string_that_isnt_unicode_is_refused_as_such() -> None:
+    with pytest.raises(TypeError, match=r"'file' is '\\udcff', which isn't valid Unicode"):
+        plain_metrics({"file": b"\xff".decode(errors="surrogateescape")})

@@ -56,7 +56,12 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
             f"report takes a dict of metrics, not {a_type(metrics)}. "
             'Pass it by name: report({"loss": …}).'
         )
-    plain = {str(name): _plain(str(name), value) for name, value in metrics.items()}
+    try:
+        plain = {str(name): _plain(str(name), value) for name, value in metrics.items()}
+    except RecursionError:
+        raise ValueError(
+            "The metrics are nested in far too many levels, or one of them contains itself."
+        ) from None
     # Leave two levels for the journal's own fields around them.
     if any(isinstance(value, dict | list) for value in plain.values()):
         strict_json.expect_bounded(plain, strict_json.DEEPEST - 2)
@@ -82,6 +87,11 @@ def _plain(name: str, value: Any) -> Any:
         raise TypeError(
             f"The metric {name!r} is {number}, a whole number of more than 64 bits. Report it as a "
             "float or a string."
+        )
+    if type(number) is str:
+        raise TypeError(
+            f"The metric {name!r} is {number!r}, which isn't valid Unicode, as a file name may be. "
+            "Report text.encode(errors='replace').decode()."
         )
     raise TypeError(
         f"The metric {name!r} is of the type {type(value).__name__}, which can't be stored. Report "
