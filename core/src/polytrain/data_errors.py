@@ -90,9 +90,17 @@ def is_library(file: str) -> bool:
     )
 
 
+def text_of(error: BaseException) -> str:
+    """An exception's text; "" if its class raises an error instead of it."""
+    try:
+        return str(error)
+    except Exception:  # the class is a user's
+        return ""
+
+
 def one_line(error: BaseException) -> str:
     """An exception's type and text, short enough for a message."""
-    text = " ".join(str(error).split())
+    text = " ".join(text_of(error).split())
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 

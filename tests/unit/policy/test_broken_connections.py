@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from polytrain.data_errors import one_line
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed
 from polytrain.policy.broken_connections import Origins, is_broken_connection
@@ -319,6 +320,17 @@ def test_an_exception_counts_like_the_one_that_it_was_raised_from() -> None:
     later = raised(ValueError("no"), USER)
     later.__context__ = cause
     assert not is_broken_connection(later, TORCH)
+
+
+def test_an_exception_without_a_text_is_the_users_error() -> None:
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    error = raised(WordlessError(), USER)
+    assert not is_broken_connection(error, TORCH)
+    assert one_line(error) == "WordlessError"
+    assert "WordlessError" in sent(error, connection_lost=False).message
 
 
 def test_a_backend_says_which_code_its_collective_is() -> None:

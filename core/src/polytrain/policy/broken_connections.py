@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from polytrain.data_errors import text_of
+
 _NATIVE = re.compile(r"/gloo/transport/|collective/result\.cc|NCCL error")
 """Messages of collectives in native code. It may be called from any line, also from a user's."""
 
@@ -80,7 +82,7 @@ def _is_of_connection(error: BaseException, origins: Origins) -> bool:
     is_of_engine = bool(own) and any(_is_in(own[-1], package) for package in origins.engine)
     if is_of_engine and isinstance(error, ConnectionError):
         return True
-    text = str(error)
+    text = text_of(error)
     is_of_collective = (
         is_of_framework
         or is_of_engine

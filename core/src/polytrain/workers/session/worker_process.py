@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from polytrain.checkpoint.scratch import temporary_directories_in
+from polytrain.data_errors import text_of
 from polytrain.events.output import flush_output
 from polytrain.functions.function_checks import PLAIN_INSTEAD, deferred_value_kind
 from polytrain.functions.pickling import note_missing_module, note_unreadable, pickled_error
@@ -316,7 +317,7 @@ def _explain(*arguments: Any, **named: Any) -> NoReturn:
 
 def _explain_pickling(error: BaseException) -> None:
     """Add a note to an error of pickling objects that only the script's `__main__` defines."""
-    text = str(error)
+    text = text_of(error)
     is_pickling = isinstance(error, pickle.PicklingError | AttributeError) and "pickle" in text
     if is_pickling and any(part in text for part in ("__main__", "<locals>", "import of module")):
         error.add_note(
