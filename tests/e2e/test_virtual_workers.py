@@ -278,6 +278,41 @@ def test_a_loss_that_reads_the_number_of_workers_is_told(tmp_path: Path) -> None
     )
 
 
+def divides_the_batch_by_workers(config: dict[str, Any]) -> None:
+    import torch
+
+    from polytrain import get_context, get_dataset_shard
+    from polytrain.torch import TrainingState, micro_batches, prepare_data_loader, prepare_model
+
+    rows = 8 // get_context().get_world_size()
+    model = prepare_model(torch.nn.Linear(12, 1))
+    state = TrainingState(model=model)
+    state.restore()
+    data = torch.utils.data.TensorDataset(torch.ones(ROWS, 12))
+    loader = prepare_data_loader(torch.utils.data.DataLoader(data, batch_size=rows))
+    for batch in loader:
+        for (x,) in micro_batches(batch):
+            model(x).mean().backward()
+    for batch in get_dataset_shard().iter_torch_batches(batch_size=rows, dtypes=torch.float32):
+        for part in micro_batches(batch):
+            model(part["x"]).mean().backward()
+    state.report({})
+
+
+def test_batches_that_depend_on_the_number_of_workers_are_told(tmp_path: Path) -> None:
+    first = fit(tmp_path / "first", 2, function=divides_the_batch_by_workers)
+    assert first.why_not_exact == ()
+    second = fit(
+        tmp_path / "second",
+        1,
+        function=divides_the_batch_by_workers,
+        restore_from=first.checkpoint,
+    )
+    of_loader, of_shard = second.why_not_exact
+    assert "had 4 rows on 2 workers, and have 8 on 1" in of_loader
+    assert "batches of train had 4 rows on 2 workers, and have 8 on 1" in of_shard
+
+
 def test_a_run_says_why_it_is_not_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = fit(tmp_path, 2, function=turns_deterministic_algorithms_off, progress=True)
     why_not = ("the training function has turned deterministic algorithms off",)

@@ -56,19 +56,29 @@ class TorchShard(ShardView):
         return self._shard.gradient_weight
 
     def iter_batches(self, **arguments: Any) -> Batches:
-        return self._weighted(self._shard.iter_batches(**arguments))
+        sizes = arguments.get("batch_size"), arguments.get("global_batch_size")
+        return self._weighted(self._shard.iter_batches(**arguments), sizes)
 
-    def _weighted(self, batches: Batches, collate: Callable[[Any], Any] | None = None) -> Batches:
+    def _weighted(
+        self,
+        batches: Batches,
+        sizes: tuple[int | None, int | None],
+        collate: Callable[[Any], Any] | None = None,
+    ) -> Batches:
         """Return batches that set the weights of gradients.
 
         Args:
             batches: the batches.
+            sizes: rows of a worker's batch and of a global batch, as the user has given them.
             collate: makes a batch of each one, on the thread of the loop.
         """
 
         def weighted() -> Iterator[Any]:
             if self.total_rows is None or len(self) < self.total_rows:
                 rows_are_divided()
+            virtual, (own, of_all) = current(), sizes
+            if virtual is not None and (own or of_all):
+                virtual.cut(self.name, own or (of_all or 0) // virtual.count)
             with weighted_loop() as loop:
                 self._loop = loop
                 next_batch()
@@ -77,7 +87,6 @@ class TorchShard(ShardView):
                     is_weighted = self._is_weighted_by_function
                     if isinstance(batch, VirtualBatch):
                         # Its micro-batches are weighted in the loop over them.
-                        virtual = current()
                         batch = batch if virtual is None else virtual.fetched(batch, collate)
                     else:
                         batch = batch if collate is None else collate(batch)
@@ -176,7 +185,8 @@ class TorchShard(ShardView):
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )
-        return self._weighted(batches, collated if in_loop else None)
+        sizes = batch_size, global_batch_size
+        return self._weighted(batches, sizes, collated if in_loop else None)
 
 
 def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -24,7 +24,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from polytrain.extension import record_exactness
 from polytrain_plugins import VirtualBatch, World, virtual_workers_of
-from polytrain_torch.checkpoints.arithmetic import arithmetic, compare_ranks, warn_inexact
+from polytrain_torch.checkpoints.arithmetic import (
+    arithmetic,
+    check_resumed,
+    compare_ranks,
+    warn_inexact,
+)
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.socket_sums import SocketSums
 from polytrain_torch.collectives.tree_sums import summed
@@ -174,6 +179,9 @@ class VirtualWorkers:
         """Whether some ranks have more virtual workers than others."""
 
         self.is_in_loop = False
+        self._batch_rows: dict[str, int] = {}
+        self._resumed_from: Mapping[str, Any] = {}
+        self._world_size = world_size
         self._is_shared = world_size > 1
         self._models: list[torch.nn.Module] = []
         self._gradients: dict[tuple[int, ...], Gradients] = {}
@@ -201,6 +209,47 @@ class VirtualWorkers:
         needs_messages = self._is_shared and self._on_node is None and _are_on_cpu(model)
         if needs_messages and self._between_nodes is None and dist.get_backend() == "gloo":
             self._between_nodes = SocketSums()
+
+    def arithmetic(self) -> dict[str, Any]:
+        """Return what results depend on, for a checkpoint; see `resume_from`."""
+        return {
+            **arithmetic(self.count),
+            "workers": self._world_size,
+            "batch_rows": {**self._batch_rows},
+        }
+
+    def resume_from(self, then: Mapping[str, Any] | None) -> None:
+        """Compare with what the results of a checkpoint depended on.
+
+        Args:
+            then: what the checkpoint has of `arithmetic`; None if it was made without virtual
+                workers.
+
+        Raises:
+            ValueError: the number of virtual workers or of threads is another one.
+        """
+        self._resumed_from = then or {}
+        for why_not in check_resumed(then, arithmetic(self.count)):
+            warn_inexact(why_not)
+
+    def cut(self, name: str, rows: int) -> None:
+        """Tell into how many rows the batches of training data are cut.
+
+        Args:
+            name: of the data set or loader.
+            rows: maximum number of rows of a virtual worker's batch.
+        """
+        if not torch.is_grad_enabled() or self._batch_rows.get(name) == rows:
+            return
+        self._batch_rows[name] = rows
+        then, workers = self._resumed_from, self._resumed_from.get("workers")
+        before = then.get("batch_rows", {}).get(name, rows)
+        if before != rows and workers != self._world_size:
+            warn_inexact(
+                f"a virtual worker's batches of {name} had {before} rows on {workers} workers, and "
+                f"have {rows} on {self._world_size}: batch_size must not depend on the number of "
+                "workers"
+            )
 
     def fetched(
         self, batch: VirtualBatch, collate: Callable[[Any], Any] | None = None

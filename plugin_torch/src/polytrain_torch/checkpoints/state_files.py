@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from polytrain_torch.checkpoints.arithmetic import arithmetic
 from polytrain_torch.checkpoints.rank_parts import Differences, differences_of
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.engine import MODEL_FILE
@@ -55,7 +54,7 @@ def write_state(
             "beside": beside or {},
             "found": found,
             # What the bits of virtual workers depend on.
-            "arithmetic": None if virtual is None else arithmetic(virtual.count),
+            "arithmetic": None if virtual is None else virtual.arithmetic(),
         },
         directory / _STATE_FILE,
     )

@@ -22,7 +22,6 @@ import torch.distributed.checkpoint as dcp
 from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint, get_context
 from polytrain.extension import scratch_directory, survivor
 from polytrain_plugins.type_names import a_type
-from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, warn_inexact
 from polytrain_torch.checkpoints.parts import refuse_options, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
@@ -166,8 +165,7 @@ class TrainingState:
         has_loaded(self)
         virtual = current()
         if virtual is not None:
-            for why_not in check_resumed(saved.get("arithmetic"), arithmetic(virtual.count)):
-                warn_inexact(why_not)
+            virtual.resume_from(saved.get("arithmetic"))
         for name, state in saved["parts"].items():
             if name in self._parts:
                 self._expect_groups(name, state, saved["progress"])

@@ -165,6 +165,8 @@ class PreparedDataLoader:
     def _virtual_batches(
         self, virtual: VirtualWorkers, epoch: Epoch, stops: deque[Stop]
     ) -> Iterator[VirtualBatch]:
+        if self._name is not None and self._loader.batch_size is not None:
+            virtual.cut(self._name, self._loader.batch_size)
         batches = iter(self._split)
         while some := [*islice(batches, len(virtual.own))]:
             epoch.check_alone()
