@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from polytrain.extension import Plan, open_cursor
+from polytrain_plugins.type_names import a_type
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.libraries import needed
@@ -90,7 +91,7 @@ _ALONE = "not all ranks have prepared its data loader"
 def _why_not(loader: Any) -> str | None:
     """Return why a restart couldn't find the place in a loader; None if it could."""
     if type(loader) not in (DataLoaderShard, DataLoaderDispatcher):
-        return f"its data loader is a {type(loader).__name__}"
+        return f"its data loader is {a_type(loader)}"
     if isinstance(loader.dataset, IterableDataset):
         return "nobody can tell where its data loader of an IterableDataset is"
     if loader.use_stateful_dataloader:
