@@ -75,7 +75,8 @@ def fit(config: dict[str, Any], **changes: Any) -> Any:
             storage_path=config["directory"],
             name="run",
             progress=False,
-            failure_config=FailureConfig(max_failures=1),
+            # A rank stands still while Ray starts on another host.
+            failure_config=FailureConfig(max_failures=1, hang_timeout_s=None),
             checkpoint_config=CheckpointConfig(
                 memory=config["memory"], written_by=config["written_by"]
             ),
