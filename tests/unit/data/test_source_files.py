@@ -486,7 +486,7 @@ def test_footers_are_parsed_once(tmp_path: Path) -> None:
     source = describe("train", tmp_path)
     for piece in source.pieces:
         piece.read(0, 1)
-    remembered = [key[1] for key in parquet_files._footers._footers]
+    remembered = [key[1] for key in parquet_files._footers]
     assert remembered == [str(file) for file in files[-8:]]
 
 
