@@ -1,4 +1,7 @@
-"""Data on real workers: every kind of source, groups, streams, and what stops a run."""
+"""Data on real workers: every kind of source, groups, streams, and what stops a run.
+
+Workers import this module for its functions: Ray is imported where a test uses it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 from tests.object_storage import s3_server
 
 import polytrain
@@ -95,6 +97,12 @@ def in_files(directory: Path) -> Any:
     return path
 
 
+def in_ray(blocks: int | None = None) -> Any:
+    import ray.data
+
+    return ray.data.range(ROWS, override_num_blocks=blocks)
+
+
 SOURCES = {
     "pandas": lambda _: pd.DataFrame({"id": np.arange(ROWS)}),
     "polars": in_polars,
@@ -102,8 +110,8 @@ SOURCES = {
     "map-style": lambda _: Items(),
     "partitioned files": in_files,
     "arrow dataset": lambda path: pa.dataset.dataset(in_files(path), partitioning="hive"),
-    "ray": lambda _: ray.data.range(ROWS, override_num_blocks=7).map_batches(lambda b: b),
-    "ray, computed": lambda _: ray.data.range(ROWS, override_num_blocks=7).materialize(),
+    "ray": lambda _: in_ray(blocks=7).map_batches(lambda b: b),
+    "ray, computed": lambda _: in_ray(blocks=7).materialize(),
 }
 
 
@@ -291,7 +299,7 @@ def note_and_fail(config: Any) -> None:
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_stream_goes_on_after_a_crash(quiet: RunConfig, tmp_path: Path, workers: int) -> None:
     """An ordered pipeline: exactly once, at the same number of workers and at another."""
-    data = ray.data.range(ROWS, override_num_blocks=9).map_batches(lambda batch: batch)
+    data = in_ray(blocks=9).map_batches(lambda batch: batch)
     notes = tmp_path / "notes"
     notes.mkdir()
 
@@ -332,7 +340,7 @@ def test_a_stream_that_fails_says_why(quiet: RunConfig, tmp_path: Path) -> None:
             raise ValueError("row 50 is bad")
         return batch
 
-    data = ray.data.range(ROWS, override_num_blocks=9).map_batches(explode)
+    data = in_ray(blocks=9).map_batches(explode)
     trainer = make_trainer(
         "reference",
         **noting(tmp_path),
@@ -354,7 +362,7 @@ def test_without_a_spare_cpu_a_pipeline_runs_first(
     make_trainer(
         "reference",
         **{**noting(tmp_path), "scaling_config": ScalingConfig(num_workers=4)},
-        datasets={"train": ray.data.range(ROWS).map_batches(lambda batch: batch)},
+        datasets={"train": in_ray().map_batches(lambda batch: batch)},
         run_config=quiet,
     ).fit()
     assert sorted(row for rank in rows_of(tmp_path) for row in rank) == list(range(ROWS))
@@ -367,7 +375,7 @@ def test_a_stream_is_not_shuffled_here(quiet: RunConfig, tmp_path: Path) -> None
         make_trainer(
             "reference",
             **noting(tmp_path),
-            datasets={"train": ray.data.range(ROWS).map_batches(lambda batch: batch)},
+            datasets={"train": in_ray().map_batches(lambda batch: batch)},
             dataset_config={"train": DataConfig(shuffle=True)},
             run_config=quiet,
         )
