@@ -177,7 +177,7 @@ def test_backends_that_must_be_there_are_missed(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_chaos_program_runs_a_case_and_prints_the_table() -> None:
     command = [sys.executable, "-m", "polytrain.testing.chaos_cli", Path(__file__).parent]
-    options = ["--backend", "reference", "--case", "kill rank 1 once joined", "--minutes", "0"]
+    options = ["--backend", "xgboost", "--case", "kill rank 1 once joined", "--minutes", "0"]
     ran = subprocess.run([*command, *options], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert re.search(r"^kill rank 1 once joined +2 +2 ", ran.stdout, re.MULTILINE), ran.stdout
