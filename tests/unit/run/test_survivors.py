@@ -659,7 +659,7 @@ def test_the_newest_copy_that_all_ranks_have_is_committed_with_all_parts(
     assert {(file.name, file.rank) for file in committed.files} == {("part-0", 0), ("part-1", 1)}
 
 
-LOST = AgentLost(rank=1, reason="its node is gone")
+LOST, ALSO_LOST = (AgentLost(rank=rank, reason="its node is gone") for rank in (1, 0))
 
 
 @pytest.mark.parametrize(
@@ -668,11 +668,15 @@ LOST = AgentLost(rank=1, reason="its node is gone")
         ({0: (4, 5), 1: (2, 3)}, (), {}, "no step of which every rank has left a copy"),
         ({0: (4, 5)}, (), {}, "no step of which every rank has left a copy"),
         ({0: (4,), 1: (4,)}, (LOST,), {}, "no step of which every rank has left a copy"),
+        ({}, (LOST, ALSO_LOST), {}, "rank 0 was lost with its host; rank 1 was lost with its host"),
         ({0: (4,), 1: (4,)}, (), {"step_of_rank_1": 3}, "ranks 0 and 1 made their copies at diff"),
         ({}, (), {}, "this training keeps no state that another rank could hand on"),
         ({0: (4,), 1: (4,)}, (), {"unstored": "the disk is full"}, "rank 1: the disk is full"),
     ],
-    ids=["none in common", "none of a rank", "host lost", "other places", "none", "unstored"],
+    ids=[
+        *("none in common", "none of a rank", "host lost", "both hosts lost"),
+        *("other places", "none", "unstored"),
+    ],
 )
 def test_without_a_copy_of_every_rank_the_run_resumes_from_its_checkpoint(
     tmp_path: Path,

@@ -167,6 +167,9 @@ class Survivors:
     _uncopied: dict[int, str] = field(default_factory=dict)
     """The ranks that couldn't make a copy of their part, and why not the last time."""
 
+    _lost: set[int] = field(default_factory=set)
+    """The ranks whose agents are lost, with the copies that these had."""
+
     _dropped: int = 0
     """The newest copy that all ranks were asked to drop."""
 
@@ -206,7 +209,7 @@ class Survivors:
         self._dropped, self._are_copies_over = 0, False
         its = (self._keepers, self._unkept, self._kept, self._left, self._refused)
         of_copies = (self._held, self._lent, self._unsent, self._holders, self._uncopied)
-        for known in (*its, *of_copies):
+        for known in (*its, *of_copies, self._lost):
             known.clear()
         self._sends = Sends(world_size)
 
@@ -382,6 +385,7 @@ class Survivors:
 
     def copies_lost(self, rank: int) -> None:
         """Note that a rank's agent is lost, and its copies with it."""
+        self._lost.add(rank)
         self._held.pop(rank, None)
         for lent in self._lent.values():
             for number in [number for number, holder in lent.items() if holder == rank]:
@@ -428,9 +432,10 @@ class Survivors:
     def _say_why_no_copy(self, state: State) -> None:
         """Say why there is neither a survivor's state nor a copy that all ranks have."""
         why = [self._why_unanswered] if self._why_unanswered else []
-        if self._held or self._uncopied:
+        if self._held or self._uncopied or self._lost:
             unable = {**self._unkept, **self._uncopied}
             whose = [f"rank {rank} couldn't copy: {unable[rank]}" for rank in sorted(unable)]
+            whose += [f"rank {rank} was lost with its host" for rank in sorted(self._lost)]
             why += [_NONE_IN_COMMON, *whose]
         if why:
             self.refused("; ".join(why))
