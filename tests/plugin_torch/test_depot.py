@@ -17,6 +17,9 @@ from tests.plugin_torch.test_keeper import World as SizeOf
 from polytrain.extension import KeptState, NotCleanError
 from polytrain.testing.processes import eventually
 from polytrain_plugins import Member, Offer, World
+from polytrain_torch.backend import Torch
+from polytrain_torch.engine import TorchEngine
+from polytrain_torch.scripts.engine import ScriptEngine
 from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.depot import (
     Depot,
@@ -86,6 +89,12 @@ def test_each_rank_lays_its_states_down_on_another_host() -> None:
 
 def test_ranks_with_gpus_have_no_second_store() -> None:
     assert not serves_second(member(1, 1, gpus=1))
+
+
+@pytest.mark.parametrize(("engine", "listens"), [(TorchEngine, True), (ScriptEngine, False)])
+def test_ranks_of_scripts_have_no_second_store(engine: type[TorchEngine], listens: bool) -> None:
+    with engine(Torch()).offering(member(1, 1)) as offer:
+        assert (offer.port is not None) == listens
 
 
 def test_a_forecast_is_sent_with_the_state_before_it() -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import torch
@@ -77,6 +77,9 @@ def _first_step_noted() -> Iterator[None]:
 class TorchEngine(Engine[Any]):
     """One rank of torch's process group."""
 
+    uses_depot: ClassVar[bool] = True
+    """Whether ranks lay their small states down on another host."""
+
     def __init__(self, options: Torch) -> None:
         self.timeout = timedelta(seconds=options.timeout_s)
         self._process_group = options.process_group
@@ -87,7 +90,8 @@ class TorchEngine(Engine[Any]):
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
         if me.rank != 0:
-            second = second_store(me, self.timeout) if serves_second(me) else None
+            serves = self.uses_depot and serves_second(me)
+            second = second_store(me, self.timeout) if serves else None
             if second is None:
                 yield Offer(details=offered(me))
                 return

@@ -27,6 +27,8 @@ from polytrain_torch.randomness import share_seed
 class ScriptEngine(TorchEngine):
     """One rank of a script that makes its own process group."""
 
+    uses_depot = False
+
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
         show_gpus(world)
