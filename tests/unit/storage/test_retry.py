@@ -267,6 +267,30 @@ def test_an_upload_gets_the_time_that_its_size_needs() -> None:
     assert not health.has_failed
 
 
+def test_a_call_that_is_under_way_gets_its_time_from_when_the_program_is_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_answered, now = threading.Event(), [0.0]
+    monkeypatch.setattr("polytrain.storage.retry.time", SimpleNamespace(monotonic=lambda: now[0]))
+    limits = iter([math.inf, math.inf, 5.0, 5.0])
+
+    def slow() -> str:
+        is_answered.wait()
+        return "content"
+
+    def limit_s() -> float:
+        limit = next(limits, None)
+        now[0] += 100 if limit == math.inf else 1
+        if limit is None:
+            is_answered.set()
+        return 5.0 if limit is None else limit
+
+    health = StorageHealth()
+    with retries_limited(limit_s):
+        assert answered(slow, what="s3://bucket", health=health) == "content"
+    assert not health.has_failed
+
+
 def test_threads_that_wait_already_stop_when_one_has_waited_in_vain() -> None:
     """The real clock: the others would sleep for seconds yet."""
     health, is_out = StorageHealth(), threading.Event()

@@ -181,11 +181,13 @@ def answered(
             outcome.set_exception(error)
 
     threading.Thread(target=make, name="polytrain-storage-call", daemon=True).start()
-    began = time.monotonic()
+    began: float | None = None
     while not wait([outcome], _NAP_S / 2).done:
         limit_s = _limit_s()
         if limit_s == math.inf:
             continue
+        # A call of a storage that is slow may have been under way for long.
+        began = time.monotonic() if began is None else began
         patience_s = _TRY_S if health.has_failed else max(limit_s, _TRY_S)
         if time.monotonic() - began >= patience_s + size / _SLOWEST_BYTES_PER_S:
             health.has_failed = True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -285,12 +286,29 @@ def _prefetched(items: Iterable[Any], count: int) -> Generator[Any, None, None]:
     if not count:
         yield from items
         return
-    left = iter(items)
-    thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-prefetch")
+    ready: queue.Queue[Any] = queue.Queue(maxsize=count)
+    abandoned = threading.Event()
+
+    def take() -> None:
+        try:
+            for item in items:
+                ready.put(item)
+                if abandoned.is_set():
+                    return
+            ready.put(_END)
+        except BaseException as error:
+            ready.put(error)
+
+    thread = threading.Thread(target=take, name="polytrain-prefetch", daemon=True)
+    thread.start()
     try:
-        ahead = deque(thread.submit(next, left, _END) for _ in range(count))
-        while (item := ahead.popleft().result()) is not _END:
-            ahead.append(thread.submit(next, left, _END))
+        while (item := ready.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
             yield item
     finally:
-        thread.shutdown(wait=True, cancel_futures=True)
+        abandoned.set()
+        # The thread may be waiting to put an item, and ends after that.
+        while not ready.empty():
+            ready.get()
+        thread.join()
