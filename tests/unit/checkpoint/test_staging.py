@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from polytrain.checkpoint.staging import Stagings
+from polytrain.checkpoint.staging import Stagings, link, remove
 
 
 @pytest.fixture
@@ -104,3 +105,47 @@ def test_each_rank_and_checkpoint_has_a_directory_of_its_own(tmp_path: Path) -> 
     }
     assert len(all_of_them) == 9
     assert all(path.is_dir() for path in all_of_them)
+
+
+FILES = ("a", "b/c", "b/d", "e")
+
+
+@pytest.mark.parametrize("deleted", range(len(FILES)))
+@pytest.mark.parametrize("linked", range(len(FILES) + 1))
+def test_what_another_process_is_deleting_is_linked_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: int, deleted: int
+) -> None:
+    """The deletion begins after some files were linked, and is slow: some files are left."""
+    staged, target = tmp_path / "copies" / "checkpoint-rank_0", tmp_path / "sent" / "mine"
+    for file in FILES:
+        (staged / file).parent.mkdir(parents=True, exist_ok=True)
+        (staged / file).write_text(file)
+    link_one, unlink_one = os.link, os.unlink
+    links, unlinks = 0, 0
+
+    def unlink_some(*given: object, **options: object) -> None:
+        nonlocal unlinks
+        if unlinks == deleted:
+            raise OSError("slow")
+        unlinks += 1
+        unlink_one(*given, **options)  # type: ignore[arg-type]
+
+    def delete_slowly() -> None:
+        with monkeypatch.context() as slow:
+            slow.setattr(os, "unlink", unlink_some)
+            remove(staged)
+
+    def link_and_delete(*given: object, **options: object) -> None:
+        nonlocal links
+        if linked == links == 0:
+            delete_slowly()
+        links += 1
+        link_one(*given, **options)  # type: ignore[arg-type]
+        if links == linked:
+            delete_slowly()
+
+    monkeypatch.setattr(os, "link", link_and_delete)
+    with pytest.raises(FileNotFoundError):
+        link(staged, target)
+    assert not target.exists()
+    assert unlinks == deleted

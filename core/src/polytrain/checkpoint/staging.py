@@ -34,6 +34,9 @@ COPIES = "copies"
 
 _OF_RANK = "-rank_"
 
+_GONE = "-gone"
+"""Suffix of the names of parts that are being deleted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stagings:
@@ -103,28 +106,45 @@ def size_of(staged: Path) -> int:
 
 
 def link(staged: Path, target: Path) -> None:
-    """Give a staged part's files other names, which stay when it is deleted.
+    """Give all of a staged part's files other names, which stay when it is deleted.
+
+    Another process may delete the part with `remove` meanwhile. After an error no target is left.
 
     Args:
         staged: the part.
         target: a directory of the same run on the same node.
 
     Raises:
-        OSError: a file is gone, or the file system has no links.
+        FileNotFoundError: the part is gone.
+        OSError: the file system has no links, or is full.
     """
     root, below = beneath(staged)
     other, new = beneath(target)
-    for path, _ in root.files(below):
-        directory, _, name = f"{new}/{path.removeprefix(f'{below}/')}".rpartition("/")
-        with other.directory(directory, make=True) as to:
-            os.link(root.root / path, name, dst_dir_fd=to, follow_symlinks=False)
+    try:
+        for path, _ in root.files(below):
+            directory, _, name = f"{new}/{path.removeprefix(f'{below}/')}".rpartition("/")
+            with other.directory(directory, make=True) as to:
+                os.link(root.root / path, name, dst_dir_fd=to, follow_symlinks=False)
+        # If it is still there, no file was missing.
+        root.status(below)
+    except OSError:
+        remove(target)
+        raise
 
 
 def remove(staged: Path) -> None:
-    """Delete a staged part. After an error the next attempt deletes it."""
+    """Delete a staged part, which is gone at once. After an error the next attempt deletes it.
+
+    It gets another name first: who finds it under its own finds all of its files.
+    """
     files, path = beneath(staged)
+    gone = f"{path}{_GONE}"
     with contextlib.suppress(OSError):
-        files.delete_below(path)
+        files.delete_below(gone)
+        with files.directory(staged.parent.name) as directory:
+            name = staged.name
+            os.rename(name, f"{name}{_GONE}", src_dir_fd=directory, dst_dir_fd=directory)
+        files.delete_below(gone)
 
 
 def kept_aside(staged: Path) -> Path | None:

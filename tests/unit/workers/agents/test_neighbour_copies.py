@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.unit.checkpoint.checkpoints import ATTEMPT, store_in
 
 from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten, stored_part
-from polytrain.checkpoint.staging import COPIES, Stagings
+from polytrain.checkpoint.staging import COPIES, Stagings, remove
 from polytrain.events.attempt import CopySent, StateUnwritten
 from polytrain.workers.agents import neighbour_copies
 from polytrain.workers.agents.neighbour_copies import Copy, KeptCopies, Piece, SentCopies, Whole
@@ -75,7 +76,7 @@ class Pair:
             [oldest, *_] = self.copies
             staged = self.copies.pop(oldest)[0].staged
             assert staged is not None
-            shutil.rmtree(staged)
+            remove(staged)
         self.copies[number] = part, False, True
         self.sent.made(self.copies)
 
@@ -120,6 +121,28 @@ def test_the_next_one_is_sent_when_all_ranks_are_asked_to(tmp_path: Path) -> Non
         assert part.staged is not None
         assert (part.staged / "model.pt").read_bytes() == CONTENT["model.pt"]
     assert sorted(pair.sent.there) == [1, 6]
+
+
+def test_a_copy_that_is_deleted_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker process has deleted it, and the message that says so isn't read yet."""
+    pair = Pair(tmp_path)
+    link_one = os.link
+
+    def link_late(source: Path, *given: Any, **options: Any) -> None:
+        if directory_name(1, ATTEMPT) in str(source):
+            staged = pair.scratch / COPIES / f"{directory_name(1, ATTEMPT)}-rank_0"
+            remove(staged)
+        link_one(source, *given, **options)
+
+    monkeypatch.setattr(os, "link", link_late)
+    pair.runs(partial(pair.make, 1))
+    assert pair.events == []
+    pair.runs(partial(pair.make, 2))
+    pair.runs(partial(pair.sent.send_from, ATTEMPT.attempt, 3, {}), partial(pair.make, 3))
+    assert [(each.number, each.reason) for each in pair.events] == [(2, ""), (3, "")]
+    assert pair.numbers() == [2, 3]
 
 
 def test_a_copy_that_is_cut_off_does_not_count(tmp_path: Path) -> None:

@@ -130,17 +130,21 @@ class SentCopies:
             copies: number → each of its copies that are there.
         """
         self._newest = max(copies)
-        due = min((number for number in copies if number >= self._from), default=None)
         is_idle = self._sending is None and not self._is_over
-        if self.neighbour is None or due is None or not is_idle:
+        if self.neighbour is None or not is_idle:
             return
-        try:
-            self._keep(copies[due], number=due)
-        except OSError as error:
-            self._can_not(due, f"it can't keep its own: {error}")
+        for due in sorted(number for number in copies if number >= self._from):
+            try:
+                self._keep(copies[due], number=due)
+            except FileNotFoundError:
+                # The worker process has deleted it: a later one is sent.
+                continue
+            except OSError as error:
+                self._can_not(due, f"it can't keep its own: {error}")
+                return
+            sending = self._send(self.neighbour, due, self.there[due])
+            self._sending = asyncio.get_running_loop().create_task(sending)
             return
-        sending = self._send(self.neighbour, due, self.there[due])
-        self._sending = asyncio.get_running_loop().create_task(sending)
 
     def send_from(self, attempt: int, number: int, copies: Mapping[int, Copy]) -> None:
         """Send the next copy: the first one from this number on."""
