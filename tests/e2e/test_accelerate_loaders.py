@@ -80,6 +80,8 @@ def train(config: dict[str, Any]) -> list[Any]:
     )
     torch.manual_seed(accelerator.process_index)
     done = restore(accelerator)
+    if config.get("looks"):
+        next(iter(loader))
     for epoch in range(done.get("epoch", 0), 3):
         batches = loader
         if config.get("skips") and "batches" in done:
@@ -125,6 +127,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "split": {"splits": True},
     "accumulated": {"accumulates": 2},
     "reporting": {"reports": True},
+    "looking": {"looks": True, "reports": True},
 }
 
 
@@ -190,6 +193,14 @@ def test_a_report_within_an_epoch_has_the_place(
     killed = fit(quiet, "forward", 10, "all", reports=True, skips=skips)
     assert killed.restarts == 1
     assert killed.return_values == undisturbed("reporting").return_values
+
+
+def test_a_look_at_the_first_batch_leaves_the_place(
+    quiet: RunConfig, undisturbed: Callable[[str], Result]
+) -> None:
+    killed = fit(quiet, "forward", 10, "all", **KINDS["looking"])
+    assert killed.restarts == 1
+    assert killed.return_values == undisturbed("looking").return_values
 
 
 def test_other_workers_get_the_batches_that_are_left(

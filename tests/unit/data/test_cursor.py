@@ -87,7 +87,7 @@ def test_a_checkpoint_after_a_loop_whose_iterator_is_still_there_is_ambiguous(
 
 def resumed(*, by_position: bool = True) -> Cursor[DataPosition]:
     again = Cursor(DataPosition(epoch=4, start=10, plan=PLAN), resumes=True)
-    again.skips = by_position
+    again.begins_anywhere = by_position
     return again
 
 
@@ -160,7 +160,7 @@ def test_a_library_that_ends_an_epoch_has_trained() -> None:
 
 def test_a_run_that_starts_counts_each_loop() -> None:
     one = cursor()
-    one.skips = True
+    one.begins_anywhere = True
     next(batches(one))
     assert stands(one) == (1, 0)
 

@@ -133,6 +133,7 @@ class _Place:
 
         whole = getattr(self._batches, "batch_sampler", self._batches)
         self._cursor = open_cursor(Plan(rows=len(whole), shards=1, seed=seed), name=name)
+        self._cursor.begins_anywhere = True
         self._samplers = samplers_in(self._batches)
         for each in self._samplers:
             if isinstance(each, SeedableRandomSampler):

@@ -94,7 +94,7 @@ class PlannedBatches(EpochSampler):
         self._size, self._parts = division()
         self._batch_rows = batch_size * self._size
         self._cut = cut
-        cursor.skips = True
+        cursor.begins_anywhere = cursor.skips = True
 
     def __iter__(self) -> Iterator[list[int]]:
         assert self.epoch is not None

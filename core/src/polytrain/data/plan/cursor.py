@@ -51,8 +51,11 @@ class Cursor(Generic[AnyPosition]):
 
         self._begun: Epoch | None = None
         self._skipped = tuple(skipped)
+        self.begins_anywhere = False
+        """Whether what reads by it can begin at any position, again and again."""
+
         self.skips = False
-        """Whether what reads by it can begin anywhere, and leaves out `Epoch.skipped`."""
+        """Whether what reads by it leaves out `Epoch.skipped`."""
 
         self._recorded: Epoch | None = None
         """The epoch in which a checkpoint has recorded the position, until that moves."""
@@ -179,7 +182,7 @@ class Cursor(Generic[AnyPosition]):
         if self._begun is not epoch:
             return
         self._leave(epoch)
-        self.passes += epoch.is_loop and (epoch.batches > 1 or not self.skips)
+        self.passes += epoch.is_loop and (epoch.batches > 1 or not self.begins_anywhere)
         after = self._position.moved(epoch.number + 1, 0)
         if self._resumed is not None and self._is_look(epoch):
             self._position, self._looked_to = self._resumed, after
@@ -189,7 +192,7 @@ class Cursor(Generic[AnyPosition]):
 
     def _is_look(self, epoch: Epoch) -> bool:
         """Return whether an epoch before the training was a look at the first batch."""
-        return self.skips and epoch.is_loop
+        return self.begins_anywhere and epoch.is_loop
 
     def _leave(self, epoch: Epoch) -> None:
         """Note that an epoch is over, with or without rows left."""

@@ -45,7 +45,7 @@ class RowsShard(BatchedShard):
         self.total_rows = spec.num_rows
         self._spec = spec
         self._plan = cursor.position.plan
-        cursor.skips = True
+        cursor.begins_anywhere = cursor.skips = True
         self._rows = rows
         self._parts = parts
         self._share = spec.share(world_size, rank)
