@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -31,8 +32,10 @@ from polytrain_torch import (
     prepare_data_loader,
     prepare_model,
     virtual_gradients,
+    virtual_workers,
 )
 from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, compare_ranks
+from polytrain_torch.virtual_mistakes import LearningRates
 
 WORKERS = 4
 ROWS = 150
@@ -586,6 +589,39 @@ def test_a_resume_with_other_threads_is_refused() -> None:
         list(check_resumed({**then, "threads": 3}, then))
     with pytest.raises(ValueError, match=r"Resume with ScalingConfig\(virtual_workers=8\)"):
         list(check_resumed({**then, "virtual_workers": 8}, then))
+
+
+@pytest.mark.parametrize(("cuts", "wrong"), [((32, 64), 0), ((16, 64), 1), ((64,), 1)])
+def test_only_the_first_batches_of_a_resumed_run_must_be_as_large_as_before(
+    monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, ...], wrong: int
+) -> None:
+    """A training function may go on with larger ones, at any number of workers."""
+    told: list[str] = []
+    monkeypatch.setattr(virtual_workers, "warn_inexact", told.append)
+    before, after = (virtual_workers.VirtualWorkers(WORKERS, size, 0) for size in (2, 1))
+    before.cut("train", 32)
+    after.resume_from(before.arithmetic())
+    for rows in cuts:
+        after.cut("train", rows)
+    assert len(told) == wrong
+    assert all("had 32 rows on 2 workers" in each for each in told)
+
+
+def test_an_optimizer_that_is_collected_within_a_loop_changes_no_learning_rate() -> None:
+    rates = LearningRates()
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)
+    rates.stepped(optimizer)
+    old = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.5)
+    old.owner = [old]  # a reference cycle, as a trainer makes one
+    rates.stepped(old)
+    del old
+    rates.begin()
+    rates.end_micro_batch()
+    gc.collect()
+    rates.end_micro_batch()
+    optimizer.param_groups[0]["lr"] = 0.2
+    with pytest.raises(RuntimeError, match="The learning rate changes within the loop"):
+        rates.end_micro_batch()
 
 
 def test_other_processors_are_told() -> None:

@@ -60,6 +60,9 @@ class LearningRates:
 
     def __init__(self) -> None:
         self._optimizers: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self._compared: list[torch.optim.Optimizer] = []
+        """Those of a loop. None of them can be collected within it."""
+
         self._seen: list[float] | None = None
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -68,7 +71,11 @@ class LearningRates:
 
     def begin(self) -> None:
         """Begin a loop."""
-        self._seen = None
+        self._compared, self._seen = list(self._optimizers), None
+
+    def end(self) -> None:
+        """End a loop."""
+        self._compared = []
 
     def end_micro_batch(self) -> None:
         """Compare with the micro-batch before.
@@ -76,8 +83,8 @@ class LearningRates:
         Raises:
             RuntimeError: they have changed.
         """
-        groups = (group for each in self._optimizers for group in each.param_groups)
-        now = sorted(float(group.get("lr", 0)) for group in groups)
+        groups = (group for each in self._compared for group in each.param_groups)
+        now = [float(group.get("lr", 0)) for group in groups]
         if self._seen is not None and now != self._seen:
             raise RuntimeError(
                 "The learning rate changes within the loop over micro_batches(…), whose length "

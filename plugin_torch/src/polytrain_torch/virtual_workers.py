@@ -181,6 +181,9 @@ class VirtualWorkers:
         self.is_in_loop = False
         self._batch_rows: dict[str, int] = {}
         self._resumed_from: Mapping[str, Any] = {}
+        self._rows_before: dict[str, int] = {}
+        """Data set or loader → the rows of its batches at the checkpoint, until it is cut again."""
+
         self._world_size = world_size
         self._is_shared = world_size > 1
         self._models: list[torch.nn.Module] = []
@@ -229,6 +232,7 @@ class VirtualWorkers:
             ValueError: the number of virtual workers or of threads is another one.
         """
         self._resumed_from = then or {}
+        self._rows_before = {**self._resumed_from.get("batch_rows", {})}
         for why_not in check_resumed(then, arithmetic(self.count)):
             warn_inexact(why_not)
 
@@ -242,8 +246,9 @@ class VirtualWorkers:
         if not torch.is_grad_enabled() or self._batch_rows.get(name) == rows:
             return
         self._batch_rows[name] = rows
-        then, workers = self._resumed_from, self._resumed_from.get("workers")
-        before = then.get("batch_rows", {}).get(name, rows)
+        workers = self._resumed_from.get("workers")
+        # What changes later is the training function's wish, at any number of workers.
+        before = self._rows_before.pop(name, rows)
         if before != rows and workers != self._world_size:
             warn_inexact(
                 f"a virtual worker's batches of {name} had {before} rows on {workers} workers, and "
@@ -325,6 +330,7 @@ class VirtualWorkers:
         finally:
             if gradients is not None:
                 gradients.expect_none()
+            self._rates.end()
             self.is_in_loop = False
             self._was_left = trains and not is_over
         if gradients is not None:

@@ -51,6 +51,7 @@ def drawn(rate: float | Rates, *, seed: int, round_: int, first: int, rows: int)
 
     Args:
         rate: the probability of all rows, or one for each row, shape `[rows]`.
+        seed: the run's seed, the same in all rounds.
         round_: number of the round, from 0.
         first: number of the first row in the whole data set.
 
@@ -109,6 +110,7 @@ def agreed_sample(
 
     Args:
         mine: this rank's rows; columns of numbers, or Arrow dictionaries with equal lists.
+        numbers: the numbers of these rows in the whole data set.
     """
     rows, size = numbers.total_rows, options.bin_sample_rows
     chosen = sample_of(rows, size, options.seed)

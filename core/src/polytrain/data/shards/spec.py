@@ -38,6 +38,8 @@ class ShardSpec:
 
     name: str
     num_rows: int
+    """Rows of an epoch."""
+
     schema: pa.Schema
     """Schema of the rows that are read, before `transform`."""
 
