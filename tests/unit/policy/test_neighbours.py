@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.policy.neighbours import Sends, neighbours
+from polytrain.policy.neighbours import Sends, neighbours, to_keep
 
 NODES = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
 
@@ -66,3 +67,41 @@ def test_all_ranks_send_the_same_copy_again_after_some_were_late(
         if len(set(sent)) == 1:
             return
     raise AssertionError("they never sent the same")
+
+
+@dataclass
+class Rank:
+    """A rank that sends copies, and what its neighbour has of it."""
+
+    whole: set[int] = field(default_factory=set)
+    arrives: int | None = None
+    at: int = 0
+    orders: list[tuple[int, int | None]] = field(default_factory=lambda: [(0, None)])
+    """From which number on to send the next copy, and which one all have."""
+
+
+@given(st.integers(1, 4), st.data())
+def test_once_all_have_a_copy_there_is_always_one_that_all_have(
+    world_size: int, data: st.DataObject
+) -> None:
+    """In any order of messages, and however far some ranks are when they hear of a number."""
+    sends, ranks = Sends(world_size), [Rank() for _ in range(world_size)]
+    had_one = False
+    for _ in range(data.draw(st.integers(0, 60))):
+        index = data.draw(st.integers(0, world_size - 1))
+        rank = ranks[index]
+        if rank.arrives is not None:
+            number, rank.arrives = rank.arrives, None
+            rank.whole.add(number)
+            following = sends.sent(index, number, newest=max(number, rank.at))
+            if following is not None:
+                for each in ranks:
+                    each.orders.append((following, sends.common))
+        elif rank.orders:
+            wanted, common = rank.orders.pop(0)
+            rank.at += data.draw(st.integers(0, 3))
+            rank.arrives = rank.at = max(wanted, rank.at)
+            rank.whole &= {to_keep(rank.whole, common)}
+        has_one = bool(set.intersection(*(each.whole for each in ranks)))
+        assert has_one or not had_one
+        had_one = has_one

@@ -793,6 +793,23 @@ def test_all_ranks_are_asked_to_send_the_next_copy_once_the_last_has_arrived() -
     assert asked == [(6, None), (8, None)]
 
 
+def test_after_an_uneven_round_the_last_copy_that_all_have_is_still_there() -> None:
+    run = Run()
+    run.survivors.has_copies = True
+    for numbers in ((4, 4, 4), (6, 7, 6)):
+        for rank, number in enumerate(numbers):
+            run.survivors.take(sent(rank, number, newest=number))
+    asked = [call.common for call, _ in run.calls if isinstance(call, SendCopies)]
+    assert asked == [4, 4]
+    for rank in (0, 2):
+        run.survivors.take(sent(rank, 9, newest=9))
+        run.survivors.take(CopiesHeld(attempt=0, rank=rank, numbers=(4, 9)))
+    run.survivors.copies_lost(1)
+    ending = Ending().also(Failure(kind=FailureKind.NODE_LOST, rank=1, message="gone"))
+    assert run.survivors.store_copies(replace(run.state, phase=ending), number=9)
+    assert [call.number for call, _ in run.calls if isinstance(call, StoreCopy)] == [4, 4]
+
+
 def test_the_copy_of_a_lost_host_is_stored_by_its_neighbour() -> None:
     run = lending(1)
     assert run.survivors.store_copies(run.state, number=9)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 
@@ -29,6 +29,19 @@ def neighbours(nodes: Sequence[str]) -> list[int | None]:
     return found
 
 
+def to_keep(numbers: Collection[int], common: int | None) -> int | None:
+    """Return which of a rank's sent copies stays while the next one is sent.
+
+    Args:
+        numbers: the copies that are there.
+        common: the newest one that all ranks had sent when they were asked for the next.
+
+    Returns:
+        None if there are none.
+    """
+    return common if common in numbers else max(numbers, default=None)
+
+
 @dataclass(slots=True)
 class Sends:
     """Which copies the ranks of an attempt send. All send the same one, and then the next.
@@ -38,6 +51,9 @@ class Sends:
     """
 
     world_size: int
+    common: int | None = None
+    """The newest copy that all ranks have sent. It stays until there is a newer one."""
+
     _sent: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rank → the copy that it has sent in this round, and its newest one."""
 
@@ -58,7 +74,9 @@ class Sends:
         self._sent[rank] = number, newest
         if len(self._sent) < self.world_size:
             return None
-        if len({number for number, _ in self._sent.values()}) > 1:
+        if len({number for number, _ in self._sent.values()}) == 1:
+            self.common = number
+        else:
             # Some had passed the last number.
             self._ahead = max(1, 2 * self._ahead)
         following = max(newest for _, newest in self._sent.values()) + 1 + self._ahead

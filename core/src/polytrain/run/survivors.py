@@ -23,7 +23,7 @@ from polytrain.events.attempt import (
     KeptRead,
     StateUnwritten,
 )
-from polytrain.policy.neighbours import Sends
+from polytrain.policy.neighbours import Sends, to_keep
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
 from polytrain.run.states import Ending, Phase, State, Training
@@ -348,20 +348,22 @@ class Survivors:
     def _note_sent(self, sent: CopySent) -> None:
         """Note where a rank's copy lies too, and have all ranks send the next one after the last.
 
-        A host keeps the last two of a rank, of which one may not be whole.
+        From then on only one of each rank is sure to be there until the next one is.
         """
         if sent.holder is None:
             if not self._unsent:
                 logger.warning("Copies of the training's state lie on one host: %s.", sent.reason)
             self._unsent[sent.rank] = sent.reason
             return
-        lent = self._lent.setdefault(sent.rank, {})
-        lent[sent.number] = sent.holder
-        for number in sorted(lent)[:-2]:
-            del lent[number]
+        self._lent.setdefault(sent.rank, {})[sent.number] = sent.holder
         following = self._sends.sent(sent.rank, sent.number, sent.newest)
-        if following is not None:
-            self.group.call(SendCopies(attempt=self._attempt, number=following))
+        if following is None:
+            return
+        common = self._sends.common
+        for lent in self._lent.values():
+            for number in set(lent) - {to_keep(lent, common)}:
+                del lent[number]
+        self.group.call(SendCopies(attempt=self._attempt, number=following, common=common))
 
     def _drop(self, refused: CopyRefused) -> None:
         """Have all ranks drop a copy that one couldn't make: they have the one before."""

@@ -112,7 +112,7 @@ def test_the_next_one_is_sent_when_all_ranks_are_asked_to(tmp_path: Path) -> Non
     pair = Pair(tmp_path)
     pair.runs(
         *(partial(pair.make, number) for number in (1, 2, 3, 4)),
-        partial(pair.sent.send_from, ATTEMPT.attempt, 6, pair.copies),
+        partial(pair.sent.send_from, ATTEMPT.attempt, 6, 1, pair.copies),
         *(partial(pair.make, number) for number in (5, 6, 7)),
     )
     assert [each.number for each in pair.events] == [1, 6]
@@ -140,16 +140,29 @@ def test_a_copy_that_is_deleted_meanwhile_is_passed_over(
     pair.runs(partial(pair.make, 1))
     assert pair.events == []
     pair.runs(partial(pair.make, 2))
-    pair.runs(partial(pair.sent.send_from, ATTEMPT.attempt, 3, {}), partial(pair.make, 3))
+    pair.runs(partial(pair.sent.send_from, ATTEMPT.attempt, 3, None, {}), partial(pair.make, 3))
     assert [(each.number, each.reason) for each in pair.events] == [(2, ""), (3, "")]
     assert pair.numbers() == [2, 3]
+
+
+def test_the_copy_that_all_ranks_have_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
+    """The others had passed 2, and sent a later one in its place."""
+    pair, attempt = Pair(tmp_path), ATTEMPT.attempt
+    steps = [partial(pair.make, 1)]
+    for number, common in ((2, 1), (3, 1), (4, 3)):
+        steps += [partial(pair.sent.send_from, attempt, number, common, {})]
+        steps += [partial(pair.make, number)]
+    pair.runs(*steps[:-2])
+    assert pair.numbers() == sorted(pair.sent.there) == [1, 3]
+    pair.runs(*steps[-2:])
+    assert pair.numbers() == sorted(pair.sent.there) == [3, 4]
 
 
 def test_a_copy_that_is_cut_off_does_not_count(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.runs(partial(pair.make, 1))
     pair.host.pieces = 2
-    pair.runs(partial(pair.sent.send_from, ATTEMPT.attempt, 2, {}), partial(pair.make, 2))
+    pair.runs(partial(pair.sent.send_from, ATTEMPT.attempt, 2, 1, {}), partial(pair.make, 2))
     assert pair.numbers() == [1]
     # The loss of a host is reported elsewhere.
     assert [each.number for each in pair.events] == [1]
@@ -173,7 +186,9 @@ def test_copies_of_an_earlier_attempt_are_deleted(tmp_path: Path) -> None:
     pair.sent.launched(ATTEMPT.attempt + 1, 0, pair.scratch)
     assert not [file for file in (tmp_path / "b").rglob("*") if file.is_file()]
     assert not [file for file in (pair.scratch / "sent").rglob("*") if file.is_file()]
-    late = Piece(part=pair.copies[1][0], size=1, name="model.pt", offset=0, content=b"")
+    late = Piece(
+        part=pair.copies[1][0], common=None, size=1, name="model.pt", offset=0, content=b""
+    )
     with pytest.raises(ValueError, match="another attempt"):
         pair.host.kept.take(late)
 

@@ -238,9 +238,9 @@ class Agent:
                     self._store_copy(call)
                 else:
                     self._store_kept_copy(call, rank)
-            case SendCopies(attempt=attempt, number=number):
+            case SendCopies(attempt=attempt, number=number, common=common):
                 worker = self._connection_of(attempt)
-                self._sent.send_from(attempt, number, worker.copies if worker else {})
+                self._sent.send_from(attempt, number, common, worker.copies if worker else {})
             case DropCopy(attempt=attempt, number=number, is_last=is_last):
                 self._send(attempt, drop_copy_message(number, is_last=is_last))
             case _:

@@ -231,6 +231,9 @@ class SendCopies:
     number: int
     """The number."""
 
+    common: int | None
+    """The newest copy that all ranks have sent, which stays meanwhile; None if there is none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropCopy:

@@ -1,9 +1,9 @@
 """Copies of ranks' state on another host: an agent sends its rank's, and keeps a neighbour's.
 
 A copy is sent in pieces, one at a time, while the training continues; it counts once all its files
-are there, with their hashes. A host keeps a rank's last whole copy until the next one is whole. The
-sender keeps what it has sent, by links: other ranks may resume from it when the worker process has
-deleted its own.
+are there, with their hashes. Until the next one is whole, a host keeps one whole copy of a rank:
+the newest that all ranks have sent, or if there is none, the rank's newest. The sender keeps what
+it has sent, by links: other ranks may resume from it when the worker process has deleted its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.checkpoint.staging import beneath, link, remove, size_of, staged_in
 from polytrain.events.attempt import CopySent
+from polytrain.policy.neighbours import to_keep
 
 _SENT, _KEPT = "sent", "neighbours"
 """Directories in the run's directory on a node: of sent copies, and of those of other ranks."""
@@ -46,6 +47,9 @@ class Piece:
 
     part: StagedPart
     """The copy, which is staged on the sender's host."""
+
+    common: int | None
+    """The number of the newest copy that all ranks have sent; None if there is none."""
 
     size: int
     """Bytes of the whole copy."""
@@ -96,6 +100,9 @@ class SentCopies:
     _from: int = 0
     """The copies from this number on may be sent."""
 
+    _common: int | None = None
+    """The newest copy that all ranks have sent."""
+
     _newest: int = 0
     _sending: asyncio.Task[None] | None = None
     _is_over: bool = False
@@ -115,6 +122,7 @@ class SentCopies:
         self.there.clear()
         self._attempt, self._rank, self._scratch = attempt, rank, scratch
         self._from = self._newest = 0
+        self._common = None
         self._is_over = False
 
     def stop(self) -> None:
@@ -146,17 +154,19 @@ class SentCopies:
             self._sending = asyncio.get_running_loop().create_task(sending)
             return
 
-    def send_from(self, attempt: int, number: int, copies: Mapping[int, Copy]) -> None:
-        """Send the next copy: the first one from this number on."""
+    def send_from(
+        self, attempt: int, number: int, common: int | None, copies: Mapping[int, Copy]
+    ) -> None:
+        """Send the next copy: the first one from this number on; see `SendCopies`."""
         if attempt == self._attempt:
-            self._sending, self._from = None, number
+            self._sending, self._from, self._common = None, number, common
             if copies:
                 self.made(copies)
 
     def _keep(self, copy: Copy, *, number: int) -> None:
-        """Keep a copy when its worker process deletes it; forget the one before the last."""
-        while len(self.there) >= _AT_ONCE:
-            _remove(self.there.pop(min(self.there)))
+        """Keep a copy when its worker process deletes it, and one of those before."""
+        for other in set(self.there) - {to_keep(self.there, self._common)}:
+            _remove(self.there.pop(other))
         part, is_report, is_ahead = copy
         assert part.staged is not None
         target = self._scratch / _SENT / part.staged.name
@@ -167,14 +177,20 @@ class SentCopies:
         part = copy[0]
         assert part.staged is not None
         try:
-            size, pieces = size_of(part.staged), _pieces(part.staged)
+            size, pieces, common = size_of(part.staged), _pieces(part.staged), self._common
             hashed: dict[str, Any] = defaultdict(hashlib.sha256)
             while (read := await asyncio.to_thread(next, pieces, None)) is not None:
                 name, offset, content = read
                 await asyncio.to_thread(hashed[name].update, content)
-                await neighbour.keep(
-                    Piece(part=part, size=size, name=name, offset=offset, content=content)
+                piece = Piece(
+                    part=part,
+                    common=common,
+                    size=size,
+                    name=name,
+                    offset=offset,
+                    content=content,
                 )
+                await neighbour.keep(piece)
             hashes = {name: each.hexdigest() for name, each in hashed.items()}
             await neighbour.keep(Whole(copy=copy, hashes=hashes))
         except ConnectionError:
@@ -250,7 +266,7 @@ class KeptCopies:
                 self._begun.pop(part.rank, None)
                 return
             if self._begun.get(part.rank) != part:
-                self._begin(part, sent.size)
+                self._begin(sent)
             root, below = beneath(self._place(part))
             descriptor = root.open(f"{below}/{sent.name}", os.O_WRONLY | os.O_CREAT)
             with os.fdopen(descriptor, "wb") as file:
@@ -261,14 +277,17 @@ class KeptCopies:
         """Return a whole copy and its files' hashes; None if it isn't there."""
         return self._whole.get((rank, number)) if attempt == self._attempt else None
 
-    def _begin(self, part: StagedPart, size: int) -> None:
-        """Make room for a copy: only the newest whole one of the rank stays."""
-        mine = sorted(number for rank, number in self._whole if rank == part.rank)
-        for number in mine[:-1]:
+    def _begin(self, sent: Piece) -> None:
+        """Make room for a copy: only one whole one of the rank stays."""
+        part = sent.part
+        mine = {number for rank, number in self._whole if rank == part.rank}
+        kept = to_keep(mine, sent.common)
+        for number in mine - {kept}:
             _remove(self._whole.pop((part.rank, number))[0])
         if (unfinished := self._begun.pop(part.rank, None)) is not None:
             remove(self._place(unfinished))
-        there, needed = shutil.disk_usage(self.scratch).free, (_AT_ONCE - len(mine[-1:])) * size
+        count = _AT_ONCE if kept is None else _AT_ONCE - 1
+        there, needed = shutil.disk_usage(self.scratch).free, count * sent.size
         if there < needed:
             raise OSError(
                 f"{os.uname().nodename} has room for {there / 1e6:.0f} MB in {self.scratch}, and "
