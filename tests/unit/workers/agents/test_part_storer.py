@@ -78,6 +78,37 @@ def test_a_state_that_the_storage_does_not_take_is_left_out(
     assert stored.checkpoint == 2
 
 
+def test_the_time_of_a_state_begins_when_the_one_before_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent may store its rank's copy and another's."""
+    happened: list[str] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+    limit_s, store_part = part_storer._limit_s, CheckpointStore.store_part
+
+    def noted_limit_s(state: StagedPart) -> float:
+        loops.append(asyncio.get_running_loop())
+        happened.append(f"limit {state.checkpoint}")
+        return limit_s(state)
+
+    def noted_store_part(self: CheckpointStore, directory: str, *given: Any, **options: Any) -> Any:
+        # Whatever can begin beside it has begun.
+        has_turned = threading.Event()
+        loops[0].call_soon_threadsafe(has_turned.set)
+        assert has_turned.wait(60)
+        happened.append("stored")
+        return store_part(self, directory, *given, **options)
+
+    monkeypatch.setattr(part_storer, "_limit_s", noted_limit_s)
+    monkeypatch.setattr(CheckpointStore, "store_part", noted_store_part)
+    store = store_in(tmp_path)
+    states = [part(store, number) for number in (1, 2)]
+    as_events = [of_state(each, is_report=False, is_ahead=False, is_copy=True) for each in states]
+    events = told(store, *zip(states, as_events, strict=True))
+    assert [type(each) for each in events] == [StateWritten, StateWritten]
+    assert happened == ["limit 1", "stored", "limit 2", "stored"]
+
+
 def test_a_state_is_stored_beside_the_checkpoints(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     state = part(store, 1)

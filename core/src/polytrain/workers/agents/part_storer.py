@@ -59,6 +59,7 @@ class PartStorer:
         self._tell = tell
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
         self._thread_of_states = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store-state")
+        self._turn_of_state = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._rank_0: dict[tuple[int, int], asyncio.Future[StoredAlready | None]] = {}
         """Attempt and number of a checkpoint → future files of rank 0, for a waiting part."""
@@ -122,7 +123,9 @@ class PartStorer:
             clear_staged(part)
             return
         if as_event is not None:
-            await self._store_state(part, as_event)
+            # Its time begins when those before are stored, or late.
+            async with self._turn_of_state:
+                await self._store_state(part, as_event)
             return
         self._unstored[part.checkpoint] = part
         outcome = await asyncio.get_running_loop().run_in_executor(
