@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,11 @@ def fit(
     return torch_runs.fit(quiet, train, chosen, libraries=HUGGING_FACE)
 
 
+def log(result: Result) -> str:
+    """Return what rank 0 has printed. There is no file of nothing."""
+    return "".join(each.read_text("utf-8") for each in Path(result.path, "logs").glob("rank_0.log"))
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "seedable": {"seedable": True},
@@ -193,6 +199,9 @@ def test_a_report_within_an_epoch_has_the_place(
     killed = fit(quiet, "forward", 10, "all", reports=True, skips=skips)
     assert killed.restarts == 1
     assert killed.return_values == undisturbed("reporting").return_values
+    # A loop that skips them itself must know that they don't come.
+    line = "Accelerate's data loader 0 continues after batch 2 of its epoch"
+    assert log(killed).count(line) == (not skips)
 
 
 def test_a_look_at_the_first_batch_leaves_the_place(

@@ -6,6 +6,7 @@ and gives each epoch an order of its own; after a restart it passes over what wa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -50,6 +51,14 @@ with needed("accelerate"):
         SeedableRandomSampler,
         SkipBatchSampler,
     )
+
+logger = logging.getLogger(__name__)
+
+_CONTINUES = (
+    "%s continues after batch %d of its epoch: the batches before it don't come again. A loop that "
+    "skips them itself (`if step < done: continue`) would leave out others. Take out that line, or "
+    "use accelerate.skip_first_batches."
+)
 
 _KNOWN_SAMPLERS = (
     *(BatchSampler, BatchSamplerShard, SequentialSampler),
@@ -123,6 +132,7 @@ class _Place:
 
     def __init__(self, loader: Any, name: str, *, seed: int, keeps_own: bool) -> None:
         self.loader = loader
+        self._name = name
         self._keeps_own = keeps_own
         self._batches: Any = loader.base_dataloader.batch_sampler
         self._is_dispatched = isinstance(loader, DataLoaderDispatcher)
@@ -147,6 +157,9 @@ class _Place:
         self._begins = False
         """Whether Accelerate begins an iteration, and sets the epoch itself."""
 
+        self._has_continued = False
+        """Whether an iteration has begun within an epoch by itself."""
+
         self._trains: bool | None = None
         """Whether the loop takes steps; None until that is known."""
 
@@ -166,6 +179,8 @@ class _Place:
             start = epoch.start
             if skipped is not None and not (start and self._keeps_own):
                 epoch.given(start := skipped)
+            elif start and skipped is None:
+                self._say_that_it_continues(start)
             self._begin(epoch.number if self._asked is None else self._asked)
             if self._trains is not False:
                 next_batch()
@@ -182,6 +197,11 @@ class _Place:
                     next_batch()
             if self._trains:
                 epoch_is_over()
+
+    def _say_that_it_continues(self, start: int) -> None:
+        if dist.get_rank() == 0 and not self._has_continued:
+            logger.warning(_CONTINUES, self._name, start // self.per_step)
+        self._has_continued = True
 
     def _begin(self, epoch: int) -> None:
         """Have an epoch drawn in its order, the same one on all ranks."""
