@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +39,7 @@ class Host:
         if self.pieces == 0:
             raise self.error
         self.pieces -= 1
-        self.kept.take(sent)
+        await asyncio.to_thread(self.kept.take, sent)
 
 
 class Pair:
@@ -50,9 +51,8 @@ class Pair:
         self.scratch.mkdir()
         self.events: list[CopySent] = []
         self.host = Host(KeptCopies(path / "b"))
-        self.host.kept.launched(ATTEMPT.attempt)
         self.sent = SentCopies(tell=self.events.append, neighbour=self.host)
-        self.sent.launched(ATTEMPT.attempt, 0, self.scratch)
+        self.launch(ATTEMPT.attempt)
         self.copies: dict[int, Copy] = {}
 
     def make(self, number: int) -> None:
@@ -88,6 +88,15 @@ class Pair:
                 step()
                 while (sending := self.sent._sending) is not None and not sending.done():
                     await asyncio.wait([sending])
+
+        asyncio.run(run())
+
+    def launch(self, attempt: int) -> None:
+        """Start an attempt."""
+
+        async def run() -> None:
+            await self.sent.launched(attempt, 0, self.scratch)
+            await asyncio.to_thread(self.host.kept.launched, attempt)
 
         asyncio.run(run())
 
@@ -158,6 +167,29 @@ def test_the_copy_that_all_ranks_have_stays_until_there_is_a_newer_one(tmp_path:
     assert pair.numbers() == sorted(pair.sent.there) == [3, 4]
 
 
+def test_large_copies_are_not_deleted_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds, in which the agent would answer nothing."""
+    threads = []
+
+    def noted(staged: Path) -> None:
+        threads.append(threading.current_thread())
+        remove(staged)
+
+    monkeypatch.setattr(neighbour_copies, "remove", noted)
+    pair = Pair(tmp_path)
+    for number in (1, 2, 3):
+        pair.runs(
+            partial(pair.make, number),
+            partial(pair.sent.send_from, ATTEMPT.attempt, number + 1, number, {}),
+        )
+    pair.launch(ATTEMPT.attempt + 1)
+    assert len(threads) > 4
+    assert threading.current_thread() not in threads
+    assert not [file for file in (pair.scratch / "sent").rglob("*") if file.is_file()]
+
+
 def test_a_copy_that_is_cut_off_does_not_count(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.runs(partial(pair.make, 1))
@@ -182,8 +214,7 @@ def test_a_neighbour_without_room_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 def test_copies_of_an_earlier_attempt_are_deleted(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.runs(partial(pair.make, 1))
-    pair.host.kept.launched(ATTEMPT.attempt + 1)
-    pair.sent.launched(ATTEMPT.attempt + 1, 0, pair.scratch)
+    pair.launch(ATTEMPT.attempt + 1)
     assert not [file for file in (tmp_path / "b").rglob("*") if file.is_file()]
     assert not [file for file in (pair.scratch / "sent").rglob("*") if file.is_file()]
     late = Piece(

@@ -315,6 +315,7 @@ class Agent:
         except Exception as error:  # any error of the storage ends the attempt
             self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
             return
+        await self._delete_copies(before=order.attempt)
         try:
             await self._zygotes.connect()
         except OSError as error:
@@ -464,14 +465,18 @@ class Agent:
             for handed_over in lines:
                 handed_over.close()
         self._forget_kept()
-        assert self._kept_copies is not None
-        self._sent.launched(order.attempt, self._rank, self._scratch.path)
-        self._kept_copies.launched(order.attempt)
         self._worker = self._last = worker
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines), self._spec.route))
         self.emit(Started(attempt=order.attempt, rank=self._rank))
         worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
+
+    async def _delete_copies(self, *, before: int) -> None:
+        """Delete the copies of attempts before one: it needs the room."""
+        assert self._scratch is not None
+        assert self._kept_copies is not None
+        await self._sent.launched(before, self._rank, self._scratch.path)
+        await asyncio.to_thread(self._kept_copies.launched, before)
 
     def _forget_kept(self) -> None:
         if self._last is not None and self._last.kept is not None:

@@ -108,8 +108,8 @@ class SentCopies:
     _is_over: bool = False
     """Whether the neighbour can't take any."""
 
-    def launched(self, attempt: int, rank: int, scratch: Path) -> None:
-        """Forget the copies of earlier attempts.
+    async def launched(self, attempt: int, rank: int, scratch: Path) -> None:
+        """Delete the copies of earlier attempts.
 
         Args:
             attempt: the attempt that starts.
@@ -117,13 +117,14 @@ class SentCopies:
             scratch: the run's directory on the node.
         """
         self.stop()
-        for copy in self.there.values():
-            _remove(copy)
+        old = list(self.there.values())
         self.there.clear()
         self._attempt, self._rank, self._scratch = attempt, rank, scratch
         self._from = self._newest = 0
         self._common = None
         self._is_over = False
+        for copy in old:
+            await asyncio.to_thread(_remove, copy)
 
     def stop(self) -> None:
         """Send nothing more."""
@@ -166,7 +167,7 @@ class SentCopies:
     def _keep(self, copy: Copy, *, number: int) -> None:
         """Keep a copy when its worker process deletes it, and one of those before."""
         for other in set(self.there) - {to_keep(self.there, self._common)}:
-            _remove(self.there.pop(other))
+            asyncio.get_running_loop().run_in_executor(None, _remove, self.there.pop(other))
         part, is_report, is_ahead = copy
         assert part.staged is not None
         target = self._scratch / _SENT / part.staged.name
