@@ -79,6 +79,14 @@ def train(config: dict[str, Any]) -> list[Any]:
         else DataLoader(rows, batch_size=4, shuffle=True, num_workers=config.get("processes", 0)),
         DataLoader(rows, batch_size=4),
     )
+
+    def error_in(batches: Any) -> float:
+        with torch.no_grad():
+            model.eval()
+            error = sum((model(x)[:, 0] - y).square().sum().item() for x, y in batches)
+            model.train()
+        return error
+
     torch.manual_seed(accelerator.process_index)
     done = restore(accelerator)
     if config.get("looks"):
@@ -88,6 +96,8 @@ def train(config: dict[str, Any]) -> list[Any]:
         if config.get("skips") and "batches" in done:
             # Since then, the loop may have got further.
             batches = skip_first_batches(loader, done.pop("batches"))
+        if config.get("nests") == "pairs":
+            batches = (batch for batch, _ in zip(loader, loader, strict=True))
         for x, y in batches:
             seen.sums.append(accelerator.gather(x.sum()[None]).tolist())
             with accelerator.accumulate(model):
@@ -98,13 +108,12 @@ def train(config: dict[str, Any]) -> list[Any]:
                 optimizer.step()
                 optimizer.zero_grad()
             at("step")
+            if config.get("nests") == "accuracy" and len(seen.sums) % 2 == 0:
+                error_in(loader)
             if config["reports"] and len(seen.sums) % 4 == 0:
                 given = len(seen.sums) - epoch * STEPS
                 report(accelerator, {"steps": len(seen.sums)}, epoch=epoch, batches=given)
-        with torch.no_grad():
-            model.eval()
-            error = sum((model(x)[:, 0] - y).square().sum().item() for x, y in other)
-            model.train()
+        error = error_in(other)
         report(accelerator, {"steps": len(seen.sums), "error": error}, epoch=epoch + 1)
     return [seen.sums, [each.tolist() for each in inner.state_dict().values()]]
 
@@ -210,6 +219,19 @@ def test_a_look_at_the_first_batch_leaves_the_place(
     killed = fit(quiet, "forward", 10, "all", **KINDS["looking"])
     assert killed.restarts == 1
     assert killed.return_values == undisturbed("looking").return_values
+
+
+@pytest.mark.parametrize("nests", ["accuracy", "pairs"])
+def test_an_epoch_begins_again_whose_loop_has_another_one_within_it(
+    quiet: RunConfig, nests: str
+) -> None:
+    killed = fit(quiet, "forward", STEPS + 5, nests=nests, reports=True)
+    [asked] = journal(killed.path, "SurvivorsAsked")
+    assert "Accelerate's data loader 0 within a loop over it" in asked["reason"]
+    assert killed.restarts == 1
+    # The last report was in the second step of the epoch.
+    assert len(killed.return_values[0][0]) == STEPS + 2 + 2 * STEPS
+    assert log(killed).count("within a loop over it") == 2  # one an attempt
 
 
 def test_other_workers_get_the_batches_that_are_left(

@@ -24,7 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from polytrain.extension import Plan, open_cursor
+from polytrain.extension import Epoch, Plan, open_cursor
 from polytrain_plugins.type_names import a_type
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import gathered
@@ -58,6 +58,12 @@ _CONTINUES = (
     "%s continues after batch %d of its epoch: the batches before it don't come again. A loop that "
     "skips them itself (`if step < done: continue`) would leave out others. Take out that line, or "
     "use accelerate.skip_first_batches."
+)
+
+_WITHIN = (
+    "%s is iterated over within a loop over it. A checkpoint has one place in it and can't tell "
+    "which of the two trains, so after a restart its epoch begins again, with all of its batches. "
+    "To keep the place, prepare another loader of the same data for the inner loop."
 )
 
 _KNOWN_SAMPLERS = (
@@ -157,6 +163,9 @@ class _Place:
         self._begins = False
         """Whether Accelerate begins an iteration, and sets the epoch itself."""
 
+        self._is_lost = False
+        """Whether the place is only that of an epoch: two loops have run at once."""
+
         self._has_continued = False
         """Whether an iteration has begun within an epoch by itself."""
 
@@ -178,7 +187,7 @@ class _Place:
         with self._cursor.epoch() as epoch:
             start = epoch.start
             if skipped is not None and not (start and self._keeps_own):
-                epoch.given(start := skipped)
+                self._given(epoch, start := skipped)
             elif start and skipped is None:
                 self._say_that_it_continues(start)
             self._begin(epoch.number if self._asked is None else self._asked)
@@ -186,17 +195,37 @@ class _Place:
                 next_batch()
             for batch in self._from(start, own):
                 has_batch()
-                epoch.check_alone()
                 start += self.per_step
-                epoch.given(start)
+                self._given(epoch, start)
                 before = _steps()
                 yield batch
+                if epoch.is_overtaken:
+                    self._lose(epoch)
                 # An evaluation's loop takes none.
                 self._trains = self._trains or _steps() > before
                 if self._trains:
                     next_batch()
             if self._trains:
                 epoch_is_over()
+
+    def _given(self, epoch: Epoch, start: int) -> None:
+        if not self._is_lost:
+            epoch.given(start)
+
+    def _lose(self, epoch: Epoch) -> None:
+        """Keep the place no more within epochs: a loop continues, and another has begun within."""
+        epoch.is_loop = False
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self._cursor.reported()
+        position = self._cursor.position
+        self._cursor.resume_at(position.moved(position.epoch, 0))
+        keeps = keeper.keeper()
+        if keeps is not None:
+            keeps.refuse(f"it iterates over {self._name} within a loop over it")
+        if dist.get_rank() == 0:
+            logger.warning(_WITHIN, self._name)
 
     def _say_that_it_continues(self, start: int) -> None:
         if dist.get_rank() == 0 and not self._has_continued:

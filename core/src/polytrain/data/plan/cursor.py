@@ -141,7 +141,7 @@ class Cursor(Generic[AnyPosition]):
         return self.skipped_in(self.next_epoch().number)
 
     def resume_at(self, position: AnyPosition) -> None:
-        """Set another position than the manifest's, before the first epoch."""
+        """Set another position: before the first epoch, or in the one that has begun."""
         self._position = position
 
     @property
