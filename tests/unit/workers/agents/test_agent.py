@@ -38,6 +38,7 @@ from polytrain.workers.agents.calls import (
     SendRoster,
     WriteState,
 )
+from polytrain.workers.agents.neighbour_copies import Room
 from polytrain.workers.agents.shard_cache import ShardCache
 from polytrain.workers.agents.worker_connection import KeptEnd
 from polytrain.workers.processes.channel import SocketChannel
@@ -101,7 +102,7 @@ async def received(agent: Agent, kind: type[AgentEvent]) -> Any:
 
 def with_agent(spec: AgentSpec, test: Callable[[Agent], Awaitable[None]]) -> None:
     async def run() -> None:
-        agent = Agent(spec, HERE, {}, JobMemory(b"job"))
+        agent = Agent(spec, HERE, {}, JobMemory(b"job"), None, Room())
         await agent.place()
         await test(agent)
         await agent.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -20,7 +21,14 @@ from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten, sto
 from polytrain.checkpoint.staging import COPIES, Stagings, remove
 from polytrain.events.attempt import CopySent, StateUnwritten
 from polytrain.workers.agents import neighbour_copies
-from polytrain.workers.agents.neighbour_copies import Copy, KeptCopies, Piece, SentCopies, Whole
+from polytrain.workers.agents.neighbour_copies import (
+    Copy,
+    KeptCopies,
+    Piece,
+    Room,
+    SentCopies,
+    Whole,
+)
 from polytrain.workers.agents.part_storer import if_undamaged, of_state
 
 CONTENT = {"model.pt": b"weights" * 1000, "state/rest.pt": b"", "other": b"x"}
@@ -50,7 +58,7 @@ class Pair:
         (path / "b").mkdir(parents=True)
         self.scratch.mkdir()
         self.events: list[CopySent] = []
-        self.host = Host(KeptCopies(path / "b"))
+        self.host = Host(KeptCopies(path / "b", Room()))
         self.sent = SentCopies(tell=self.events.append, neighbour=self.host)
         self.launch(ATTEMPT.attempt)
         self.copies: dict[int, Copy] = {}
@@ -209,6 +217,60 @@ def test_a_neighbour_without_room_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     assert sent.holder is None
     assert "set TMPDIR to a directory with more" in sent.reason
     assert pair.numbers() == []
+
+
+def begun(rank: int, *, size: int, content: bytes = b"", name: str = "model.pt") -> Piece:
+    part = StagedPart(
+        attempt_id=ATTEMPT,
+        rank=rank,
+        checkpoint=1,
+        staged=None,
+        stamps={},
+        step=1,
+        metrics={},
+        positions={},
+    )
+    return Piece(part=part, common=None, size=size, name=name, offset=0, content=content)
+
+
+def test_room_is_not_given_to_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each agent of a host keeps another rank's copies, on the same disk."""
+    free = 500
+    usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(neighbour_copies, "shutil", usage)
+    room = Room()
+    first, second = (KeptCopies(tmp_path, room) for _ in range(2))
+    for kept in (first, second):
+        kept.launched(ATTEMPT.attempt)
+    first.take(begun(0, size=200))
+    # The first one needs 400: for this copy, and for the next one.
+    with pytest.raises(OSError, match="room for 0 MB"):
+        second.take(begun(1, size=100))
+    first.take(begun(0, size=200, content=b"x" * 200))
+    free -= 200
+    second.take(begun(1, size=50))
+    # What it hasn't used is free again in the next attempt.
+    first.launched(ATTEMPT.attempt + 1)
+    second.take(begun(2, size=100))
+
+
+def test_nothing_is_left_of_a_copy_for_which_the_disk_is_too_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptCopies(tmp_path, Room())
+    kept.launched(ATTEMPT.attempt)
+    kept.take(begun(0, size=20, content=b"x" * 10))
+    assert [file for file in tmp_path.rglob("*") if file.is_file()]
+
+    def is_full(descriptor: int, mode: str) -> None:
+        os.close(descriptor)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fdopen", is_full)
+        with pytest.raises(OSError, match="No space left"):
+            kept.take(begun(0, size=20, content=b"x" * 10, name="other"))
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
 def test_copies_of_an_earlier_attempt_are_deleted(tmp_path: Path) -> None:

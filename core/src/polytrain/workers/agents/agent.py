@@ -63,6 +63,7 @@ from polytrain.workers.agents.neighbour_copies import (
     KeptCopies,
     Neighbour,
     Piece,
+    Room,
     SentCopies,
     Whole,
 )
@@ -100,7 +101,8 @@ class Agent:
         place: NodeAddress,
         variables: Mapping[str, str],
         job_memory: JobMemory,
-        storage_check: StorageCheck | None = None,
+        storage_check: StorageCheck | None,
+        room: Room,
     ) -> None:
         """
         Args:
@@ -110,6 +112,7 @@ class Agent:
             job_memory: the memory of the run's job, which all agents of a host share.
             storage_check: the check of the node's storage; None in the driver's process, which uses
                 the storage itself.
+            room: the room for other ranks' copies, which all agents of a host share.
         """
         self._spec = spec
         self._place = place
@@ -145,6 +148,7 @@ class Agent:
         """The request for a state that the worker process hasn't answered."""
 
         self._sent = SentCopies(tell=self.emit)
+        self._room = room
         self._kept_copies: KeptCopies | None = None
         """Copies of ranks on another host; None until this agent is ready."""
 
@@ -160,7 +164,7 @@ class Agent:
             self._versions_unlike(),
         )
         self._scratch = Scratch.hold(self._spec.token)
-        self._kept_copies = KeptCopies(self._scratch.path)
+        self._kept_copies = KeptCopies(self._scratch.path, self._room)
         return replace(
             self._place, unusable=self._place.unusable or unusable, other_versions=others
         )

@@ -19,7 +19,7 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, AgentEvent
-from polytrain.workers.agents.neighbour_copies import Neighbour, Piece, Whole
+from polytrain.workers.agents.neighbour_copies import Neighbour, Piece, Room, Whole
 from polytrain.workers.agents.node_checks import StorageCheck
 from polytrain.workers.processes.client import has_ended
 from polytrain.workers.session.job import JobMemory
@@ -74,6 +74,7 @@ class AgentHost:
         self._storage_check = (
             None if is_driver else StorageCheck(spec.store.location, spec.marker, host=place.host)
         )
+        self._room = Room()
         self._agents: dict[int, Agent] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._zygotes: list[subprocess.Popen[bytes]] = []
@@ -92,6 +93,7 @@ class AgentHost:
             {**self._variables, **variables},
             self._job_memory,
             self._storage_check,
+            self._room,
         )
         serving = self._watched(number, self._serve(number, agent))
         self._serving[number] = asyncio.get_running_loop().create_task(serving)

@@ -221,11 +221,51 @@ class SentCopies:
 
 
 @dataclass(slots=True)
+class Room:
+    """The disk space that the agents of a host have for other ranks' copies. It is thread-safe."""
+
+    _promised: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Attempt and rank → bytes that its copies may still take."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def promise(self, attempt: int, rank: int, needed: int, scratch: Path) -> None:
+        """Promise a rank's copies so many bytes, in place of what they were promised before.
+
+        Raises:
+            OSError: the disk hasn't so many besides what others were promised.
+        """
+        with self._lock:
+            self._promised.pop((attempt, rank), None)
+            there = max(0, shutil.disk_usage(scratch).free - sum(self._promised.values()))
+            if there < needed:
+                raise OSError(
+                    f"{os.uname().nodename} has room for {there / 1e6:.0f} MB in {scratch}, and "
+                    f"needs {needed / 1e6:.0f} MB; set TMPDIR to a directory with more"
+                )
+            self._promised[attempt, rank] = needed
+
+    def used(self, attempt: int, rank: int, size: int) -> None:
+        """Note that so many of the promised bytes are on the disk."""
+        with self._lock:
+            left = self._promised.get((attempt, rank), 0) - size
+            self._promised[attempt, rank] = max(0, left)
+
+    def release(self, attempt: int, rank: int) -> None:
+        """Note that a rank's copies need nothing more."""
+        with self._lock:
+            self._promised.pop((attempt, rank), None)
+
+
+@dataclass(slots=True)
 class KeptCopies:
     """Other ranks' copies that an agent keeps. It is thread-safe."""
 
     scratch: Path
     """The run's directory on the node."""
+
+    room: Room
+    """Shared by the agents of the host."""
 
     _whole: dict[tuple[int, int], tuple[Copy, Hashes]] = field(default_factory=dict)
     """Rank and number of a copy → the copy, and its files' hashes."""
@@ -243,8 +283,9 @@ class KeptCopies:
                 return
             for copy, _ in self._whole.values():
                 _remove(copy)
+                self.room.release(self._attempt, copy[0].rank)
             for part in self._begun.values():
-                remove(self._place(part))
+                self._abandon(part)
             self._whole.clear()
             self._begun.clear()
             self._attempt = attempt
@@ -268,11 +309,11 @@ class KeptCopies:
                 return
             if self._begun.get(part.rank) != part:
                 self._begin(sent)
-            root, below = beneath(self._place(part))
-            descriptor = root.open(f"{below}/{sent.name}", os.O_WRONLY | os.O_CREAT)
-            with os.fdopen(descriptor, "wb") as file:
-                file.seek(sent.offset)
-                file.write(sent.content)
+            try:
+                self._write(sent)
+            except OSError:
+                self._abandon(self._begun.pop(part.rank))
+                raise
 
     def copy(self, attempt: int, rank: int, number: int) -> tuple[Copy, Hashes] | None:
         """Return a whole copy and its files' hashes; None if it isn't there."""
@@ -286,16 +327,24 @@ class KeptCopies:
         for number in mine - {kept}:
             _remove(self._whole.pop((part.rank, number))[0])
         if (unfinished := self._begun.pop(part.rank, None)) is not None:
-            remove(self._place(unfinished))
-        count = _AT_ONCE if kept is None else _AT_ONCE - 1
-        there, needed = shutil.disk_usage(self.scratch).free, count * sent.size
-        if there < needed:
-            raise OSError(
-                f"{os.uname().nodename} has room for {there / 1e6:.0f} MB in {self.scratch}, and "
-                f"needs {needed / 1e6:.0f} MB; set TMPDIR to a directory with more"
-            )
-        self._begun[part.rank] = part
+            self._abandon(unfinished)
         remove(self._place(part))
+        needed = (_AT_ONCE if kept is None else _AT_ONCE - 1) * sent.size
+        self.room.promise(part.attempt_id.attempt, part.rank, needed, self.scratch)
+        self._begun[part.rank] = part
+
+    def _write(self, sent: Piece) -> None:
+        root, below = beneath(self._place(sent.part))
+        descriptor = root.open(f"{below}/{sent.name}", os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(descriptor, "wb") as file:
+            file.seek(sent.offset)
+            file.write(sent.content)
+        self.room.used(sent.part.attempt_id.attempt, sent.part.rank, len(sent.content))
+
+    def _abandon(self, part: StagedPart) -> None:
+        """Delete a copy that hasn't arrived whole."""
+        remove(self._place(part))
+        self.room.release(part.attempt_id.attempt, part.rank)
 
     def _place(self, part: StagedPart) -> Path:
         name = directory_name(part.checkpoint, part.attempt_id)
