@@ -76,7 +76,12 @@ def train(config: dict[str, Any]) -> list[Any]:
         torch.optim.Adam(inner.parameters(), lr=0.01),
         DataLoader(Stream(), batch_size=4)
         if config.get("streams")
-        else DataLoader(rows, batch_size=4, shuffle=True, num_workers=config.get("processes", 0)),
+        else DataLoader(
+            rows,
+            batch_size=config.get("size", 4),
+            shuffle=True,
+            num_workers=config.get("processes", 0),
+        ),
         DataLoader(rows, batch_size=4),
     )
 
@@ -234,21 +239,29 @@ def test_an_epoch_begins_again_whose_loop_has_another_one_within_it(
     assert log(killed).count("within a loop over it") == 2  # one an attempt
 
 
-def test_other_workers_get_the_batches_that_are_left(
-    quiet: RunConfig, undisturbed: Callable[[str], Result]
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("reporting", 4), ("reporting", 3), ("reporting", 2), ("dispatched", 4), ("dispatched", 5)],
+)
+def test_other_workers_get_the_rows_that_are_left(
+    quiet: RunConfig, undisturbed: Callable[[str], Result], kind: str, size: int
 ) -> None:
-    """Two had 8 of the 11 batches when they reported, and 3 don't divide that."""
-    config = {"place": "forward", "step": 5, "rank": "all", "reports": True}
+    """Two had 32 of the 44 rows when they reported, and 3 take batches of another size."""
+    config = {**KINDS[kind], "place": "forward", "step": 5, "rank": "all", "reports": True}
     fits = partial(torch_runs.fit, quiet, train, libraries=HUGGING_FACE, name="run")
     with pytest.raises(TrainingFailedError):
         fits(config, failure_config=FailureConfig(max_failures=0))
-    resumed = fits({**config, "rank": None}, workers=3)
-    of_two, of_three = (
-        [each for step in steps for each in step]
-        for steps in (undisturbed("reporting").return_values[0][0], resumed.return_values[0][0])
+    resumed = fits({**config, "rank": None, "size": size}, workers=3)
+    of_two, of_three = undisturbed(kind).return_values[0][0], resumed.return_values[0][0]
+    assert of_three[:4] == of_two[:4]
+    per_step = 3 * size
+    assert len(of_three) == 4 + -(-12 // per_step) + 2 * -(-44 // per_step)
+    left_by_two, left_by_three = (
+        [each for step in steps[4:] for each in step] for steps in (of_two, of_three)
     )
-    assert of_three[:11] == of_two[:11]
-    assert len(of_three) == 11 + 2 * 12
+    # A loader completes the last step with a repeated batch; a dispatcher divides its rows.
+    batches = {2: 3, 3: 12 // size} if kind == "reporting" else {2: 4, 3: 3}
+    assert sum(left_by_three[: batches[3]]) == pytest.approx(sum(left_by_two[: batches[2]]))
 
 
 def test_a_stream_has_no_place(quiet: RunConfig) -> None:

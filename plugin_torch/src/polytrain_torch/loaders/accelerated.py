@@ -19,6 +19,7 @@ from torch.utils.data import (
     BatchSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -119,9 +120,17 @@ def _why_not(loader: Any) -> str | None:
     unknown = [each for each in samplers_in(batches) if type(each) not in _KNOWN_SAMPLERS]
     if unknown:
         return f"a restart couldn't draw the rows of its {type(unknown[0]).__name__} again"
+    whole = _undivided(batches)
+    if type(whole) is not BatchSampler:
+        return f"its batch sampler is {a_type(whole)}"
     if not getattr(batches, "even_batches", True):
         return "even_batches=False gives the ranks different numbers of batches"
     return None
+
+
+def _undivided(batches: Any) -> Any:
+    """Return the sampler of all ranks' batches."""
+    return getattr(batches, "batch_sampler", batches)
 
 
 def _seed(loader: Any) -> int:
@@ -134,7 +143,7 @@ def _seed(loader: Any) -> int:
 
 
 class _Place:
-    """The place of a loader. Positions count batches before they are divided among ranks."""
+    """The place of a loader. Positions count the rows that all ranks have got."""
 
     def __init__(self, loader: Any, name: str, *, seed: int, keeps_own: bool) -> None:
         self.loader = loader
@@ -144,11 +153,15 @@ class _Place:
         self._is_dispatched = isinstance(loader, DataLoaderDispatcher)
         source = loader if self._is_dispatched else self._batches
         is_split = getattr(source, "split_batches", False)
-        self.per_step = 1 if is_split else dist.get_world_size()
-        """How many batches, before they are divided, the ranks get for one each."""
+        self._whole = _undivided(self._batches)
+        self.batch_rows: int = self._whole.batch_size
+        """Rows in a batch, before it is divided among ranks."""
 
-        whole = getattr(self._batches, "batch_sampler", self._batches)
-        self._cursor = open_cursor(Plan(rows=len(whole), shards=1, seed=seed), name=name)
+        self.step_rows = self.batch_rows * (1 if is_split else dist.get_world_size())
+        """Rows of which all ranks get a batch each."""
+
+        plan = Plan(rows=len(self._whole.sampler), shards=1, seed=seed)
+        self._cursor = open_cursor(plan, name=name)
         self._cursor.begins_anywhere = True
         self._samplers = samplers_in(self._batches)
         for each in self._samplers:
@@ -182,7 +195,7 @@ class _Place:
 
         Args:
             own: Accelerate's iteration.
-            skipped: how many batches the training function skips, before they are divided.
+            skipped: how many rows the training function skips.
         """
         with self._cursor.epoch() as epoch:
             start = epoch.start
@@ -195,7 +208,7 @@ class _Place:
                 next_batch()
             for batch in self._from(start, own):
                 has_batch()
-                start += self.per_step
+                start += self.step_rows
                 self._given(epoch, start)
                 before = _steps()
                 yield batch
@@ -229,7 +242,7 @@ class _Place:
 
     def _say_that_it_continues(self, start: int) -> None:
         if dist.get_rank() == 0 and not self._has_continued:
-            logger.warning(_CONTINUES, self._name, start // self.per_step)
+            logger.warning(_CONTINUES, self._name, start // self.step_rows)
         self._has_continued = True
 
     def _begin(self, epoch: int) -> None:
@@ -241,7 +254,7 @@ class _Place:
                 seed_generator(generator, seed)
 
     def _from(self, start: int, own: _Iterate) -> Iterator[Any]:
-        """Return Accelerate's iterator, which passes over the batches before a position."""
+        """Return Accelerate's iterator, which passes over the rows before a position."""
         batches = own(self.loader)
         random = random_state() if start else None
         with self._beginning(start):
@@ -254,7 +267,7 @@ class _Place:
     @contextmanager
     def _beginning(self, start: int) -> Iterator[None]:
         loader, base = self.loader, self.loader.base_dataloader
-        steps, rest = divmod(start, self.per_step)
+        steps, rest = divmod(start, self.step_rows)
         if self._is_dispatched and not rest:
             # It completes its last batch with the first one.
             loader.skip_batches = steps
@@ -269,20 +282,39 @@ class _Place:
             self._begins, loader.base_dataloader, loader.skip_batches = False, base, 0
 
     def _rest(self, start: int) -> Any:
-        steps, rest = divmod(start, self.per_step)
+        steps, rest = divmod(start, self.step_rows)
         if not rest:
             return SkipBatchSampler(self._batches, steps)
-        # The position is another number of workers'.
-        if self._is_dispatched:
-            return SkipBatchSampler(self._batches, start)
+        # The position is another number of workers', or of batches of another size.
+        batches, rest = divmod(start, self.batch_rows)
+        left = SkipBatchSampler(self._whole, batches)
+        if rest:
+            left = copy(self._whole)
+            left.sampler = _RowsLeft(left.sampler, start)
+        if self._batches is self._whole:
+            return left
         shard = copy(self._batches)
-        shard.batch_sampler = SkipBatchSampler(self._batches.batch_sampler, start)
+        shard.batch_sampler = left
         return shard
 
     def _set_epoch(self, epoch: int) -> None:
         if not self._begins:
             self._asked = epoch
         self._own_set_epoch(epoch)
+
+
+class _RowsLeft(Sampler[Any]):
+    """The rows of a sampler from a position on."""
+
+    def __init__(self, sampler: Any, start: int) -> None:
+        self._sampler = sampler
+        self._start = start
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._sampler, self._start, None)
+
+    def __len__(self) -> int:
+        return max(0, len(self._sampler) - self._start)
 
 
 def _iterate(own: _Iterate, loader: Any) -> Iterator[Any]:
@@ -295,8 +327,8 @@ def _iterate(own: _Iterate, loader: Any) -> Iterator[Any]:
     if place is not None:
         # It is one of `accelerate.skip_first_batches`, which counts what it is given.
         is_dispatched = isinstance(loader, DataLoaderDispatcher)
-        per_step = 1 if is_dispatched else place.per_step
-        return place.iterate(own, skipped=batches.skip_batches * per_step)
+        rows = place.batch_rows if is_dispatched else place.step_rows
+        return place.iterate(own, skipped=batches.skip_batches * rows)
     why_not: str | None = vars(loader).get(_WHY_NOT)
     return own(loader) if why_not is None else _without_place(own, loader, why_not)
 
