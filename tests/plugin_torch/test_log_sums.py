@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +25,15 @@ def trainer() -> Any:
     )
 
 
-def test_metrics_of_trl_come_back_after_each_step() -> None:
+def from_json(sums: LogSums) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(json.dumps(sums.as_json()))
+    return read
+
+
+@pytest.mark.parametrize("kept", [LogSums.kept, from_json])
+def test_metrics_of_trl_come_back_after_each_step(
+    kept: Callable[[LogSums], dict[str, Any]],
+) -> None:
     own = trainer()
     sums, metrics = LogSums(own), own._metrics["train"]
     for step in range(1, 50):
@@ -36,7 +46,7 @@ def test_metrics_of_trl_come_back_after_each_step() -> None:
             # A log.
             metrics.clear()
         resumed = trainer()
-        LogSums(resumed).restore(sums.kept())
+        LogSums(resumed).restore(kept(sums))
         expected = {name: [*each] for name, each in metrics.items() if name != "text"}
         assert resumed._metrics == {"train": expected, "eval": {}}
         assert resumed._total_train_tokens == step * 100

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.plugin_torch.test_virtual_workers import ROWS, TABLE, WORKERS, digest, in_world
+from tests.plugin_torch.test_virtual_workers import ROWS, TABLE, WORKERS, in_world
 from tests.sweeps import only_in_sweep
 from torch.nn import functional
 from torch.optim import lr_scheduler, swa_utils
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import polytrain
 from polytrain_torch import micro_batches, prepare_data_loader, prepare_model
+from polytrain_torch.checkpoints.rank_parts import digest
 
 X = torch.as_tensor(np.stack(TABLE["x"].to_numpy()))
 Y = torch.as_tensor(TABLE["y"].to_numpy().copy())
@@ -85,7 +86,7 @@ def classifies_images() -> None:
     # The row that overflows is one virtual worker's; all skip the step.
     assert any(after < before for before, after in pairwise(scales))
     states = (model, averaged, optimizer, warmup, by_epoch, scaler)
-    polytrain.report({"hash": digest(*(each.state_dict() for each in states))})
+    polytrain.report({"hash": digest([each.state_dict() for each in states]).hex()})
 
 
 def trains_adversaries() -> None:
@@ -118,7 +119,7 @@ def trains_adversaries() -> None:
             polytrain.report({"loss": loss.item()})
         schedule.step()
     states = (generator, critic, of_critic, of_generator, schedule)
-    polytrain.report({"hash": digest(*(each.state_dict() for each in states))})
+    polytrain.report({"hash": digest([each.state_dict() for each in states]).hex()})
 
 
 class Language(torch.nn.Module):
@@ -166,7 +167,7 @@ def models_language() -> None:
         schedule.step(validated)
         polytrain.report({"loss": loss.item(), "validated": validated.item()})
     states = (model, optimizer, schedule)
-    polytrain.report({"hash": digest(*(each.state_dict() for each in states))})
+    polytrain.report({"hash": digest([each.state_dict() for each in states]).hex()})
 
 
 @pytest.mark.sweep

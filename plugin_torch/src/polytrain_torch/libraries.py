@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from importlib.util import find_spec
 
 _OLDEST = {
     "lightning": (
@@ -29,8 +30,8 @@ def needed(library: str) -> Iterator[None]:
     _refuse_older(library)
     try:
         yield
-    except ModuleNotFoundError as error:
-        if error.name != library:
+    except ModuleNotFoundError:
+        if find_spec(library) is not None:
             raise
         raise ModuleNotFoundError(
             f"polytrain_torch.{library} needs {library}, which isn't installed: "

@@ -339,8 +339,18 @@ class LogSums:
             own["_tr_loss"] = float(self.loss + more)
         return {**own, **self._of_trl()}
 
+    def as_json(self) -> dict[str, Any]:
+        """Return what `kept` returns, with lists for bytes."""
+        kept = self.kept()
+        by_mode = kept.get("_metrics", {})
+        plain = {
+            mode: {name: _Values.unpacked(each) for name, each in metrics.items()}
+            for mode, metrics in by_mode.items()
+        }
+        return {**kept, "_metrics": plain} if by_mode else kept
+
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue what `kept` has returned."""
+        """Continue what `kept` or `as_json` has returned."""
         trainer = self._trainer
         for name in self._NAMES:
             own = getattr(trainer, name)

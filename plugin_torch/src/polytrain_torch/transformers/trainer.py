@@ -214,7 +214,7 @@ class ReportCallback(TrainerCallback):
         if is_first_save(self) and dist.get_rank() == 0:
             _refuse_unsafe(directory)
             _read_back(directory, **objects)
-        sums = {} if self._sums is None else self._sums.kept()
+        sums = {} if self._sums is None else self._sums.as_json()
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
                 _write_made_by(part / self.CHECKPOINT_NAME, self, args, sums)
