@@ -162,7 +162,7 @@ bench-faults: install ## faults of hosts, time to train again, of each backend; 
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_faults.py $(ARGS)
 
 bench-exact: install ## time of a step with virtual workers, against DDP with gradients accumulated by hand
-	@$(BIN)/python tests/benchmarks/bench_exact.py $(ARGS)
+	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_exact.py $(ARGS)
 
 bench-preflight: install ## time in which the nodes of a run try their connections
 	@$(BIN)/python tests/benchmarks/bench_preflight.py $(ARGS)
