@@ -25,13 +25,14 @@ _LIBRARIES = {"polytrain", "polytrain_torch", "torch"}
 
 
 @contextmanager
-def watched_ranks(tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell of each call in a block of code whose result depends on the number of ranks.
+def watched_ranks(report: Callable[[str], None]) -> Iterator[None]:
+    """Report each call in a block of code whose result depends on the number of ranks.
 
-    Calls by torch and polytrain aren't told, nor are names that were imported before.
+    Calls by torch and polytrain are left out, and so are functions that a module has imported by
+    name.
 
     Args:
-        tell: gets the function's name.
+        report: gets the function's name.
     """
 
     def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +41,7 @@ def watched_ranks(tell: Callable[[str], None]) -> Iterator[None]:
             if not torch.compiler.is_compiling():
                 caller = sys._getframe(1).f_globals.get("__name__", "")
                 if caller.partition(".")[0] not in _LIBRARIES:
-                    tell(name)
+                    report(name)
             return function(*args, **kwargs)
 
         return calls

@@ -67,6 +67,8 @@ _WITHIN = (
     "To keep the place, prepare another loader of the same data for the inner loop."
 )
 
+_ALONE = "not all ranks have prepared its data loader"
+
 _KNOWN_SAMPLERS = (
     *(BatchSampler, BatchSamplerShard, SequentialSampler),
     *(RandomSampler, SeedableRandomSampler, SubsetRandomSampler, WeightedRandomSampler),
@@ -99,9 +101,6 @@ def keep_places(loaders: Sequence[Any], *, keeps_own: bool) -> None:
         elif not hasattr(loader, _PLACE):
             _, seed = of_all[0]
             _Place(loader, f"Accelerate's data loader {number}", seed=seed, keeps_own=keeps_own)
-
-
-_ALONE = "not all ranks have prepared its data loader"
 
 
 def _why_not(loader: Any) -> str | None:

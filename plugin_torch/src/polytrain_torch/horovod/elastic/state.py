@@ -64,7 +64,7 @@ class TorchState:
         values = {name: getattr(self, name) for name in self._values}
         metrics = {name: value for name, value in values.items() if _is_number(value)}
         self._training_state().report(metrics, **values)
-        # Rank 0 may still write what this rank has been told is committed.
+        # Here the commit would end while rank 0 still writes its files.
         agree_on_call("TorchState.commit")
         dist.barrier()
 
