@@ -30,11 +30,16 @@ def free_ports(count: int) -> range:
 
 
 def listening(process: int | str = "self") -> list[tuple[str, int]]:
-    """The address and the port of each TCP socket at which a process listens."""
+    """The address and the port of each TCP socket at which a process listens.
+
+    A process that has ended listens nowhere: frameworks start short ones, for a compiler's version
+    or the linker's cache.
+    """
     inodes = set()
-    for descriptor in Path(f"/proc/{process}/fd").iterdir():
-        with suppress(OSError):  # the descriptor of the listing itself
-            inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # the descriptor of the listing itself
+                inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
     return [(address, port) for inode, address, port in _listening() if inode in inodes]
 
 

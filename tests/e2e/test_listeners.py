@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import socket
+import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -87,13 +88,16 @@ class Lists:
 
     @hookimpl
     def polytrain_reported(self, run: RunInfo) -> None:
-        self.driver = listening()
-        children = psutil.Process().children(recursive=True)
-        by_process = {each.pid: listening(each.pid) for each in children}
-        self.by_process = {
-            pid: seen(sockets, self._ports) for pid, sockets in by_process.items() if sockets
-        }
-        (self._ranks / "listed").touch()
+        try:
+            self.driver = listening()
+            children = psutil.Process().children(recursive=True)
+            by_process = {each.pid: listening(each.pid) for each in children}
+            self.by_process = {
+                pid: seen(sockets, self._ports) for pid, sockets in by_process.items() if sockets
+            }
+        finally:
+            # The ranks wait for it, also if this fails.
+            (self._ranks / "listed").touch()
 
 
 def trains_until_listed(config: dict[str, Any]) -> None:
@@ -113,6 +117,13 @@ def test_what_is_listed_is_where_this_process_listens() -> None:
         ours = [("127.0.0.1", first.getsockname()[1]), ("0.0.0.0", second.getsockname()[1])]
         assert sorted(listening()) == sorted([*before, *ours])
     assert listening() == before
+
+
+def test_a_process_that_has_ended_listens_nowhere() -> None:
+    ended = subprocess.Popen(["true"])
+    pid = ended.pid
+    ended.wait()
+    assert listening(pid) == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
