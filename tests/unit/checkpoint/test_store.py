@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faulty_storage import Call, Faults, FaultyFileSystem
 from tests.unit.checkpoint.checkpoints import (
     ATTEMPT,
     commit,
@@ -30,6 +32,7 @@ from polytrain.checkpoint.manifest import (
     directory_name,
     parse_manifest,
 )
+from polytrain.checkpoint.starting_point import fetch, from_manifest, verify
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import CheckpointError
 from polytrain.storage.local import LocalStorage
@@ -360,3 +363,26 @@ def test_a_commit_whose_files_are_swept_meanwhile_is_none(
         store.commit(made)
     assert store.find(since_token=0).manifests == ()
     assert store.find(since_token=0).damaged == {}
+
+
+def test_many_small_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Each call of an object storage, and each sync of a disk, takes its time."""
+    together = threading.Barrier(8)
+
+    def meet(_: int, call: Call) -> None:
+        if call.kind in meeting and "shard" in call.path:
+            together.wait(timeout=10)
+
+    meeting: set[str] = set()
+    files = {f"shard_{number}": "x" for number in range(16)}
+    filesystem = FaultyFileSystem(tmp_path, Faults(fault=meet))
+    store = store_in(Location.of("runs/one", filesystem))
+    meeting.add("create")
+    committed = commit(store, 0, **files)
+    assert [file.name for file in committed.files] == sorted(files)
+    meeting.clear()
+    meeting.add("open")
+    assert store.damage(committed) == ()
+    fetch(store.location_of(committed.directory), committed.files, tmp_path / "copy")
+    assert {file.name for file in (tmp_path / "copy").iterdir()} == files.keys()
+    verify(from_manifest(committed, store.location_of(committed.directory), own=True))

@@ -18,6 +18,7 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.staging import staged_in
 from polytrain.errors import CheckpointError
+from polytrain.storage.at_once import at_once
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, expect_inside
@@ -122,8 +123,9 @@ def verify(start: StartingPoint) -> None:
     if start.location is None or start.files is None:
         return
     storage = start.location.open()
-    for file in start.files:
-        _expect(storage.digest(file.name), file, start.location)
+    digests = at_once(lambda file: storage.digest(file.name), start.files)
+    for file, digest in zip(start.files, digests, strict=True):
+        _expect(digest, file, start.location)
     if start.location.is_local:
         Beneath(Path(start.location.address)).check()
 
@@ -178,14 +180,16 @@ def fetch(
         near_target.delete_below(unfinished.name)
     with near_target.directory(unfinished.name, make=True):
         pass
+
+    def get(file: StoredFile) -> None:
+        staged = staged_in(near, location.name, file.rank) / file.name if near else None
+        if staged is None or not _taken_over(staged, file, unfinished / file.name):
+            _expect(_get(storage, file.name, unfinished), file, location)
+
     if files is None:
-        for name in storage.list(""):
-            _get(storage, name, unfinished)
+        list(at_once(lambda name: _get(storage, name, unfinished), storage.list("")))
     else:
-        for file in files:
-            staged = staged_in(near, location.name, file.rank) / file.name if near else None
-            if staged is None or not _taken_over(staged, file, unfinished / file.name):
-                _expect(_get(storage, file.name, unfinished), file, location)
+        list(at_once(get, files))
     with near_target.moving(unfinished.name, near_target, target.name) as move:
         move.finish()
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.staging import STAGING, Stamps, beneath, is_unchanged, remove_with_root
 from polytrain.errors import CheckpointError
+from polytrain.storage.at_once import at_once
 from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, storage_errors
@@ -47,8 +47,8 @@ _SHOWN_WITHIN_S = 60.0
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
-_READERS = 16
-"""Manifests to read concurrently; object storage has a high latency."""
+_SMALL = 1 << 20
+"""Files below this size in bytes are stored concurrently."""
 
 
 class SnapshotChangedError(Exception):
@@ -150,17 +150,19 @@ class CheckpointStore:
         """
         files, below = beneath(staged)
         try:
-            paths = sorted(Path(path) for path, _ in files.files(below, expects_own=True))
+            sizes = {
+                path.removeprefix(f"{below}/"): status.st_size
+                for path, status in files.files(below, expects_own=True)
+            }
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(f"Rank {rank} has nothing staged for {directory}.") from error
-        if Path(below, MANIFEST_NAME) in paths:
+        if MANIFEST_NAME in sizes:
             raise CheckpointError(
                 f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
             )
-        stored, left_out = [], []
-        for file in paths:
-            name = file.relative_to(below).as_posix()
-            with files.reading(str(file)) as opened:
+
+        def store(name: str) -> StoredFile:
+            with files.reading(f"{below}/{name}") as opened:
                 if name in stored_already:
                     digest = hashlib.file_digest(opened, "sha256").hexdigest()
                 else:
@@ -173,11 +175,21 @@ class CheckpointStore:
                     f"{name!r} was written to before it was stored. Write each checkpoint's files "
                     "into a new directory, or report with upload='sync'"
                 )
-            if stored_already.get(name, digest) != digest:
-                left_out.append(name)
-            elif name not in stored_already:
-                stored.append(StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank))
-        return StoredPart(files=tuple(stored), left_out=tuple(left_out))
+            return StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank)
+
+        # Large files take all of a disk's or a network's bandwidth one by one, and training needs
+        # the CPUs that hash them.
+        small = [name for name, size in sizes.items() if size < _SMALL]
+        large = sizes.keys() - small
+        read = sorted([*at_once(store, small), *map(store, large)], key=lambda each: each.name)
+        return StoredPart(
+            files=tuple(each for each in read if each.name not in stored_already),
+            left_out=tuple(
+                each.name
+                for each in read
+                if stored_already.get(each.name, each.sha256) != each.sha256
+            ),
+        )
 
     def find_part(
         self, directory: str, rank: int, *, stored_already: Mapping[str, str] = _NOTHING
@@ -201,17 +213,15 @@ class CheckpointStore:
             raise CheckpointError(
                 f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
             )
-        files = tuple(
-            StoredFile(
-                name=name,
-                size=size,
-                sha256=self._storage.digest(f"{CHECKPOINTS}/{directory}/{name}"),
-                rank=rank,
-            )
-            for name, size in sorted(sizes.items())
-            if name not in stored_already
+        names = sorted(sizes.keys() - stored_already.keys())
+        digests = at_once(
+            lambda name: self._storage.digest(f"{CHECKPOINTS}/{directory}/{name}"), names
         )
-        return StoredPart(files=files)
+        files = (
+            StoredFile(name=name, size=sizes[name], sha256=digest, rank=rank)
+            for name, digest in zip(names, digests, strict=True)
+        )
+        return StoredPart(files=tuple(files))
 
     def commit(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
         """Write the manifest, if its files are stored.
@@ -269,7 +279,7 @@ class CheckpointStore:
             files.setdefault(directory, {})[name] = size
         own = [name for name in files if _is_since(name, since_token)]
         committed = [name for name in own if MANIFEST_NAME in files[name]]
-        read = dict(zip(committed, self._read_all(committed), strict=True))
+        read = dict(zip(committed, at_once(self._read, committed), strict=True))
         damaged = {name: reason for name, reason in read.items() if isinstance(reason, str)}
         manifests = []
         for name, manifest in read.items():
@@ -293,15 +303,14 @@ class CheckpointStore:
         read = self._read(manifest.directory)
         if isinstance(read, str):
             return (read,)
-        wrong = differences(manifest, self._sizes(manifest.directory))
-        return (
-            wrong
-            or self._foreign(manifest)
-            or tuple(
-                f"{file.name} differs from what was committed"
-                for file in manifest.files
-                if self._digest(manifest, file) != file.sha256
-            )
+        wrong = differences(manifest, self._sizes(manifest.directory)) or self._foreign(manifest)
+        if wrong:
+            return wrong
+        digests = at_once(lambda file: self._digest(manifest, file), manifest.files)
+        return tuple(
+            f"{file.name} differs from what was committed"
+            for file, digest in zip(manifest.files, digests, strict=True)
+            if digest != file.sha256
         )
 
     def stamps(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
@@ -376,12 +385,6 @@ class CheckpointStore:
         return {
             path.removeprefix(f"{root}/"): size for path, size in self._storage.list(root).items()
         }
-
-    def _read_all(self, directories: Sequence[str]) -> Iterable[Manifest | str]:
-        if self.location.is_local:
-            return map(self._read, directories)
-        with ThreadPoolExecutor(_READERS) as readers:
-            return readers.map(self._read, directories)
 
     def _read(self, directory: str) -> Manifest | str:
         try:

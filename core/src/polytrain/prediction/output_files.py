@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 
 from polytrain.prediction.parts import Part
 from polytrain.prediction.record import RECORD_FILE, PredictionRecord, record_from_json
+from polytrain.storage.at_once import at_once
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.retry import retry
@@ -25,9 +25,6 @@ _STAGING = "_staging"
 """Directory in which files are written before a final rename, if the output is a directory."""
 
 _LOCK = "_lock"
-
-_READERS = 16
-"""Footers to read concurrently; object storage has a high latency."""
 
 _SHOWN_WITHIN_S = 60.0
 """Maximum seconds until a network file system shows files that another node wrote."""
@@ -99,13 +96,12 @@ class OutputFiles:
         """Return the numbers of the parts with complete files, whose footers count all rows."""
         present = self.names()
         candidates = [part for part in parts if part.file in present]
-        with ThreadPoolExecutor(_READERS) as readers:
-            rows = readers.map(self._rows_in, [part.file for part in candidates])
-            return frozenset(
-                part.number
-                for part, found in zip(candidates, rows, strict=True)
-                if found == len(part.rows)
-            )
+        rows = at_once(self._rows_in, [part.file for part in candidates])
+        return frozenset(
+            part.number
+            for part, found in zip(candidates, rows, strict=True)
+            if found == len(part.rows)
+        )
 
     def expect(self, files: Collection[str]) -> None:
         """Check that the driver sees all files, which workers may have stored on other nodes.

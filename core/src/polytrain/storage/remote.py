@@ -13,12 +13,12 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
+from polytrain.storage.at_once import at_once
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.protocol import READS_AT_MOST, expect_size
 from polytrain.storage.retry import StorageHealth, answered, retry
@@ -27,8 +27,8 @@ Answer = TypeVar("Answer")
 
 _CHUNK = 1 << 22
 
-_READERS = 16
-"""Parts of a log to read concurrently."""
+_SEGMENTS = 16
+"""Parts of a log to hold in memory at once."""
 
 # Object stores have no directories; making one makes an empty object.
 _WITHOUT_DIRECTORIES = ("s3", "gcs", "abfs")
@@ -154,13 +154,12 @@ class RemoteStorage:
 
     def read_log(self, path: str) -> Iterator[bytes]:
         segments = sorted(self.list(path))
-        with ThreadPoolExecutor(_READERS) as readers:
-            for start in range(0, len(segments), _READERS):
-                for segment in readers.map(self.read, segments[start : start + _READERS]):
-                    yield segment
-                    # The last line of a segment may be incomplete, because its writer died.
-                    if not segment.endswith(b"\n"):
-                        yield b"\n"
+        for start in range(0, len(segments), _SEGMENTS):
+            for segment in at_once(self.read, segments[start : start + _SEGMENTS]):
+                yield segment
+                # The last line of a segment may be incomplete, because its writer died.
+                if not segment.endswith(b"\n"):
+                    yield b"\n"
 
     def log_state(self, path: str) -> Mapping[str, int]:
         return self.list(path)
