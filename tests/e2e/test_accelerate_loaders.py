@@ -94,9 +94,22 @@ def train(config: dict[str, Any]) -> list[Any]:
 
     torch.manual_seed(accelerator.process_index)
     done = restore(accelerator)
-    if config.get("looks"):
+    looks = config.get("looks", ())
+    if "next" in looks:
         next(iter(loader))
+    if "held" in looks:
+        held = iter(loader)
+        next(held)
+    if "other" in looks:
+        next(iter(other))
+    if "break" in looks:
+        for _ in loader:
+            break
+    if "pass" in looks:
+        error_in(other)
     for epoch in range(done.get("epoch", 0), 3):
+        if "each epoch" in looks:
+            next(iter(loader))
         batches = loader
         if config.get("skips") and "batches" in done:
             # Since then, the loop may have got further.
@@ -147,7 +160,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "split": {"splits": True},
     "accumulated": {"accumulates": 2},
     "reporting": {"reports": True},
-    "looking": {"looks": True, "reports": True},
+    "looking": {"looks": ["next"], "reports": True},
+    "looking twice": {"looks": ["next", "other", "break"]},
+    "looking in each epoch": {"looks": ["each epoch"]},
+    "holding": {"looks": ["held"]},
+    "passing": {"looks": ["pass"]},
 }
 
 
@@ -175,6 +192,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Res
         ("dispatched", "forward", 9, 0),
         ("split", "forward", 15, 1),
         ("accumulated", "backward", 10, 0),
+        ("looking twice", "forward", 4, 1),
+        ("looking in each epoch", "forward", 9, 1),
+        ("holding", "forward", 9, 0),
+        ("passing", "forward", 4, 1),
     ],
 )
 def test_no_step_is_repeated(

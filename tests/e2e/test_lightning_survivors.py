@@ -153,9 +153,12 @@ def train(config: dict[str, Any]) -> None:
         own_save(*args, **options)
 
     trainer.strategy.save_checkpoint = save_checkpoint
-    trainer.fit(
-        module, DataLoader(rows, batch_size=4, shuffle=True), DataLoader(rows, batch_size=8)
-    )
+    loader = DataLoader(rows, batch_size=4, shuffle=True)
+    if config["variant"] == "looks":
+        next(iter(loader))
+        for _ in loader:
+            break
+    trainer.fit(module, loader, DataLoader(rows, batch_size=8))
     if trainer.global_rank == 0:
         torch.save(module.state_dict(), Path(config["output"], "weights.pt"))
 
@@ -241,6 +244,7 @@ EXACT: dict[str, tuple[str, int, dict[str, Any]]] = {
     "scheduler by epoch": ("backward", 9, {"scheduler": "epoch"}),
     "scheduler by error": ("validation", 12, {"scheduler": "plateau"}),
     "own buffers": ("backward", 9, {"variant": "own buffers"}),
+    "looks at batches": ("backward", 9, {"variant": "looks"}),
     "stops": ("validation", 12, {"options": {"callbacks": STOPS}}),
     "has stopped": ("end", 12, {"options": {"callbacks": STOPS}}),
     "saves within epochs": ("backward", 9, {"options": {"callbacks": SAVES}}),

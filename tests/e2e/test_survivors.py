@@ -7,6 +7,7 @@ a run that begins an attempt between two epochs has it from a survivor.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def train(config: dict[str, Any]) -> None:
     loader = polytrain_torch.prepare_data_loader(
         DataLoader(TensorDataset(x, x.sum(1)), batch_size=16, shuffle=True)
     )
+    other = polytrain_torch.prepare_data_loader(DataLoader(TensorDataset(x), batch_size=16))
     polytrain_torch.seed_everything(7)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if config["averages"]:
@@ -81,6 +83,14 @@ def train(config: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     register_optimizer_step_post_hook(lambda *_: at("optimizer"))
+    if config["looks"]:
+        next(iter(loader))
+        for _ in other:
+            pass
+        for _ in loader:
+            break
+        held = iter(loader)
+        next(held)
     for epoch in range(done.get("epoch", 0), 3):
         for x, y in loader:
             at("begin")
@@ -110,7 +120,7 @@ def fit(
     **config: Any,
 ) -> Result:
     chosen = {"place": place, "step": step, "rank": 1, "by": "", "raises": False}
-    chosen |= {"averages": True, "steps": None, **config}
+    chosen |= {"looks": False, "averages": True, "steps": None, **config}
     failures = FailureConfig(max_failures=max_failures, retry_user_errors=True)
     return torch_runs.fit(quiet, train, chosen, failure_config=failures, **changes)
 
@@ -145,6 +155,15 @@ def test_no_step_is_repeated(
     rates = [each["rate"] for each in result.history if "rate" in each]
     assert rates == [each["rate"] for each in undisturbed.history if "rate" in each]
     assert Path(again["start"]).name.startswith("checkpoint_")
+
+
+def test_no_step_is_repeated_after_looks_at_batches(quiet: RunConfig, tmp_path: Path) -> None:
+    expected = fit(replace(quiet, storage_path=tmp_path / "undisturbed"), looks=True)
+    result = fit(quiet, "forward", 8, looks=True)
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    assert result.restarts == 1
+    assert equal(result.load_model(), expected.load_model())
 
 
 ALONE = {"workers": 1, "checkpoint_config": CheckpointConfig(memory=1)}

@@ -122,13 +122,19 @@ def train(config: dict[str, Any]) -> None:
         eval_dataset=rows[:8],
         callbacks=[Dies(), *stops],
     )
-    prepare_trainer(trainer).train()
+    prepare_trainer(trainer)
+    if config["looks"]:
+        next(iter(trainer.get_train_dataloader()))
+        for _ in trainer.get_train_dataloader():
+            break
+    trainer.train()
 
 
 def fit(
     quiet: RunConfig, output: Path, place: str = "", step: int = 0, **config: Any
 ) -> tuple[Result, dict[str, torch.Tensor]]:
     chosen = {"place": place, "step": step, "rank": 1, "output": str(output), "stops": False}
+    chosen |= {"looks": False}
     chosen |= {"steps": "", "arguments": {}}
     changes = {name: config.pop(name) for name in list(config) if name not in chosen}
     result = fit_with_library(quiet, train, {**chosen, **config}, **changes)
@@ -206,6 +212,7 @@ STOPS = {
         ("evaluation", 9, {"arguments": STOPS, "stops": True}),
         # Each rank has its own statistics.
         ("backward", 5, {"arguments": {"ddp_broadcast_buffers": False}}),
+        only_in_sweep("backward", 5, {"looks": True}),
     ],
 )
 def test_what_the_trainer_does_beside_its_steps_is_done_once(

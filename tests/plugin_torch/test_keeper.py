@@ -303,6 +303,38 @@ def test_a_loop_whose_batches_come_from_elsewhere_is_not_continued(
     within(train)
 
 
+@pytest.mark.parametrize("by_next", [False, True])
+def test_a_loop_is_continued_that_comes_after_looks_at_batches(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_next: bool
+) -> None:
+    def loader(rank: Rank) -> Iterator[int]:
+        for batch in range(3):
+            rank.fetch_for(sys._getframe(1))
+            yield batch
+
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        next(loader(rank))
+        for _ in loader(rank):
+            break
+        for _ in loader(rank):
+            next(loader(rank))
+        if by_next:
+            while True:
+                rank.fetch()
+                if rank.keeper.steps == 2:
+                    break
+                rank.step()
+        else:
+            for _ in loader(rank):
+                if rank.keeper.steps < 2:
+                    rank.step()
+        rank.write(tmp_path)
+
+    within(train)
+    assert (tmp_path / "state.pt").exists()
+
+
 class Table:
     """A part that has much to save."""
 

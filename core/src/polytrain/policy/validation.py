@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from polytrain.text.metrics import flat
-
 
 class ValidationStatus(StrEnum):
     """The status of a checkpoint's validation."""
@@ -118,8 +116,7 @@ class Validations:
 
 def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:
     """Return why a validation's metrics can't be added to the report's; None if they can."""
-    taken = {*reported, *flat(reported)}
-    both = [name for name in {**returned, **flat(returned)} if name in taken]
+    both = [name for name in returned if name in reported]
     if not both:
         return None
     names = ", ".join(map(repr, both))

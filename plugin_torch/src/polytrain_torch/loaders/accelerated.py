@@ -169,6 +169,12 @@ class _Place:
             elif hasattr(each, "generator"):
                 # Without one it would draw from torch's.
                 each.generator = each.generator or torch.Generator()
+        base = loader.base_dataloader
+        self._workers: torch.Generator | None = None
+        """Seeds the loader's processes, which would take a number of torch's at each look."""
+
+        if base.generator is None:
+            base.generator = self._workers = torch.Generator()
         self._asked: int | None = None
         """The epoch that the training function has set for the next iteration."""
 
@@ -203,7 +209,8 @@ class _Place:
             elif start and skipped is None:
                 self._say_that_it_continues(start)
             self._begin(epoch.number if self._asked is None else self._asked)
-            if self._trains is not False:
+            # Before the first step of all, nobody knows what trains.
+            if self._trains is not False or not _steps():
                 next_batch()
             for batch in self._from(start, own):
                 has_batch()
@@ -251,6 +258,8 @@ class _Place:
         for each in self._samplers:
             for generator in generators_of(each):
                 seed_generator(generator, seed)
+        if self._workers is not None:
+            self._workers.manual_seed(seed_of(f"{seed} {dist.get_rank()}", octets=7))
 
     def _from(self, start: int, own: _Iterate) -> Iterator[Any]:
         """Return Accelerate's iterator, which passes over the rows before a position."""

@@ -121,6 +121,16 @@ def body_after(code: CodeType, at: int) -> range | None:
 
 
 @functools.cache
+def loops_of(code: CodeType) -> tuple[range, ...]:
+    """Return the offsets of each `for` and `while` loop, from its begin to a jump back there."""
+    return tuple(
+        range(each.argval, each.offset + 1)
+        for each in dis.get_instructions(code)
+        if "JUMP" in each.opname and "BACKWARD" in each.opname
+    )
+
+
+@functools.cache
 def targets_around(code: CodeType, at: int) -> tuple[frozenset[str], ...]:
     """Return the variables that the code reads of each `for` loop around an instruction.
 

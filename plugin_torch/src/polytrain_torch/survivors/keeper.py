@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
@@ -43,7 +43,7 @@ from polytrain_torch.survivors.depot import depot
 from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
 from polytrain_torch.survivors.live_parts import LiveParts
-from polytrain_torch.survivors.loop_variables import Frames, Loop, frames_from, is_inside
+from polytrain_torch.survivors.loop_variables import Frames, Loop, fetch_of_step, frames_from
 from polytrain_torch.virtual_workers import current as virtual_workers
 
 logger = logging.getLogger(__name__)
@@ -175,6 +175,9 @@ class Keeper:
 
         self._loop: Loop | None = None
         self._frames: Frames = ()
+        self._fetches: dict[tuple[CodeType, int], Frames] = {}
+        """Where batches were fetched before the first step: looks, evaluations, the training."""
+
         self._foreign = ""
         """What has been found that a checkpoint wouldn't hold; empty if nothing."""
 
@@ -232,7 +235,11 @@ class Keeper:
 
     def before_batch(self, frame: FrameType | None) -> None:
         """Note that the loop is about to get its next batch."""
-        if self._why_not is None and (self._has_stepped or not self._frames):
+        if self._why_not is not None:
+            return
+        if frame is not None and self._loop is None and not self._foreign:
+            self._fetches[frame.f_code, frame.f_lasti] = frames_from(frame)
+        if self._has_stepped or not self._frames:
             if (
                 not self._frames
                 or self._frames[0][0] is not frame
@@ -469,9 +476,12 @@ class Keeper:
         }
 
     def _see_loop(self) -> None:
-        if not is_inside(self._frames):
+        found = fetch_of_step(self._fetches.values())
+        self._fetches.clear()
+        if found is None:
             self._foreign = self.why_elsewhere
             return
+        self._frames = found
         known = [self, *self._around, *self._live.objects()]
         self._loop = Loop(self._frames, known)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ from polytrain_torch.survivors.byte_code import (
     body_after,
     functions_of_loops,
     globals_of,
+    loops_of,
     read_after,
     targets_around,
 )
@@ -44,21 +45,49 @@ def frames_from(frame: FrameType | None) -> Frames:
     return tuple(found)
 
 
-def is_inside(frames: Frames) -> bool:
-    """Whether the code that runs now is in the loop that got its last batch in these frames.
+def fetch_of_step(fetches: Iterable[Frames]) -> Frames | None:
+    """Return where the loop that runs now got its last batch; None if nowhere.
 
-    An evaluation may have got it, while the training has batches of its own.
+    A look at a batch, or an evaluation, may have fetched some before, while the training may have
+    batches of its own.
+
+    Args:
+        fetches: the frames of each place that has fetched a batch, in order.
     """
-    own = [each for each in frames if not (_is_between(each[0]) or _is_generator(each[0]))]
-    if not own:
-        return False
-    fetching, at = own[0]
-    body = body_after(fetching.f_code, at)
-    running: FrameType | None = sys._getframe()
-    while running is not None and running is not fetching:
-        running = running.f_back
-    # What fetches by `next` may be a function of its own, which is over by now.
-    return body is None or (running is not None and fetching.f_lasti in body)
+    found, most = None, -1
+    for frames in fetches:
+        own = [each for each in frames if not (_is_between(each[0]) or _is_generator(each[0]))]
+        if not own:
+            continue
+        fetching, at = own[0]
+        body = body_after(fetching.f_code, at)
+        if body is None:
+            # What fetches by `next` may be a function of its own, which is over by now.
+            loops = _loops_shared(own)
+            if loops > most:
+                found, most = frames, loops
+        elif fetching in _running() and fetching.f_lasti in body:
+            return frames
+    return found
+
+
+def _loops_shared(frames: Sequence[tuple[FrameType, int]]) -> int:
+    """Return how many loops have both a fetch and what runs now in them."""
+    running = _running()
+    for frame, at in frames:
+        if frame in running:
+            return sum(at in loop and frame.f_lasti in loop for loop in loops_of(frame.f_code))
+    return 0
+
+
+def _running() -> list[FrameType]:
+    """Return the frames that run now, innermost first."""
+    found: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
 
 
 @dataclass

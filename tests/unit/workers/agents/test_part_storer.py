@@ -16,7 +16,6 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import StateUnwritten
 from polytrain.workers.agents import part_storer
 from polytrain.workers.agents.part_storer import PartStorer, of_state
-from polytrain.workers.agents.sent_copies import Copy
 
 
 def part(store: CheckpointStore, number: int) -> StagedPart:
@@ -53,7 +52,7 @@ def told(store: CheckpointStore, *parts: tuple[StagedPart, Any]) -> list[Any]:
     events: list[Any] = []
 
     async def run() -> None:
-        storer = PartStorer(store, merges_files=False, emit=events.append)
+        storer = PartStorer(store, merges_files=False, tell=events.append)
         for each, as_event in parts:
             storer.take(each, as_event)
         await storer.finish()
@@ -70,7 +69,7 @@ def test_a_state_that_the_storage_does_not_take_is_left_out(
     monkeypatch.setattr(part_storer, "_STATE_WITHIN_S", 0.01)
     store = store_in(tmp_path)
     state, next_part = part(store, 1), part(store, 2)
-    as_event = of_state(Copy(state, False, False), is_copy=True)
+    as_event = of_state(state, is_report=False, is_ahead=False, is_copy=True)
     events = told(store, (state, as_event), (next_part, None))
     [late] = [each for each in events if isinstance(each, StateUnwritten)]
     assert f"{tmp_path} hasn't taken its state within 0 s" in late.reason
@@ -104,7 +103,7 @@ def test_the_time_of_a_state_begins_when_the_one_before_is_stored(
     monkeypatch.setattr(CheckpointStore, "store_part", noted_store_part)
     store = store_in(tmp_path)
     states = [part(store, number) for number in (1, 2)]
-    as_events = [of_state(Copy(each, False, False), is_copy=True) for each in states]
+    as_events = [of_state(each, is_report=False, is_ahead=False, is_copy=True) for each in states]
     events = told(store, *zip(states, as_events, strict=True))
     assert [type(each) for each in events] == [StateWritten, StateWritten]
     assert happened == ["limit 1", "stored", "limit 2", "stored"]
@@ -113,7 +112,7 @@ def test_the_time_of_a_state_begins_when_the_one_before_is_stored(
 def test_a_state_is_stored_beside_the_checkpoints(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     state = part(store, 1)
-    as_event = of_state(Copy(state, False, False), is_copy=False)
+    as_event = of_state(state, is_report=False, is_ahead=False)
     [written] = told(store, (state, as_event))
     assert isinstance(written, StateWritten)
     assert written.part.step == 1

@@ -26,8 +26,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import Failed, StateUnwritten
 from polytrain.storage.retry import StorageHealth
 from polytrain.workers.agents.calls import AgentEvent
-from polytrain.workers.agents.kept_copies import damaged
-from polytrain.workers.agents.sent_copies import Copy, Hashes
+from polytrain.workers.agents.neighbour_copies import Hashes, damaged
 
 _STATE_WITHIN_S = 20.0
 _STATE_BYTES_PER_S = 50e6
@@ -47,17 +46,17 @@ class PartStorer:
     """Stores one part at a time, on its own threads. Its methods run on one event loop."""
 
     def __init__(
-        self, store: CheckpointStore, *, merges_files: bool, emit: Callable[[AgentEvent], None]
+        self, store: CheckpointStore, *, merges_files: bool, tell: Callable[[AgentEvent], None]
     ) -> None:
         """
         Args:
             store: the run's checkpoints.
             merges_files: whether ranks other than 0 store only files that rank 0's part lacks.
-            emit: called with the outcome of each part.
+            tell: called with the outcome of each part.
         """
         self._store = store
         self._merges_files = merges_files
-        self._emit = emit
+        self._tell = tell
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
         self._thread_of_states = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store-state")
         self._turn_of_state = asyncio.Lock()
@@ -134,7 +133,7 @@ class PartStorer:
         )
         del self._unstored[part.checkpoint]
         self._clear(part)
-        self._emit(outcome)
+        self._tell(outcome)
 
     async def _store_state(self, part: StagedPart, as_event: AsEvent) -> None:
         limit_s = _limit_s(part)
@@ -147,7 +146,7 @@ class PartStorer:
         done, _ = await asyncio.wait([storing], timeout=limit_s)
         if done:
             self._clear(part)
-            self._emit(as_event(storing.result()))
+            self._tell(as_event(storing.result()))
             return
         late = PartVoid(
             attempt=part.attempt_id.attempt,
@@ -155,7 +154,7 @@ class PartStorer:
             checkpoint=part.checkpoint,
             reason=f"{location.address} hasn't taken its state within {limit_s:.0f} s",
         )
-        self._emit(as_event(late))
+        self._tell(as_event(late))
 
     def _clear(self, part: StagedPart) -> None:
         """Delete a staged part that is stored, unless an attempt may resume from this copy."""
@@ -171,14 +170,11 @@ def _limit_s(part: StagedPart) -> float:
     return _STATE_WITHIN_S + size / _STATE_BYTES_PER_S
 
 
-def of_state(state: Copy, *, is_copy: bool) -> AsEvent:
-    """Return what makes an event of a state: that it can't be stored is no failure.
-
-    Args:
-        state: a copy, or what a survivor has written.
-        is_copy: which of them.
-    """
-    attempt, rank = state.part.attempt_id.attempt, state.part.rank
+def of_state(
+    part: StagedPart, *, is_report: bool, is_ahead: bool, is_copy: bool = False
+) -> AsEvent:
+    """Return what makes an event of a survivor's state: that it can't be stored is no failure."""
+    attempt, rank = part.attempt_id.attempt, part.rank
 
     def event(outcome: Outcome) -> AgentEvent:
         if isinstance(outcome, PartStored):
@@ -186,8 +182,8 @@ def of_state(state: Copy, *, is_copy: bool) -> AsEvent:
                 attempt=attempt,
                 rank=rank,
                 part=outcome,
-                is_report=state.is_report,
-                is_ahead=state.is_ahead,
+                is_report=is_report,
+                is_ahead=is_ahead,
                 is_copy=is_copy,
             )
         why = outcome.reason if isinstance(outcome, PartVoid) else outcome.failure.message

@@ -184,7 +184,6 @@ class InlineGroup:
                 ),
                 channel=channel,
                 scratch=scratch,
-                passes=(KeyboardInterrupt,),
             )
         self._exited(order, handle, how="returned")
 
