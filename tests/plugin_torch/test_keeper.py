@@ -361,7 +361,7 @@ def kept(rank: str, loss: float | None, *, point: int, is_forecast: bool = False
     small: dict[str, Any] = {} if loss is None else {"own": {"loss": loss}}
     if not is_forecast:
         small |= {"places": {}, "progress": {}, "groups": {}, "parts": {}, "sample": None}
-    pieces = [rank.encode(), b"", b"", pickle.dumps(small) if small else b""]
+    pieces = [rank.encode(), b"", b"", b"", pickle.dumps(small) if small else b""]
     content = b"".join([LENGTHS.pack(*map(len, pieces)), *pieces])
     return KeptState(point=point, is_forecast=is_forecast, content=content)
 

@@ -23,7 +23,7 @@ def test_a_reader_gets_the_last_points_and_their_forecasts() -> None:
         assert writer.put([b"point %d" % point], point=point, is_forecast=False)
     found = reader.read()
     assert found[-2:] == (kept(b"gradients of 7", 7, True), kept(b"point 7", 7))
-    assert {each.point for each in found if not each.is_forecast} == {4, 5, 6, 7}
+    assert {each.point for each in found if not each.is_forecast} == {2, 3, 4, 5, 6, 7}
     writer.close()
     reader.close()
 
@@ -55,10 +55,10 @@ def test_a_state_that_is_half_written_does_not_count() -> None:
         return len(found)
 
     try:
-        # The last four points, and forecasts of two.
-        assert eventually(lambda: whole_states() == 6, 10)
+        # The last six points, and forecasts of two.
+        assert eventually(lambda: whole_states() == 8, 10)
         for _ in range(5):
-            assert eventually(lambda: whole_states() == 5, 10), "no look fell into a write"
+            assert eventually(lambda: whole_states() == 7, 10), "no look fell into a write"
     finally:
         writer.kill()
         writer.join()

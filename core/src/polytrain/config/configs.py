@@ -334,7 +334,7 @@ class CheckpointConfig(Config):
     in memory first; with ranks on several hosts, to another one too. After a failure the run
     continues from the newest copy, if that is newer than its last checkpoint and no other worker
     has the state. A number is that of steps (rounds of boosters) from copy to copy; with "auto",
-    copies take at most 3 % of the time. It is for loops with torch's `TrainingState`, on CPUs; with
+    copies take at most 3 % of the time. It is for loops with torch's `TrainingState`; with
     one worker also for Keras's `fit`, and for XGBoost and LightGBM from options."""
 
     report_timeout_s: Annotated[float, Seconds()] = 600.0

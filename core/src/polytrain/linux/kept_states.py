@@ -17,8 +17,8 @@ _HEADER = 64
 
 _BEGUN, _POINT, _IS_FORECAST, _LENGTH, _ENDED = range(5)
 
-_POINTS = 4
-"""Slots for the last clean points."""
+_POINTS = 6
+"""Slots for the last clean points. A GPU may be some of them behind its process."""
 
 _SLOTS = _POINTS + 4
 """Those of two points' forecasts have two slots each: one is whole while the other is torn."""
@@ -49,7 +49,12 @@ class KeptStates:
         self.descriptor = descriptor
         self.capacity = capacity
         self._slot = _HEADER + (capacity + _HEADER - 1) // _HEADER * _HEADER
-        self._memory = memoryview(mmap.mmap(descriptor, self._slot * _SLOTS))
+        self.memory = memoryview(mmap.mmap(descriptor, self._slot * _SLOTS))
+        """All of it."""
+
+        self.newest_at = 0
+        """Where the content of the state begins that was written last."""
+
         self._written = 0
 
     @classmethod
@@ -75,10 +80,10 @@ class KeptStates:
         if is_forecast:
             number = _POINTS + point % 2 * 2 + self._written % 2
         begin = number * self._slot
-        header = self._memory[begin : begin + _HEADER].cast("Q")
+        header = self.memory[begin : begin + _HEADER].cast("Q")
         header[_BEGUN] = self._written
-        at = begin + _HEADER
-        self._memory[at : at + len(content)] = content
+        at = self.newest_at = begin + _HEADER
+        self.memory[at : at + len(content)] = content
         header[_POINT], header[_IS_FORECAST] = point, is_forecast
         header[_LENGTH] = len(content)
         # Last: until then the state doesn't count.
@@ -90,13 +95,13 @@ class KeptStates:
         found = []
         for number in range(_SLOTS):
             begin = number * self._slot
-            header = self._memory[begin : begin + _HEADER].cast("Q")
+            header = self.memory[begin : begin + _HEADER].cast("Q")
             order = header[_ENDED]
             length = min(header[_LENGTH], self.capacity)
             state = KeptState(
                 point=header[_POINT],
                 is_forecast=bool(header[_IS_FORECAST]),
-                content=bytes(self._memory[begin + _HEADER : begin + _HEADER + length]),
+                content=bytes(self.memory[begin + _HEADER : begin + _HEADER + length]),
             )
             # A live writer may have begun another state meanwhile.
             if order and header[_BEGUN] == order == header[_ENDED]:
@@ -105,5 +110,5 @@ class KeptStates:
 
     def close(self) -> None:
         """Release the memory here; the other side keeps its own mapping."""
-        self._memory.release()
+        self.memory.release()
         os.close(self.descriptor)

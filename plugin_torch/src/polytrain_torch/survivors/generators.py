@@ -22,15 +22,22 @@ _TWISTER = 625 * 4
 
 
 class Generators:
-    """Reads the states of the default generators of torch, NumPy and Python."""
+    """Reads the states of the default generators of torch, NumPy, Python and all visible GPUs."""
 
     def __init__(self) -> None:
         self._numpy, self._python = _Numpy(), _Python()
 
-    def states(self) -> tuple[bytes, bytes, bytes]:
-        """Return the three states."""
+    def states(self) -> tuple[bytes, bytes, bytes, bytes]:
+        """Return the four states. That of the GPUs is empty until CUDA is used."""
         own = torch.get_rng_state().numpy().tobytes()
-        return own, self._numpy.state(), self._python.state()
+        return own, self._numpy.state(), self._python.state(), _of_gpus()
+
+
+def _of_gpus() -> bytes:
+    if not torch.cuda.is_initialized():
+        return b""
+    states = [each.get_state().numpy().tobytes() for each in torch.cuda.default_generators]
+    return pickle.dumps(states, protocol=5)
 
 
 class _Numpy:
@@ -77,14 +84,18 @@ class _Python:
         return ctypes.string_at(self._address, _TWISTER)
 
 
-def restorable(states: tuple[bytes, bytes, bytes]) -> dict[str, Any]:
+def restorable(states: tuple[bytes, bytes, bytes, bytes]) -> dict[str, Any]:
     """Return what `Generators.states` has returned, as `randomness.random_state` does."""
-    own, numpy, python = states
+    own, numpy, python, gpus = states
     of_numpy = pickle.loads(numpy)
     key = torch.from_numpy(of_numpy["state"]["key"].astype(np.int64))
     return {
-        "torch": torch.frombuffer(bytearray(own), dtype=torch.uint8),
-        "cuda": [],
+        "torch": _tensor(own),
+        "cuda": [_tensor(each) for each in pickle.loads(gpus)] if gpus else [],
         "numpy": {**of_numpy, "state": {**of_numpy["state"], "key": key}},
         "python": pickle.loads(python),
     }
+
+
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -41,6 +41,8 @@ from polytrain_torch.models.parallel import after_forward
 from polytrain_torch.survivors import points
 from polytrain_torch.survivors.depot import depot
 from polytrain_torch.survivors.generators import Generators, restorable
+from polytrain_torch.survivors.gpu_copies import key_of
+from polytrain_torch.survivors.gpu_points import GpuPoints
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
 from polytrain_torch.survivors.live_parts import LiveParts
 from polytrain_torch.survivors.loop_variables import Frames, Loop, fetch_of_step, frames_from
@@ -56,6 +58,9 @@ _ROOM = 1 << 20
 
 _SETTLED_S = 0.02
 """A training that has stood still for so long at a point waits for the lost rank."""
+
+_STUCK_S = 0.2
+"""On a GPU, so long may the gradients of a step take that only this rank has queued."""
 
 _NAP_S = 0.001
 
@@ -79,11 +84,14 @@ class _Point:
     is_over: bool = False
     """Whether the epoch had no batch left."""
 
-    sample: bytes | None = None
+    sample: bytes | torch.Tensor | None = None
     """Of the parameters, where an evaluation may swap them; None elsewhere."""
 
     of_library: Any = None
     """What a library's trainer knows here; None in the user's own loop."""
+
+    on_cpu: Sequence[torch.Tensor] = ()
+    """With parameters on a GPU, what of the optimizers' states is on the CPU."""
 
 
 class Files(Protocol):
@@ -184,6 +192,9 @@ class Keeper:
         self._why_not: str | None = None
         self._live = LiveParts(parts)
         self._generators = Generators()
+        self._gpu_points: GpuPoints[_Point] | None = None
+        """Which point the GPU is at; None if the parameters are on the CPU."""
+
         self._size = 0
         """Bytes of the whole state, when it was first kept."""
 
@@ -219,6 +230,8 @@ class Keeper:
             is_held = self._is_held
             if not is_held:
                 self._is_dirty = self._has_stepped = True
+                if self._gpu_points is not None:
+                    self._gpu_points.leave(self._live.versions())
         if is_held:
             # The agent kills this process: its state belongs to the next attempt.
             threading.Event().wait()
@@ -258,10 +271,14 @@ class Keeper:
         point = self._point
         if point is None or point.frames is None or point.is_over or self._has_stepped:
             return
-        self._point = replace(point, is_over=True, sample=self._live.sample())
+        point = replace(point, is_over=True, sample=self._live.sample())
+        with self._lock:
+            self._point = point
+            if self._gpu_points is not None:
+                self._gpu_points.amend(point)
         if self._survivor.copies is not None and self._survivor.copies.is_unconfirmed:
             try:
-                self._prove(self._point)
+                self._prove(point)
             except Exception as error:  # variables may be anything
                 self._survivor.copies.withdraw(str(error))
             else:
@@ -324,7 +341,10 @@ class Keeper:
         self._has_gone_forward = True
         # What virtual workers end their step with is every rank's own knowledge.
         if self._kept is not None and self._why_not is None and virtual_workers() is None:
-            self._put({"own": own} if own else {}, point=self._number + 1, is_forecast=True)
+            try:
+                self._put({"own": own} if own else {}, point=self._number + 1, is_forecast=True)
+            except Exception as error:  # a GPU that can't take it; the training continues
+                self._why_not = f"{type(error).__name__}: {error}"
 
     def _accumulates(self) -> bool:
         """Return whether there are gradients that no optimizer has used."""
@@ -396,9 +416,14 @@ class Keeper:
             progress=self.progress,
             sample=self._live.sample() if is_sampled else None,
             of_library=of_library,
+            on_cpu=self._live.on_cpu() if self._gpu_points is not None else (),
         )
+        if self._gpu_points is not None:
+            self._gpu_points.wait()
         with self._lock:
             has_stepped = self._has_stepped
+            if self._gpu_points is not None:
+                self._gpu_points.reach(point)
             self._number, self._point = number, point
             self._is_dirty = self._has_stepped = False
         if has_stepped and self._survivor.copies is not None:
@@ -420,14 +445,18 @@ class Keeper:
     def _copy(self, directory: Path) -> Place:
         assert self._point is not None
         self._written = self._point
-        self._prove(self._point)
         live = self._live
+        if live.gpu is not None:
+            torch.cuda.current_stream().synchronize()
+        self._prove(self._point)
         if live.is_sharded:
-            live.expect_finite([live.buffers])
+            live.expect_finite([live.buffers], {})
             write_part(directory, live.parts, progress=self._point.progress)
         elif dist.get_world_size() > 1:
-            live.expect_finite([live.buffers], with_large=dist.get_rank() == 0)
-            whole = live.whole(self._small(), live.buffers)
+            copies = live.copies(self._point.on_cpu, with_buffers=True)
+            buffers = [copies.get(key_of(each), each) for each in live.buffers]
+            live.expect_finite([buffers], copies, with_large=dist.get_rank() == 0)
+            whole = live.whole(self._small(), buffers, copies)
             changes = [*live.modules, *live.optimizers]
             write_replica(directory, whole, live.compared(whole), changes=changes)
         else:
@@ -439,8 +468,12 @@ class Keeper:
         assert self._kept is not None
         pieces = [*self._generators.states(), pickle.dumps(small, protocol=5) if small else b""]
         views = b"".join(self._live.views)
-        content = b"".join([LENGTHS.pack(*map(len, pieces)), *pieces, views])
+        by_gpu = self._live.gpu_buffers
+        room = by_gpu.room() if by_gpu is not None else b""
+        content = b"".join([room, LENGTHS.pack(*map(len, pieces)), *pieces, views])
         has_room = self._kept.put([content], point=point, is_forecast=is_forecast)
+        if has_room and by_gpu is not None:
+            by_gpu.fill(self._kept.newest_at)
         if has_room and self._depot is not None:
             state = KeptState(point=point, is_forecast=is_forecast, content=content)
             self._depot.put(state, b"".join([*pieces[:-1], views]))
@@ -451,19 +484,26 @@ class Keeper:
         if not self._survivor.can_keep:
             return "this run has no agent"
         # A library's trainer writes files of its own.
-        copies_shards = self._survivor.copies is not None and self._files is write_files
-        why_not = self._live.begin(whose=self._whose, copies_shards=copies_shards)
+        is_ours = self._files is write_files
+        copies_shards = self._survivor.copies is not None and is_ours
+        live = self._live
+        why_not = live.begin(whose=self._whose, copies_shards=copies_shards, copies_gpu=is_ours)
         if why_not is not None:
             return why_not
         pieces = [*self._generators.states(), pickle.dumps(self._small(), protocol=5)]
-        size = sum(map(len, (*pieces, *self._live.views)))
-        self._size = size + self._live.large_bytes()
-        if self._live.is_sharded:
+        by_gpu = live.gpu_buffers
+        size = sum(map(len, (*pieces, *live.views))) + (0 if by_gpu is None else by_gpu.size)
+        self._size = size + live.large_bytes()
+        if live.gpu is not None:
+            self._gpu_points = GpuPoints(lambda: torch.cuda.current_stream().record_event())
+        if live.is_sharded:
             self._size *= get_context().get_local_world_size()
         elif size > _MOST_SMALL:
             return f"its buffers and small parts have {size / 1e6:.0f} MB"
         else:
             self._kept = self._survivor.keep(self, capacity=size * 2 + _ROOM, size=self._size)
+            if by_gpu is not None:
+                by_gpu.share(self._kept)
         self._has_begun = True
         return None
 
@@ -492,21 +532,35 @@ class Keeper:
         seen, since = -1, time.monotonic()
         while True:
             with self._lock:
-                number = -1 if self._is_dirty else self._number
+                point_now = self._clean_point()
+                number = -1 if point_now is None else point_now.number
                 if number != seen:
                     seen, since = number, time.monotonic()
-                has_settled = number >= point and time.monotonic() - since > _SETTLED_S
+                stands = time.monotonic() - since
+                is_stuck = self._gpu_points is not None and stands > _STUCK_S
+                has_settled = (number >= point and stands > _SETTLED_S) or is_stuck
                 if number >= 0 and (has_settled or not has_time()):
                     self._is_held = True
-                    self._written = found = self._point
+                    self._written = found = point_now
                     break
             if not has_time():
                 why = self._foreign or self._why_not
                 raise NotCleanError(why or "it was inside of an optimizer's step")
             time.sleep(_NAP_S)
         assert found is not None
-        self._prove(found)
+        with self._beside_training():
+            self._prove(found)
         return found.number
+
+    def _clean_point(self) -> _Point | None:
+        """Return the point whose state there is; None during an optimizer's step."""
+        if self._gpu_points is not None:
+            return self._gpu_points.current()
+        return None if self._is_dirty else self._point
+
+    def _beside_training(self) -> AbstractContextManager[None]:
+        """Have this thread not wait for what the training has queued on a GPU."""
+        return nullcontext() if self._live.gpu is None else self._live.gpu.aside()
 
     def _prove(self, point: _Point) -> None:
         """
@@ -519,7 +573,7 @@ class Keeper:
             raise NotCleanError(self._foreign)
         if self._survivor.reads_checkpoint != self._reads_before:
             raise NotCleanError("the training function reads its checkpoint itself")
-        self._live.expect_unchanged(point.versions, point.sample)
+        self._expect_unchanged(point)
         carried = self._carried()
         if carried is not None:
             raise NotCleanError(carried)
@@ -533,12 +587,26 @@ class Keeper:
             if carried is not None:
                 raise NotCleanError(carried)
 
+    def _expect_unchanged(self, point: _Point) -> None:
+        with self._lock:
+            queued = self._gpu_points.versions_after(point.number) if self._gpu_points else None
+        self._live.expect_unchanged(point.versions, point.sample, last=queued)
+
     def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
         """See `StateWriter`."""
+        with self._beside_training():
+            return self._write(kept, point, directory)
+
+    def _write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
         mine = dist.get_rank()
         found = self._written
         assert found is not None
         assert self._kept is not None
+        copies = self._live.copies(found.on_cpu)
+        with self._lock:
+            now = self._clean_point()
+            if self._gpu_points is not None and (now is None or now.number != found.number):
+                raise NotCleanError("its GPU has gone on with its step")
         # Since the agent has read this rank's, it may have reached another point.
         kept = {**kept, mine: self._kept.read()}
         if self._depot is not None:
@@ -554,12 +622,13 @@ class Keeper:
             by_forward=self._live.changed_by_forward(),
             are_alike=virtual_workers() is not None,
             needs_own=self._needs_own,
+            gpu_bytes=0 if self._live.gpu_buffers is None else self._live.gpu_buffers.size,
         )
         states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
         if len({state["sample"] for state, _ in states}) > 1:
             raise NotCleanError("its parameters differ between the ranks")
-        self._live.expect_finite([buffers for _, buffers in states])
-        by_rank = [self._live.whole(state, buffers) for state, buffers in states]
+        self._live.expect_finite([buffers for _, buffers in states], copies)
+        by_rank = [self._live.whole(state, buffers, copies) for state, buffers in states]
         differing = differences_of([digests_of(self._live.compared(whole)) for whole in by_rank])
         for rank, (state, _) in enumerate(states):
             torch.save(restorable(state["random"]), directory / randomness.file_of(rank))
@@ -568,7 +637,7 @@ class Keeper:
             write_own(by_rank[rank], differing, directory, rank)
         self._files(directory, by_rank[0], differing, found.of_library)
         # A write meanwhile would have torn the files.
-        self._live.expect_unchanged(found.versions, found.sample)
+        self._expect_unchanged(found)
         return found.place
 
 

@@ -13,11 +13,12 @@ import torch
 
 from polytrain.extension import KeptState, NotCleanError
 from polytrain_torch.checkpoints.rank_parts import digest
+from polytrain_torch.survivors.gpu_copies import arrived
 
 State = dict[str, Any]
 
-LENGTHS = struct.Struct("<4Q")
-"""The lengths of three generators' states, and of what else a small state has."""
+LENGTHS = struct.Struct("<5Q")
+"""The lengths of four generators' states, and of what else a small state has."""
 
 _LOST = "rank {rank} was lost before the end of its step, and"
 
@@ -50,6 +51,9 @@ class KeptByRank:
 
     needs_own: bool = False
     """Whether what a lost rank had alone must be known, and not another one's."""
+
+    gpu_bytes: int = 0
+    """Bytes before a small state, where a GPU writes the buffers; 0 if they come behind it."""
 
     def state(self, rank: int) -> tuple[State, list[torch.Tensor]]:
         """Return a rank's state and buffers at the point.
@@ -177,13 +181,16 @@ class KeptByRank:
     def _at(self, rank: int, point: int, *, is_forecast: bool = False) -> _Kept | None:
         for each in reversed(self.kept.get(rank, ())):
             if (each.point, each.is_forecast) == (point, is_forecast):
+                content, buffers = each.content[self.gpu_bytes :], None
+                if self.gpu_bytes and (buffers := arrived(each.content[: self.gpu_bytes])) is None:
+                    continue
                 at, pieces = LENGTHS.size, []
-                for length in LENGTHS.unpack_from(each.content):
-                    pieces.append(each.content[at : at + length])
+                for length in LENGTHS.unpack_from(content):
+                    pieces.append(content[at : at + length])
                     at += length
                 *generators, small = pieces
                 state: State = pickle.loads(small) if small else {}
-                return {**state, "random": tuple(generators)}, each.content[at:]
+                return {**state, "random": tuple(generators)}, buffers or content[at:]
         return None
 
 

@@ -16,10 +16,14 @@ from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.private import ANY_BATCH_NORM, saves_plainly, versions_of
 from polytrain_torch.survivors import points
+from polytrain_torch.survivors.gpu_copies import GpuBuffers, GpuCopies, Key, is_on_gpu, key_of
 from polytrain_torch.survivors.kept_by_rank import State
 
 _SAMPLED = 64
 """Values of each parameter that are looked at."""
+
+_MOST_ON_CPU = 1 << 20
+"""Bytes of an optimizer's state that may be on the CPU while its parameters are on a GPU."""
 
 
 class LiveParts:
@@ -48,6 +52,12 @@ class LiveParts:
         self._may_be_infinite: set[int] = set()
         """Numbers of the buffers that are from the start, such as masks."""
 
+        self.gpu: GpuCopies | None = None
+        """Copies the tensors to the host; None if they are there."""
+
+        self.gpu_buffers: GpuBuffers | None = None
+        """The buffers, if they are on a GPU, which writes them itself; None if there are none."""
+
         self.is_sharded = False
         """Whether each rank has a part of the state, which it copies by itself."""
 
@@ -61,33 +71,59 @@ class LiveParts:
         """Number of the optimizers' states that `_large` has."""
 
         self._large: list[torch.Tensor] = []
+        self._large_on_cpu: list[torch.Tensor] = []
+        """Those that aren't on a GPU, such as an optimizer's counts of steps."""
 
-    def begin(self, *, whose: str, copies_shards: bool) -> str | None:
+    def begin(self, *, whose: str, copies_shards: bool, copies_gpu: bool) -> str | None:
         """Look at the parts before they are first kept; return the reason if they can't be.
 
         Args:
             whose: what has the parts, for messages.
             copies_shards: whether each rank can copy its shards.
+            copies_gpu: whether what is on a GPU may be copied to the host before it is written.
         """
         tensors = [*self.large(), *self.buffers]
         self.is_sharded = any(isinstance(each, DTensor) for each in tensors)
         known = [torch.Tensor, torch.nn.Parameter]
         if self.is_sharded and copies_shards:
             known.append(DTensor)
-        why_not = self._unsuitable_tensor(tensors, known) or self._unsuitable_training(whose)
+        gpus = {tensor.device for tensor in tensors if is_on_gpu(tensor)}
+        why_not = (
+            (self._unsuitable_devices(gpus, copies_gpu=copies_gpu) if gpus else None)
+            or self._unsuitable_tensor(tensors, known)
+            or self._unsuitable_training(whose)
+        )
+        if why_not is None and gpus and self.compares:
+            return "its ranks' parameters would have to be compared after each step, on GPUs"
         if why_not is None:
-            self.views = [_bytes_of(buffer) for buffer in self.buffers]
+            if gpus:
+                self.gpu = GpuCopies(*gpus)
+                if self.buffers and not self.is_sharded:
+                    self.gpu_buffers = GpuBuffers(self.buffers)
+            else:
+                self.views = [_bytes_of(buffer) for buffer in self.buffers]
             self._addresses = [buffer.data_ptr() for buffer in self.buffers]
             self._may_be_infinite = {
                 number for number, each in enumerate(self.buffers) if not torch.isfinite(each).all()
             }
         return why_not
 
+    def _unsuitable_devices(
+        self, devices: Collection[torch.device], *, copies_gpu: bool
+    ) -> str | None:
+        if not copies_gpu or any(each.type != "cuda" for each in devices):
+            return "its tensors are on a device"
+        if len(devices) > 1:
+            return "its tensors are on several GPUs"
+        if not all(map(is_on_gpu, (*self._parameters, *self.buffers))):
+            return "a part of the model is on a GPU, and another part isn't"
+        if sum(each.nbytes for each in self._large_on_cpu) > _MOST_ON_CPU:
+            return "an optimizer's state isn't on the GPU"
+        return None
+
     def _unsuitable_tensor(
         self, tensors: Iterable[torch.Tensor], known: Collection[type]
     ) -> str | None:
-        if any(tensor.device.type != "cpu" for tensor in tensors):
-            return "its tensors are on a device"
         if any(type(each) not in known for each in tensors):
             return "its tensors are sharded"
         if any(not buffer.is_contiguous() for buffer in self.buffers):
@@ -162,7 +198,31 @@ class LiveParts:
         count = sum(len(each.state) for each in self.optimizers.values())
         if len(self._large) == 0 or count != self._states:
             self._large, self._states = list(self._all_large()), count
+            self._large_on_cpu = [each for each in self._large if not is_on_gpu(each)]
         return self._large
+
+    def on_cpu(self) -> Sequence[torch.Tensor]:
+        """Return copies of what isn't on the GPU: the CPU changes it before the GPU gets there."""
+        found = self._large_on_cpu
+        if any(each.ndim for each in found):
+            return [each.detach().clone() for each in found]
+        # Numbers; most optimizers have one for each parameter.
+        return torch.stack(found).unbind() if found else []
+
+    def copies(
+        self, on_cpu: Sequence[torch.Tensor], *, with_buffers: bool = False
+    ) -> dict[Key, torch.Tensor]:
+        """Return copies on the host of what is on a GPU, by their keys; empty if nothing is.
+
+        Args:
+            on_cpu: what `on_cpu` has returned at the point.
+            with_buffers: whether to copy the buffers, too, as they are now.
+        """
+        if self.gpu is None:
+            return {}
+        found = (*self._large, *self.buffers) if with_buffers else self._large
+        copies = self.gpu.copied([*filter(is_on_gpu, found)])
+        return {**copies, **dict(zip(map(key_of, self._large_on_cpu), on_cpu, strict=True))}
 
     def large_bytes(self) -> int:
         """Return how many bytes this rank has of them."""
@@ -179,11 +239,14 @@ class LiveParts:
         """Return the version of each parameter: it changes with every write."""
         return versions_of(self._parameters)
 
-    def sample(self) -> bytes:
-        """Return a digest of some of each parameter's values.
+    def sample(self) -> bytes | torch.Tensor:
+        """Return a digest of some of each parameter's values, or on a GPU the sum of all.
 
         Writes to `parameter.data` show nowhere else.
         """
+        if self.gpu is not None:
+            # One number, which is queued: nobody waits for it here.
+            return torch.nn.utils.get_total_norm(map(_local, self._parameters), 1.0)
         values = []
         for own in map(_local, self._parameters):
             at = torch.linspace(0, own.numel() - 1, _SAMPLED, dtype=torch.float64).long()
@@ -206,11 +269,19 @@ class LiveParts:
 
     # Whether it may be written
 
-    def expect_unchanged(self, versions: Sequence[int], sample: bytes | None) -> None:
+    def expect_unchanged(
+        self,
+        versions: Sequence[int],
+        sample: bytes | torch.Tensor | None,
+        *,
+        last: Sequence[int] | None = None,
+    ) -> None:
         """
         Args:
             versions: of the parameters at a point.
             sample: theirs, if there is one.
+            last: the versions before a step was queued that a GPU hasn't come to; None if they are
+                those of now.
 
         Raises:
             NotCleanError: the state isn't the point's any more.
@@ -225,22 +296,35 @@ class LiveParts:
             mine is not its for mine, its in zip(now, self._large, strict=True)
         ):
             raise NotCleanError("parts were replaced after the step")
-        is_sampled = sample in (None, self.sample())
-        if self.versions() != versions or not is_sampled:
+        last = self.versions() if last is None else last
+        if last != versions or not self._has_sample(sample):
             raise NotCleanError("parameters were changed after the step, outside of an optimizer")
 
+    def _has_sample(self, sample: bytes | torch.Tensor | None) -> bool:
+        if sample is None:
+            return True
+        now = self.sample()
+        if isinstance(now, torch.Tensor) and isinstance(sample, torch.Tensor):
+            return torch.equal(now.cpu(), sample.cpu())
+        return now == sample
+
     def expect_finite(
-        self, by_rank: Sequence[Sequence[torch.Tensor]], *, with_large: bool = True
+        self,
+        by_rank: Sequence[Sequence[torch.Tensor]],
+        copies: Mapping[Key, torch.Tensor],
+        *,
+        with_large: bool = True,
     ) -> None:
         """
         Args:
             by_rank: each rank's buffers.
-            with_large: whether to look at the tensors that aren't copied, too.
+            copies: what `copies` has returned.
+            with_large: whether to look at the large tensors, too.
 
         Raises:
             NotCleanError: training couldn't continue from the values, as from an older checkpoint.
         """
-        large = self._large if with_large else []
+        large = [copies.get(key_of(each), each) for each in self._large] if with_large else []
         are_finite = all(torch.isfinite(_local(each)).all() for each in large) and all(
             not torch.isnan(each).any()
             if number in self._may_be_infinite
@@ -253,19 +337,35 @@ class LiveParts:
 
     # What is written
 
-    def whole(self, small: State, buffers: Sequence[torch.Tensor]) -> State:
-        """Return a rank's state of all parts, with its own small parts and buffers."""
+    def whole(
+        self,
+        small: State,
+        buffers: Sequence[torch.Tensor],
+        copies: Mapping[Key, torch.Tensor],
+    ) -> State:
+        """Return a rank's state of all parts, with its own small parts and buffers.
+
+        Args:
+            small: its small parts.
+            buffers: its buffers.
+            copies: what `copies` has returned.
+        """
         parts: State = {}
         own = {id(buffer): its for buffer, its in zip(self.buffers, buffers, strict=True)}
         for name in self.parts:
             if name in self.modules:
                 module = self.modules[name]
                 state = module.state_dict()
+                state.update(_on_host(state, copies))
                 for key, buffer in module.named_buffers(remove_duplicate=False):
                     if key in state:
                         state[key] = own[id(buffer)]
             elif name in self.optimizers:
                 state = self.optimizers[name].state_dict()
+                state["state"] = {
+                    number: {**its, **_on_host(its, copies)}
+                    for number, its in state["state"].items()
+                }
                 groups = zip(state["param_groups"], small["groups"][name], strict=True)
                 state["param_groups"] = [{**live, **its} for live, its in groups]
             else:
@@ -289,6 +389,15 @@ class LiveParts:
             else:
                 parts[name] = state
         return {**whole, "parts": parts}
+
+
+def _on_host(state: Mapping[str, Any], copies: Mapping[Key, torch.Tensor]) -> State:
+    """Return the copies of those tensors that have one."""
+    return {
+        name: copies[key_of(value)]
+        for name, value in state.items()
+        if copies and isinstance(value, torch.Tensor) and key_of(value) in copies
+    }
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
