@@ -9,21 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faulty_storage import FaultyFileSystem
 from tests.unit.checkpoint.checkpoints import ATTEMPT, stage, store_in
 
 from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten
+from polytrain.checkpoint.staging import Stagings
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import StateUnwritten
+from polytrain.storage.location import Location
 from polytrain.workers.agents import part_storer
 from polytrain.workers.agents.part_storer import PartStorer, of_state
 
 
 def part(store: CheckpointStore, number: int) -> StagedPart:
+    return staged_part(stage(store, number, model=str(number)), number)
+
+
+def staged_part(staged: Path, number: int = 1) -> StagedPart:
     return StagedPart(
         attempt_id=ATTEMPT,
         rank=0,
         checkpoint=number,
-        staged=stage(store, number, model=str(number)),
+        staged=staged,
         stamps={},
         step=number,
         metrics={},
@@ -126,3 +133,34 @@ def test_a_large_state_has_more_time(tmp_path: Path) -> None:
         file.truncate(5_000_000_000)
     assert part_storer._limit_s(large) == pytest.approx(120)
     assert part_storer._limit_s(part(store, 2)) == pytest.approx(20)
+
+
+def test_the_agent_answers_while_copies_of_older_checkpoints_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    waited: list[bool] = []
+    deleted = part_storer.remove
+
+    def remove(staged: Path) -> None:
+        waited.append(answered.wait(timeout=10))
+        deleted(staged)
+
+    monkeypatch.setattr(part_storer, "remove", remove)
+    store = store_in(Location.of("runs/one", FaultyFileSystem(tmp_path / "bucket")))
+    staging = Stagings(scratch=tmp_path, near=None).new("checkpoint", 0)
+    (staging / "model").write_text("weights")
+    staged = staged_part(staging)
+
+    async def run() -> None:
+        storer = PartStorer(store, merges_files=False, tell=lambda event: None)
+        storer.take(staged)
+        await storer.finish()
+        storer.forget_copies(before=2)
+        answered.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        storer.close()
+
+    asyncio.run(run())
+    assert waited == [True]
+    assert not staging.exists()

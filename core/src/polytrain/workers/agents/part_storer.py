@@ -102,7 +102,7 @@ class PartStorer:
     def forget_copies(self, *, before: int) -> None:
         """Delete the local copies of older checkpoints: no attempt resumes from them."""
         for number in [number for number in self._copies if number < before]:
-            remove(self._copies.pop(number))
+            asyncio.get_running_loop().run_in_executor(None, remove, self._copies.pop(number))
 
     def close(self) -> None:
         """Stop after the part that is being stored; keep what a dead storage hasn't taken."""
@@ -120,7 +120,7 @@ class PartStorer:
     ) -> None:
         stored_already = await rank_0
         if stored_already is None:
-            clear_staged(part)
+            await asyncio.to_thread(clear_staged, part)
             return
         if as_event is not None:
             # Its time begins when those before are stored, or late.
@@ -129,10 +129,10 @@ class PartStorer:
             return
         self._unstored[part.checkpoint] = part
         outcome = await asyncio.get_running_loop().run_in_executor(
-            self._thread, stored_part, self._store, part, stored_already
+            self._thread, _stored, self._store, part, stored_already
         )
         del self._unstored[part.checkpoint]
-        self._clear(part)
+        self._keep(part)
         self._tell(outcome)
 
     async def _store_state(self, part: StagedPart, as_event: AsEvent) -> None:
@@ -141,11 +141,11 @@ class PartStorer:
         # That a state comes too late says nothing about the storage.
         limited = replace(location, retry_s=min(location.retry_s, limit_s), health=StorageHealth())
         storing = asyncio.get_running_loop().run_in_executor(
-            self._thread_of_states, stored_part, CheckpointStore(location=limited), part
+            self._thread_of_states, _stored, CheckpointStore(location=limited), part, {}
         )
         done, _ = await asyncio.wait([storing], timeout=limit_s)
         if done:
-            self._clear(part)
+            self._keep(part)
             self._tell(as_event(storing.result()))
             return
         late = PartVoid(
@@ -156,12 +156,18 @@ class PartStorer:
         )
         self._tell(as_event(late))
 
-    def _clear(self, part: StagedPart) -> None:
-        """Delete a staged part that is stored, unless an attempt may resume from this copy."""
-        if self._store.location.is_local or part.staged is None:
-            clear_staged(part)
-        else:
+    def _keep(self, part: StagedPart) -> None:
+        """Note the copy of a part that is still on this node: an attempt may resume from it."""
+        if not self._store.location.is_local and part.staged is not None:
             self._copies[part.checkpoint] = part.staged
+
+
+def _stored(store: CheckpointStore, part: StagedPart, stored_already: StoredAlready) -> Outcome:
+    """Store a part; delete what is staged, which takes a while, if the storage is a directory."""
+    outcome = stored_part(store, part, stored_already)
+    if store.location.is_local:
+        clear_staged(part)
+    return outcome
 
 
 def _limit_s(part: StagedPart) -> float:
