@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten
 from polytrain.checkpoint.staging import Stagings
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import StateUnwritten
+from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 from polytrain.workers.agents import part_storer
 from polytrain.workers.agents.part_storer import PartStorer, of_state
@@ -114,6 +116,49 @@ def test_the_time_of_a_state_begins_when_the_one_before_is_stored(
     events = told(store, *zip(states, as_events, strict=True))
     assert [type(each) for each in events] == [StateWritten, StateWritten]
     assert happened == ["limit 1", "stored", "limit 2", "stored"]
+
+
+@pytest.mark.usefixtures("hanging")
+def test_of_a_storage_that_hangs_all_states_wait_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    wait = asyncio.wait
+
+    async def noted(futures: Any, *, timeout: float) -> Any:
+        limits.append(timeout)
+        return await wait(futures, timeout=timeout)
+
+    monkeypatch.setattr(part_storer, "_STATE_WITHIN_S", 0.01)
+    monkeypatch.setattr(asyncio, "wait", noted)
+    store = store_in(tmp_path)
+    states = [part(store, number) for number in (1, 2)]
+    as_events = [of_state(each, is_report=False, is_ahead=False, is_copy=True) for each in states]
+    events = told(store, *zip(states, as_events, strict=True))
+    assert [type(each) for each in events] == [StateUnwritten, StateUnwritten]
+    assert len(limits) == 1
+
+
+def test_of_a_storage_that_fails_all_states_are_retried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def fails(self: LocalStorage, file: Path, path: str, *, move: bool) -> str:
+        def put() -> str:
+            calls.append(path)
+            raise OSError(errno.EIO, "no answer")
+
+        return self._retrying(put, syncs=True)
+
+    monkeypatch.setattr(part_storer, "_STATE_WITHIN_S", 0.5)
+    monkeypatch.setattr(LocalStorage, "put", fails)
+    store = CheckpointStore(location=Location.of(tmp_path, retry_s=600))
+    states = [part(store, number) for number in (1, 2)]
+    as_events = [of_state(each, is_report=False, is_ahead=False, is_copy=True) for each in states]
+    events = told(store, *zip(states, as_events, strict=True))
+    assert [type(each) for each in events] == [StateUnwritten, StateUnwritten]
+    assert len([path for path in calls if "000002" in path]) == 1
 
 
 def test_a_state_is_stored_beside_the_checkpoints(tmp_path: Path) -> None:

@@ -60,6 +60,11 @@ class PartStorer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
         self._thread_of_states = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store-state")
         self._turn_of_state = asyncio.Lock()
+        self._late: asyncio.Future[Outcome] | None = None
+        """A state that the storage still hasn't taken: the next ones don't wait for it again."""
+
+        # That a state comes too late says nothing about the storage of checkpoints.
+        self._health_of_states = StorageHealth()
         self._tasks: set[asyncio.Task[None]] = set()
         self._rank_0: dict[tuple[int, int], asyncio.Future[StoredAlready | None]] = {}
         """Attempt and number of a checkpoint → future files of rank 0, for a waiting part."""
@@ -138,13 +143,18 @@ class PartStorer:
     async def _store_state(self, part: StagedPart, as_event: AsEvent) -> None:
         limit_s = _limit_s(part)
         location = self._store.location
-        # That a state comes too late says nothing about the storage.
-        limited = replace(location, retry_s=min(location.retry_s, limit_s), health=StorageHealth())
-        storing = asyncio.get_running_loop().run_in_executor(
-            self._thread_of_states, _stored, CheckpointStore(location=limited), part, {}
+        limited = replace(
+            location,
+            retry_s=min(location.retry_s, limit_s),
+            health=self._health_of_states,
         )
-        done, _ = await asyncio.wait([storing], timeout=limit_s)
-        if done:
+        if self._late is None or self._late.done():
+            storing = asyncio.get_running_loop().run_in_executor(
+                self._thread_of_states, _stored, CheckpointStore(location=limited), part, {}
+            )
+            await asyncio.wait([storing], timeout=limit_s)
+            self._late = None if storing.done() else storing
+        if self._late is None:
             self._keep(part)
             self._tell(as_event(storing.result()))
             return
