@@ -128,7 +128,7 @@ def train(config: dict[str, Any]) -> list[Any]:
             at("step")
             if config.get("nests") == "accuracy" and len(seen.sums) % 2 == 0:
                 error_in(loader)
-            if config["reports"] and len(seen.sums) % 4 == 0:
+            if config["reports"] and len(seen.sums) % config.get("every", 4) == 0:
                 given = len(seen.sums) - epoch * STEPS
                 report(accelerator, {"steps": len(seen.sums)}, epoch=epoch, batches=given)
         error = error_in(other)
@@ -258,6 +258,14 @@ def test_an_epoch_begins_again_whose_loop_has_another_one_within_it(
     # The last report was in the second step of the epoch.
     assert len(killed.return_values[0][0]) == STEPS + 2 + 2 * STEPS
     assert log(killed).count("within a loop over it") == 2  # one an attempt
+
+
+def test_a_report_in_the_first_step_of_two_loops_at_once_leaves_out_no_batch(
+    quiet: RunConfig,
+) -> None:
+    killed = fit(quiet, "forward", 2, nests="pairs", reports=True, every=1)
+    assert killed.restarts == 1
+    assert len(killed.return_values[0][0]) == 1 + 3 * STEPS
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ and gives each epoch an order of its own; after a restart it passes over what wa
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from itertools import chain, islice
+from types import CodeType
 from typing import Any
 
 import torch
@@ -62,7 +64,7 @@ _CONTINUES = (
 )
 
 _WITHIN = (
-    "%s is iterated over within a loop over it. A checkpoint has one place in it and can't tell "
+    "%s is iterated over within a loop over it, or twice at once. A checkpoint has one place in it and can't tell "
     "which of the two trains, so after a restart its epoch begins again, with all of its batches. "
     "To keep the place, prepare another loader of the same data for the inner loop."
 )
@@ -181,6 +183,9 @@ class _Place:
         self._begins = False
         """Whether Accelerate begins an iteration, and sets the epoch itself."""
 
+        self._fetch: tuple[CodeType, int] | None = None
+        """The code that fetched the first batch of the last iteration, and the instruction."""
+
         self._is_lost = False
         """Whether the place is only that of an epoch: two loops have run at once."""
 
@@ -202,7 +207,14 @@ class _Place:
             own: Accelerate's iteration.
             skipped: how many rows the training function skips.
         """
+        caller = sys._getframe().f_back
+        fetch = None if caller is None else (caller.f_code, caller.f_lasti)
+        # As in `zip(loader, loader)`: the other one is about to continue.
+        is_beside = self._cursor.is_under_way and fetch == self._fetch
+        self._fetch = fetch
         with self._cursor.epoch() as epoch:
+            if is_beside:
+                self._lose(epoch)
             start = epoch.start
             if skipped is not None and not (start and self._keeps_own):
                 self._given(epoch, start := skipped)
