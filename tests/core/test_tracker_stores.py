@@ -476,3 +476,10 @@ def test_wrong_options_are_named_before_anything_starts(
     with pytest.raises(InvalidJobError) as caught:
         make_trainer("reference", lambda: None, run_config=RunConfig(observers=(tracker,)))
     assert wrong in str(caught.value)
+
+
+def test_the_same_problem_of_two_trackers_is_one_problem() -> None:
+    twice = (MLflow(uri=""), MLflow(uri="", experiment="other"))
+    with pytest.raises(InvalidJobError) as caught:
+        make_trainer("reference", lambda: None, run_config=RunConfig(observers=twice))
+    assert str(caught.value).count("MLflow.uri") == 1

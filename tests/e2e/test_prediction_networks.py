@@ -230,3 +230,11 @@ def test_code_of_keras_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(polytrain.CheckpointError, match=r"the class 'Twice'.*custom_objects"):
         load(tmp_path)
     assert load(tmp_path, {"Twice": Twice}).layers
+
+
+def test_a_model_that_ends_its_process_does_not_end_the_program(of_torch: Result) -> None:
+    def leave(model: Any, batch: Any) -> Any:
+        sys.exit(0)
+
+    with pytest.raises(RuntimeError, match=r"in leave(.|\n)*SystemExit: 0"):
+        of_torch.predict(table(), model_fn=build, features=FEATURES, forward=leave, num_workers=1)

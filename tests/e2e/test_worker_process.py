@@ -19,6 +19,7 @@ from polytrain import (
     Checkpoint,
     CheckpointConfig,
     FailureConfig,
+    FailureKind,
     RunConfig,
     ScalingConfig,
     TrainingFailedError,
@@ -251,6 +252,49 @@ def test_a_function_that_exits_with_an_error_has_failed(
             "reference", train, scaling_config=ScalingConfig(num_workers=0), run_config=quiet
         ).fit()
     assert "in train" in str(raised.value.failures[0].traceback)
+
+
+class NoOrdinaryError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "raised", [KeyboardInterrupt("no more"), NoOrdinaryError("why"), GeneratorExit("early")]
+)
+def test_whatever_ends_a_function_in_a_worker_process_is_named(
+    quiet: RunConfig, raised: BaseException
+) -> None:
+    def train() -> None:
+        raise raised
+
+    with pytest.raises(TrainingFailedError) as caught:
+        make_trainer(
+            "reference", train, scaling_config=ScalingConfig(num_workers=2), run_config=quiet
+        ).fit()
+    failure = caught.value.failures[0]
+    assert failure.kind is FailureKind.USER_ERROR
+    assert f"{type(raised).__name__}: {raised}" in failure.message
+    assert "in train" in str(failure.traceback)
+    assert "in run_worker" not in str(failure.traceback)
+
+
+class Ending:
+    """Ends whatever process unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, ("no license here",)
+
+
+def test_an_object_that_ends_the_process_that_reads_it_is_named(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError) as caught:
+        make_trainer(
+            "reference",
+            lambda config: None,
+            train_loop_config={"handle": Ending()},
+            scaling_config=ScalingConfig(num_workers=1),
+            run_config=quiet,
+        ).fit()
+    assert "SystemExit: no license here" in caught.value.failures[0].message
 
 
 def test_a_coroutine_that_nobody_awaits_is_an_error(quiet: RunConfig) -> None:

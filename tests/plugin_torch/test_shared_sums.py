@@ -63,7 +63,7 @@ def test_all_ranks_have_the_sum_in_the_order_of_ranks(
         for number, (*_, source) in enumerate(calls):
             mine = tensor(rank, number)
             if source is None:
-                run(sums.add_up(mine))
+                run(sums.add_up([mine]))
             else:
                 run(sums.send(mine, source=source))
             results.append(mine)
@@ -98,7 +98,7 @@ def test_whoever_waits_rests() -> None:
         if rank == 1:
             time.sleep(2)
         begun = time.thread_time()
-        run(sums.add_up(torch.ones(1)))
+        run(sums.add_up([torch.ones(1)]))
         return time.thread_time() - begun
 
     waited, _ = play(2, take_part)
@@ -108,7 +108,7 @@ def test_whoever_waits_rests() -> None:
 def test_ranks_that_give_other_sizes_are_reported() -> None:
     def take_part(sums: SharedSums, rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
-            run(sums.add_up(torch.ones(1 + rank)))
+            run(sums.add_up([torch.ones(1 + rank)]))
         return str(caught.value)
 
     first, second = play(2, take_part)
@@ -133,7 +133,7 @@ def test_all_ranks_learn_whether_any_votes_for_it(
         for votes in rounds:
             run(sums.vote(votes[rank], held))
             if sums_between:
-                run(sums.add_up(torch.ones(3)))
+                run(sums.add_up([torch.ones(3)]))
         return held
 
     expected = [any(votes) for votes in rounds]
@@ -143,7 +143,7 @@ def test_all_ranks_learn_whether_any_votes_for_it(
 def test_a_rank_that_votes_where_another_adds_up_is_reported() -> None:
     def take_part(sums: SharedSums, rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
-            run(sums.add_up(torch.ones(1)) if rank else sums.vote(True, []))
+            run(sums.add_up([torch.ones(1)]) if rank else sums.vote(True, []))
         return str(caught.value)
 
     first, second = play(2, take_part)
@@ -154,7 +154,7 @@ def test_a_rank_that_votes_where_another_adds_up_is_reported() -> None:
 def test_a_rank_that_does_not_come_is_named() -> None:
     def take_part(sums: SharedSums, rank: int) -> None:
         if rank == 0:
-            run(sums.add_up(torch.ones(1)))
+            run(sums.add_up([torch.ones(1)]))
 
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for rank 1.*same number.*timeout_s"):
         play(2, take_part, timeout_s=0.3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polytrain_torch import virtual_gradients
-from polytrain_torch.virtual_gradients import Gradients
+from polytrain_torch.virtual_gradients import Gradients, Vector, join
 
 LAYERS, WIDTH = 4, 8
 
@@ -20,11 +20,11 @@ class Twins:
         self.events: list[str] = []
         self.lengths: list[int] = []
 
-    def begin(self, sums: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        [mine] = sums
+    def begin(self, sums: list[Vector]) -> Callable[[], Vector]:
+        [mine] = map(join, sums)
         self.events.append("sum")
         self.lengths.append(len(mine))
-        return lambda: mine.mul_(2)
+        return lambda: [mine.mul_(2)]
 
 
 @pytest.fixture
@@ -128,12 +128,11 @@ def test_a_gradient_that_changes_after_its_sum_has_begun_is_summed_again(
 
 
 def test_a_rank_that_waited_sums_again_what_another_rank_changed(twins: Twins) -> None:
-    def begin(sums: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        wait = twins.begin(sums)
-        if len(twins.lengths) == LAYERS:
+    def begin(sums: list[Vector]) -> Callable[[], Vector]:
+        if len(twins.lengths) == LAYERS - 1:
             # After the layer's values, and whether they are used: the other rank's mark.
-            sums[0][WIDTH * WIDTH + WIDTH + 2] = 1
-        return wait
+            sums[0][-1][2] = 1
+        return twins.begin(sums)
 
     model, alone = network(), network()
     gradients = Gradients(model.parameters(), 2, begin, overlaps=True)
@@ -177,7 +176,7 @@ def test_a_hook_that_raises_ends_the_backward_pass_with_its_error(twins: Twins) 
 
 
 def test_a_sum_that_fails_ends_the_backward_pass(twins: Twins) -> None:
-    def lost(_: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def lost(_: list[Vector]) -> Callable[[], Vector]:
         raise ConnectionError("rank 1 is lost")
 
     model = network()

@@ -288,9 +288,46 @@ def clips_in_another_memory_format() -> None:
     trains(network, polytrain.get_dataset_shard().iter_torch_batches(batch_size=8))
 
 
+class OneGradientForTwo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *both: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x @ (both[0].view(64) + both[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        gradient = ctx.saved_tensors[0].T @ gradients[0]
+        return None, gradient.view(8, 8), gradient
+
+
+class OneFactor(torch.nn.Module):
+    """Its gradients share memory: two of them all of it, and two an odd part each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = torch.nn.Parameter(torch.randn(8, 8))
+        self.right = torch.nn.Parameter(torch.randn(64))
+        self.joined = torch.nn.ParameterList(torch.randn(size) for size in (3, 61))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([*self.joined])
+        return OneGradientForTwo.apply(x, self.left, self.right) + x @ joined
+
+
+def shares_memory_of_gradients() -> None:
+    torch.manual_seed(4)
+    trains(OneFactor(), polytrain.get_dataset_shard().iter_torch_batches(batch_size=8))
+
+
 @pytest.mark.parametrize(
     "function",
-    [assigns_buffers, seeds_by_rank, augments_in_collate_fn, clips_in_another_memory_format],
+    [
+        assigns_buffers,
+        seeds_by_rank,
+        augments_in_collate_fn,
+        clips_in_another_memory_format,
+        shares_memory_of_gradients,
+    ],
 )
 def test_what_a_function_does_in_its_own_way_has_the_same_bits(
     function: Callable[[], None], tmp_path: Path

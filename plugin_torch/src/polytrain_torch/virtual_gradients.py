@@ -25,11 +25,20 @@ from polytrain_torch.private import is_unwritten, mark_unwritten
 Each = Sequence[torch.Tensor | None]
 """A gradient for each parameter; None if it has none."""
 
-Begin = Callable[[list[torch.Tensor]], Callable[[], torch.Tensor]]
-"""Begins to add the sums of all ranks' subtrees; the function that it returns waits for the sum."""
+Vector = Sequence[torch.Tensor]
+"""Elements of contiguous tensors, one after the other."""
+
+Begin = Callable[[list[Vector]], Callable[[], Vector]]
+"""Begins to add the sums of all ranks' subtrees; the function that it returns waits for the sum.
+
+The sum is in as many tensors, which may be those of the first subtree, or in one.
+"""
 
 _BUCKET = 4 << 20
 """Bytes of a bucket, at least. Smaller ones begin earlier, and have more messages."""
+
+_ALIGNED = 64
+"""Bytes to which torch aligns a tensor's memory."""
 
 _BUCKET_AFTERWARDS = 32 << 20
 """The same where sums begin after the loop: what a sum needs beside gradients is for one bucket."""
@@ -105,10 +114,12 @@ class Gradients:
         """Take the gradients that a virtual worker has computed."""
         self.expect_none()
         count = len(self._begun)
+        seen: set[int] = set()
         self._changed = [bucket.compare(virtual_worker) for bucket in self._buckets[:count]]
         for bucket in self._buckets[count:]:
-            bucket.take(virtual_worker)
+            bucket.take(virtual_worker, seen)
 
+    @torch.no_grad()
     def average(self) -> None:
         """Set the parameters' gradients to the mean over all virtual workers, plus earlier ones."""
         if dist.get_world_size() == 1:
@@ -175,11 +186,16 @@ class _Bucket:
             parameter.grad = None
         return taken
 
-    def take(self, virtual_worker: int) -> None:
-        """Take the gradients that a virtual worker has computed."""
-        self._tree.take(Node(0, virtual_worker), self._dense())
+    def take(self, virtual_worker: int, seen: set[int]) -> None:
+        """Take the gradients that a virtual worker has computed.
 
-    def early_sums(self, virtual_worker: int) -> list[torch.Tensor] | None:
+        Args:
+            virtual_worker: the virtual worker.
+            seen: addresses of the gradients that were taken before; gets those of these.
+        """
+        self._tree.take(Node(0, virtual_worker), _apart(self._dense(), seen))
+
+    def early_sums(self, virtual_worker: int) -> list[Vector] | None:
         """Return the sums of this rank's subtrees, and leave all gradients as they are.
 
         None if a change of a gradient couldn't be seen.
@@ -191,9 +207,9 @@ class _Bucket:
         tree: Tree[torch.Tensor] = Tree(self._count, torch.Tensor.add_)
         with torch.no_grad():
             for node, held in self._tree.held:
-                tree.take(node, self._flat(held, ()))
-            tree.take(Node(0, virtual_worker), self._flat(gradients, ()))
-        return tree.taken()
+                tree.take(node, join(self._vector(held, ())))
+            tree.take(Node(0, virtual_worker), join(self._vector(gradients, ())))
+        return [[each] for each in tree.taken()]
 
     def compare(self, virtual_worker: int) -> bool:
         """Take the gradients whose sum has begun; return whether they have changed since."""
@@ -205,33 +221,29 @@ class _Bucket:
             for mine, its in zip(late, early, strict=True)
         )
 
-    def sums(self, marks: Sequence[bool], *, keeps: bool) -> list[torch.Tensor]:
+    def sums(self, marks: Sequence[bool], *, keeps: bool) -> list[Vector]:
         """Return the sums of this rank's subtrees.
 
         Args:
             marks: numbers that are added up too.
             keeps: whether to keep the gradients, for `sums_again`.
         """
-        held = [*self._tree.held]
+        held = [gradients for _, gradients in reversed(self._tree.held)]
         if not keeps:
             self._tree.held.clear()
-        flat = []
-        while held:
-            _, gradients = held.pop()
-            flat.append(self._flat(gradients, marks))
-            del gradients
-        return flat
+        return [self._vector(gradients, marks) for gradients in held]
 
-    def sums_again(self) -> list[torch.Tensor]:
+    def sums_again(self) -> list[Vector]:
         """Return the sums of this rank's subtrees, with gradients that changed after early sums."""
         if self._late is not None:
-            self._tree.take(*self._late)
+            node, late = self._late
+            self._tree.take(node, [None if each is None else each.clone() for each in late])
         return self.sums((), keeps=False)
 
-    def marks(self, total: torch.Tensor, count: int) -> list[float]:
+    def marks(self, total: Vector, count: int) -> list[float]:
         """Return the sums of the marks that `sums` got."""
-        begin = sum(each.numel() + 1 for each in self.parameters)
-        return total[begin : begin + count].tolist()
+        begin = len(self.parameters)
+        return self._split(total)[-1][begin : begin + count].tolist()
 
     def set_own(self, earlier: Each) -> None:
         """Set the parameters' gradients to the mean on this rank, which has all virtual workers.
@@ -240,10 +252,9 @@ class _Bucket:
             earlier: the gradients before, to which they are added, as in `backward()`.
         """
         [totals] = self._tree.taken()
-        means = [None if total is None else total.div_(self._count) for total in totals]
-        self._set(means, earlier)
+        self._set(totals, earlier)
 
-    def set(self, total: torch.Tensor, earlier: Each) -> None:
+    def set(self, total: Vector, earlier: Each) -> None:
         """Set the parameters' gradients to the mean; see `set_own`.
 
         Args:
@@ -252,24 +263,25 @@ class _Bucket:
         """
         self._tree.held.clear()
         self._late = None
-        sizes = [parameter.numel() for parameter in self.parameters]
-        *values, rest = total.split([*sizes, len(total) - sum(sizes)])
-        used = rest[: len(sizes)].tolist()
-        total.div_(self._count)
-        means = [
-            # As autograd makes it: with the parameter's strides, and aligned. Norms depend on both.
-            torch.empty_like(parameter).copy_(value.view(parameter.shape)) if is_used else None
-            for parameter, value, is_used in zip(self.parameters, values, used, strict=True)
-        ]
-        self._set(means, earlier)
+        *values, used = self._split(total)
+        pairs = zip(values, used[: len(values)].tolist(), strict=True)
+        self._set([value if is_used else None for value, is_used in pairs], earlier)
 
-    def _set(self, means: Each, earlier: Each) -> None:
-        for parameter, mean, before in zip(self.parameters, means, earlier, strict=True):
-            if mean is None:
+    def _set(self, totals: Each, earlier: Each) -> None:
+        for parameter, total, before in zip(self.parameters, totals, earlier, strict=True):
+            if total is None:
                 # As after `backward()` without it: optimizers leave it alone.
                 parameter.grad = before
-            else:
-                parameter.grad = mean if before is None else before.add_(mean)
+                continue
+            mean = _as_gradient(total.div_(self._count), parameter)
+            parameter.grad = mean if before is None else before.add_(mean)
+
+    def _split(self, total: Vector) -> Vector:
+        """Return the total for each parameter, and what else was added up."""
+        if len(total) > 1:
+            return total
+        sizes = [parameter.numel() for parameter in self.parameters]
+        return total[0].split([*sizes, len(total[0]) - sum(sizes)])
 
     def _dense(self) -> Each:
         taken = self.taken()
@@ -280,19 +292,54 @@ class _Bucket:
             )
         return taken
 
-    def _flat(self, gradients: Each, marks: Sequence[bool]) -> torch.Tensor:
-        """Join gradients into a vector whose length is a multiple of the number of ranks.
+    def _vector(self, gradients: Each, marks: Sequence[bool]) -> Vector:
+        """Return gradients as a vector whose length is a multiple of the number of ranks.
 
         After all values it has a 1 for each parameter with a gradient, and the marks.
         """
         values = [
-            parameter.new_zeros(parameter.numel()) if gradient is None else gradient.reshape(-1)
+            parameter.new_zeros(parameter.shape) if gradient is None else gradient.contiguous()
             for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]
         after = [*(float(each is not None) for each in gradients), *map(float, marks)]
-        length = sum(map(len, values)) + len(after)
+        length = sum(each.numel() for each in values) + len(after)
         after += [0.0] * (-length % dist.get_world_size())
-        return torch.cat([*values, torch.tensor(after).to(values[0])])
+        return [*values, torch.tensor(after).to(values[0])]
+
+
+def _apart(gradients: Each, seen: set[int]) -> Each:
+    """Return gradients that share no memory, as a user's backward function may make them.
+
+    Args:
+        gradients: the gradients.
+        seen: addresses of the gradients of other parameters; gets those of these.
+    """
+    apart: list[torch.Tensor | None] = []
+    for each in gradients:
+        one = each.clone() if each is not None and each.data_ptr() in seen else each
+        if one is not None:
+            seen.add(one.data_ptr())
+        apart.append(one)
+    return apart
+
+
+def join(vector: Vector) -> torch.Tensor:
+    """Return a vector as one new tensor."""
+    return torch.cat([each.view(-1) for each in vector])
+
+
+def _as_gradient(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return values as autograd makes a gradient: with the parameter's strides, and aligned.
+
+    The last bits of norms depend on both.
+    """
+    if (
+        values.stride() == parameter.stride()
+        and values.untyped_storage().nbytes() == values.nbytes
+        and values.data_ptr() % _ALIGNED == 0
+    ):
+        return values
+    return torch.empty_like(parameter).copy_(values.view(parameter.shape))
 
 
 def _added(left: Each, right: Each) -> Each:

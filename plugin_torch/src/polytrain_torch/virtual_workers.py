@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ from polytrain_torch.models.proof import Proofs
 from polytrain_torch.private import compiled_by_shape
 from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
 from polytrain_torch.row_weights import weighted_loop
-from polytrain_torch.virtual_gradients import Gradients
+from polytrain_torch.virtual_gradients import Gradients, Vector, join
 from polytrain_torch.virtual_mistakes import LearningRates, watched_ranks
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -49,8 +49,8 @@ _current: VirtualWorkers | None = None
 class SummingGroup(Protocol):
     """A process group that adds the sums of subtrees itself, in shared memory."""
 
-    def summed(self, sums: list[torch.Tensor]) -> torch.Tensor:
-        """Return the sum over all virtual workers; see `tree_sums.summed`."""
+    def add_up(self, sums: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Replace the first sum by that over all virtual workers; see `SharedSums.add_up`."""
         ...
 
 
@@ -432,15 +432,21 @@ class VirtualWorkers:
             self._gradients = {key: of_all}
         return self._gradients[key]
 
-    def _begin_sum(self, sums: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def _begin_sum(self, sums: list[Vector]) -> Callable[[], Vector]:
         """Begin to add the sums of all ranks' subtrees."""
-        is_on_cpu = sums[0].device.type == "cpu"
+        is_on_cpu = sums[0][0].device.type == "cpu"
+        if is_on_cpu and self._between_nodes is None and self._on_node is not None:
+            self._on_node.add_up(sums)
+            total = sums[0]
+            return lambda: total
+        joined = []
+        while sums:
+            # One by one: the gradients of which a sum is made may be released.
+            joined.append(join(sums.pop(0)))
         if is_on_cpu and self._between_nodes is not None:
-            return self._between_nodes.begin(self.count, sums)
-        if is_on_cpu and self._on_node is not None:
-            total = self._on_node.summed(sums)
-        else:
-            total = summed(self.count, sums)
+            wait = self._between_nodes.begin(self.count, joined)
+            return lambda: [wait()]
+        total = [summed(self.count, joined)]
         return lambda: total
 
 

@@ -38,8 +38,9 @@ from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.record.history import JOURNAL, read_as
 from polytrain.record.repetition import ReportedHistory
 from polytrain.run import survivors
+from polytrain.run.copies import newest_common
 from polytrain.run.states import Ending, State
-from polytrain.run.survivors import Survivors, in_order, newest_common, newest_point
+from polytrain.run.survivors import Survivors, in_order, newest_point
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import (
     AgentEvent,
@@ -668,7 +669,12 @@ LOST, ALSO_LOST = (AgentLost(rank=rank, reason="its node is gone") for rank in (
         ({0: (4, 5), 1: (2, 3)}, (), {}, "no step of which every rank has left a copy"),
         ({0: (4, 5)}, (), {}, "no step of which every rank has left a copy"),
         ({0: (4,), 1: (4,)}, (LOST,), {}, "no step of which every rank has left a copy"),
-        ({}, (LOST, ALSO_LOST), {}, "rank 0 was lost with its host; rank 1 was lost with its host"),
+        (
+            {},
+            (LOST, ALSO_LOST),
+            {},
+            "rank 0's copies were lost with its agent; rank 1's copies were lost with its agent",
+        ),
         ({0: (4,), 1: (4,)}, (), {"step_of_rank_1": 3}, "ranks 0 and 1 made their copies at diff"),
         ({}, (), {}, "this training keeps no state that another rank could hand on"),
         ({0: (4,), 1: (4,)}, (), {"unstored": "the disk is full"}, "rank 1: the disk is full"),

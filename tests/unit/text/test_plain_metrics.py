@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import polytrain
 from polytrain.errors import NotInWorkerError
-from polytrain.text.metrics import plain_metrics
+from polytrain.text.metrics import plain_metrics, single_values
 from polytrain.workers.processes.channel import FrameBuffer, pack
 
 
@@ -93,8 +93,24 @@ plain_values = st.recursive(
 )
 
 
+@pytest.mark.parametrize(
+    ("metrics", "name"),
+    [
+        ({"a/b": 1, "a": {"b": 2}}, "a/b"),
+        ({"a": {"b/c": 1, "b": {"c": 2}}}, "a/b/c"),
+        ({1: 0.5, "1": 0.25}, "1"),
+        ({"by class": {1: 0.5, "1": 0.25}}, "by class/1"),
+    ],
+)
+def test_two_metrics_of_one_name_are_refused(metrics: dict[Any, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"Two metrics are named '{name}'"):
+        plain_metrics(metrics)
+
+
 @given(metrics=st.dictionaries(st.text(), plain_values, max_size=3))
 def test_plain_values_stay_as_they_are(metrics: dict[str, Any]) -> None:
+    names = [name for name, _ in single_values(metrics)]
+    assume(len(names) == len(set(names)))
     assert plain_metrics(metrics) == metrics
 
 

@@ -81,7 +81,7 @@ def test_a_place_that_the_user_names_gets_the_rows_and_goes_on_where_it_was(run:
     table = run.parent / "table.csv"
     for _ in range(2):
         assert sync(run, "--to", f"csv={table}").exit_code == 0
-    assert table.read_text().splitlines()[0] == "step,time,value/of,step"
+    assert table.read_text().splitlines()[0] == "step,time,value/of,xstep"
     assert len(table.read_text().splitlines()) == 3
     # The storage says this place now, and nobody else does.
     assert sync(run).exit_code == 2

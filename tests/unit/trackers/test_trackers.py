@@ -31,6 +31,8 @@ from polytrain.view.cli.show import command as show
 from polytrain.view.cli.sync import command
 
 HOSTILE = {"a/b": 1.5, 'q"uote,': 2, "<script>": 0.25, "new\nline": 7, "step": 9, "": 3.0, "ü": -1}
+OF_CSV = {"step": "xstep", "time": "xtime"}
+"""Metrics with the names of columns that each row has → their columns."""
 
 
 def run_in(directory: Path, run_id: str = "") -> TrackedRun:
@@ -48,6 +50,7 @@ def read_back(directory: Path) -> list[Row]:
     with (directory / "metrics.csv").open(newline="") as file:
         header, *lines = csv.reader(file)
     assert header[:2] == ["step", "time"]
+    assert len(header) == len(set(header))
     return [
         Row(
             step=int(step),
@@ -70,7 +73,23 @@ def test_any_name_and_a_new_metric_are_kept(tmp_path: Path) -> None:
     for row in rows:
         sink.write([row])
     sink.close()
-    assert read_back(tmp_path) == rows
+    assert read_back(tmp_path) == [
+        replace(row, metrics={OF_CSV.get(name, name): row.metrics[name] for name in row.metrics})
+        for row in rows
+    ]
+
+
+def test_a_metric_with_the_name_of_a_column_has_one_of_its_own(tmp_path: Path) -> None:
+    sink = CSV().open(run_in(tmp_path))
+    sink.write(rows_of({"step": 100, "loss": 0.5}))
+    sink.amend(Row(step=1, time=9.0, metrics={"time": 2.5}))
+    again = CSV().open(run_in(tmp_path, str(tmp_path / "metrics.csv")))
+    again.write(rows_of({}, {"step": 200}))
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    assert list(table) == ["step", "time", "xstep", "loss", "xtime"]
+    assert table["step"].tolist() == [1, 2]
+    assert table["xstep"].tolist() == [100, 200]
+    assert table["xtime"][0] == 2.5
 
 
 def test_a_table_of_numbers_is_read_by_pandas(tmp_path: Path) -> None:
@@ -423,7 +442,8 @@ def test_sync_adds_a_tracker_to_a_run_that_had_none(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "csv"])
     assert done.output == "CSV(path=None): 4 steps sent\n"
     assert of(read_back(tmp_path / "run")) == [
-        flat(metrics) for metrics in writer.history().reports
+        {OF_CSV.get(name, name): value for name, value in flat(metrics).items()}
+        for metrics in writer.history().reports
     ]
     again = CliRunner().invoke(command, [str(tmp_path / "run")])
     assert again.output == "CSV(path=None): 0 steps sent\n"

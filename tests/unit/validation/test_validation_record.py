@@ -64,6 +64,12 @@ def test_metrics_that_the_report_has_are_named() -> None:
     assert "'val_loss'" in why
 
 
+def test_a_name_with_a_slash_is_that_of_a_nested_metric() -> None:
+    why = collision({"val/loss": 3.0}, {"val": {"loss": 2.0}})
+    assert why is not None
+    assert "'val/loss'" in why
+
+
 def line(event: str, **fields: Any) -> dict[str, Any]:
     return {"time": 0.0, "token": 1, "event": event, **fields}
 

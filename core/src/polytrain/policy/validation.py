@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from polytrain.text.metrics import flat
+
 
 class ValidationStatus(StrEnum):
     """The status of a checkpoint's validation."""
@@ -116,7 +118,8 @@ class Validations:
 
 def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:
     """Return why a validation's metrics can't be added to the report's; None if they can."""
-    both = [name for name in returned if name in reported]
+    taken = {*reported, *flat(reported)}
+    both = [name for name in {**returned, **flat(returned)} if name in taken]
     if not both:
         return None
     names = ", ".join(map(repr, both))

@@ -191,6 +191,9 @@ def portable(error: BaseException) -> BaseException:
     """Return an exception for another process, with its traceback here as a note."""
     text = "".join(traceback.format_exception(error))
     error.add_note(f"\nIn the worker process:\n{text.rstrip()}")
+    if not isinstance(error, Exception):
+        # There it would end the program, silently if the model has called `sys.exit`.
+        return RuntimeError(text)
     try:
         pickle.loads(dumps(error))
     except Exception:  # an exception's __reduce__ may raise anything

@@ -336,7 +336,7 @@ class Controller:
     def _take_last_gone(self) -> None:
         """Handle the end of the last process, once the copies that it waits for are stored."""
         event = self._last_gone
-        if event is not None and not self.survivors.is_storing:
+        if event is not None and not self.survivors.copies.are_stored:
             self._last_gone = None
             with self.interrupts.deferred():
                 self.commit_left_state()

@@ -88,7 +88,7 @@ def keep_state(run: Controller) -> None:
         run.group.call(Kill(attempt=run.state.attempt))
     wait_while(lambda: left)
     if not left and survivors.store_copies(run.state, number=number):
-        wait_while(lambda: survivors.is_storing)
+        wait_while(lambda: survivors.copies.are_stored)
     if not left:
         run.commit_left_state()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from polytrain.checkpoint.parts import StateWritten
@@ -23,16 +23,13 @@ from polytrain.events.attempt import (
     KeptRead,
     StateUnwritten,
 )
-from polytrain.policy.neighbours import Sends, to_keep
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
+from polytrain.run.copies import RankCopies
 from polytrain.run.states import Ending, Phase, State, Training
 from polytrain.workers.agents.calls import (
-    DropCopy,
     Kill,
     ReadKept,
-    SendCopies,
-    StoreCopy,
     SurvivorEvent,
     WriteState,
 )
@@ -54,7 +51,6 @@ _NOT_ASKED = (
 )
 """After these, a state couldn't be committed, or isn't to be trusted."""
 
-_NONE_IN_COMMON = "there is no step of which every rank has left a copy"
 _NOT_KEPT = "this training keeps no state that another rank could hand on"
 
 
@@ -71,25 +67,6 @@ def in_order(kept: Mapping[int, KeptRead]) -> list[int]:
     """
     living = [rank for rank, read in kept.items() if read.is_alive and _point(read) >= 0]
     return sorted(living, key=lambda rank: (-_point(kept[rank]), rank))
-
-
-def newest_common(held: Mapping[int, Collection[int]], ranks: int) -> int | None:
-    """Return the newest copy that every rank has; None if there is none.
-
-    Args:
-        held: rank → its copies.
-    """
-    common = set.intersection(*map(set, held.values())) if len(held) == ranks else set()
-    return max(common, default=None)
-
-
-def belongs_to(part: StateWritten, first: StateWritten) -> bool:
-    """Return whether two ranks' parts are of one moment: as far as both know it."""
-    positions = first.part.positions
-    return (
-        (part.part.step, part.is_report, part.is_ahead)
-        == (first.part.step, first.is_report, first.is_ahead)
-    ) and all(positions.get(name, at) == at for name, at in part.part.positions.items())
 
 
 def _is_trusted(ending: Ending) -> bool:
@@ -151,35 +128,11 @@ class Survivors:
     _number: int = 0
     _until: float = 0.0
     _written: StateWritten | None = None
-    _held: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Rank → the copies of its part that it has left."""
-
-    _lent: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Rank → number of a copy that lies on another host → the rank whose agent keeps it there."""
-
-    _unsent: dict[int, str] = field(default_factory=dict)
-    """The ranks whose copies can't be sent to another host, and why not."""
-
-    _sends: Sends = field(default_factory=lambda: Sends(0))
-    _holders: dict[int, int] = field(default_factory=dict)
-    """Rank → rank whose agent stores its copy, where its own agent hasn't it."""
-
-    _uncopied: dict[int, str] = field(default_factory=dict)
-    """The ranks that couldn't make a copy of their part, and why not the last time."""
-
-    _lost: set[int] = field(default_factory=set)
-    """The ranks whose agents are lost, with the copies that these had."""
-
-    _dropped: int = 0
-    """The newest copy that all ranks were asked to drop."""
-
-    _are_copies_over: bool = False
-    """Whether all ranks were asked to make no more copies."""
-
-    _stored: dict[int, StateWritten] | None = None
-    """Rank → its part of the state, of which copies are being stored; None if none are."""
-
     _has_warned: bool = False
+    copies: RankCopies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.copies = RankCopies(self.group, attempt=-1, world_size=0)
 
     @property
     def is_alone(self) -> bool:
@@ -196,22 +149,14 @@ class Survivors:
         """The monotonic time at which to call `overdue` without an event."""
         return self._until if self._is_asking else None
 
-    @property
-    def is_storing(self) -> bool:
-        """Whether agents store the ranks' copies of one step."""
-        return self._stored is not None
-
     def launched(self, attempt: int, world_size: int) -> None:
         """Note that an attempt starts."""
         self._attempt, self._world_size, self._size = attempt, world_size, 0
         self._is_asking, self._written, self._why_unanswered = False, None, ""
-        self._stored = self._sacrificed = None
-        self._dropped, self._are_copies_over = 0, False
-        its = (self._keepers, self._unkept, self._kept, self._left, self._refused)
-        of_copies = (self._held, self._lent, self._unsent, self._holders, self._uncopied)
-        for known in (*its, *of_copies, self._lost):
+        self._sacrificed = None
+        for known in (self._keepers, self._unkept, self._kept, self._left, self._refused):
             known.clear()
-        self._sends = Sends(world_size)
+        self.copies = RankCopies(self.group, attempt=attempt, world_size=world_size)
 
     def ask(self, state: State, *, number: int) -> bool:
         """Ask the survivors, and kill them later; return whether there is anybody to ask.
@@ -280,26 +225,10 @@ class Survivors:
         is_wanted = self.has_copies and self._world_size > 1 and self._written is None
         if not is_wanted or not (_has_failed(state.phase) or _stops_at_once(state)):
             return False
-        newest = newest_common(self._there, self._world_size)
-        if newest is None:
+        is_any = self.copies.store(number)
+        if not is_any:
             self._say_why_no_copy(state)
-            return False
-        self._stored, self._holders = {}, {}
-        call = StoreCopy(attempt=self._attempt, checkpoint=number, number=newest)
-        for rank in range(self._world_size):
-            if newest not in self._held.get(rank, ()):
-                self._holders[rank] = self._lent[rank][newest]
-        own = set(range(self._world_size)).difference(self._holders)
-        self.group.call(call, own if self._holders else None)
-        for rank, holder in self._holders.items():
-            self.group.call(replace(call, of_rank=rank), (holder,))
-        return True
-
-    @property
-    def _there(self) -> dict[int, set[int]]:
-        """Rank → its copies, with its own agent or on another host."""
-        ranks = {*self._held, *(rank for rank, lent in self._lent.items() if lent)}
-        return {rank: {*self._held.get(rank, ()), *self._lent.get(rank, ())} for rank in ranks}
+        return is_any
 
     def take(self, event: SurvivorEvent) -> None:
         """Handle what an agent says about its rank."""
@@ -313,23 +242,21 @@ class Survivors:
                 self._unkept[rank] = reason
             case KeptRead(rank=rank) if self._is_asking and rank not in self._kept:
                 self._know(event)
-            case CopyRefused():
-                self._drop(event)
-            case CopiesHeld(rank=rank, numbers=numbers):
-                self._held[rank] = numbers
-            case CopySent():
-                self._note_sent(event)
+            case CopyRefused() | CopiesHeld() | CopySent():
+                self.copies.take(event)
             case StateWritten(is_copy=True) if self._world_size == 1:
                 # It comes after the end of the only rank's process, whatever the end was.
                 self._written = event
-            case StateWritten(rank=rank, is_copy=True) if self._stored is not None:
-                self._stored[rank] = event
-                if len(self._stored) == self._world_size:
-                    self._join(self._stored)
+            case StateWritten(is_copy=True) if self.copies.are_stored:
+                whole = self.copies.stored(event)
+                if isinstance(whole, str):
+                    self.refused(whole)
+                else:
+                    self._written = whole
             case StateUnwritten(reason=reason) if self.is_alone:
                 self.refused(reason)
-            case StateUnwritten(rank=rank, reason=reason, is_copy=True) if self._stored is not None:
-                self._stored = None
+            case StateUnwritten(rank=rank, reason=reason, is_copy=True) if self.copies.are_stored:
+                self.copies.stop()
                 self.refused(f"rank {rank}: {reason}")
             case StateWritten() if self._is_asking:
                 self._written = event
@@ -345,39 +272,6 @@ class Survivors:
             self._left = in_order(self._kept)
             self._ask_next()
 
-    def _note_sent(self, sent: CopySent) -> None:
-        """Note where a rank's copy lies too, and have all ranks send the next one after the last.
-
-        From then on only one of each rank is sure to be there until the next one is.
-        """
-        if sent.holder is None:
-            if not self._unsent:
-                logger.warning("Copies of the training's state lie on one host: %s.", sent.reason)
-            self._unsent[sent.rank] = sent.reason
-            return
-        self._lent.setdefault(sent.rank, {})[sent.number] = sent.holder
-        following = self._sends.sent(sent.rank, sent.number, sent.newest)
-        if following is None:
-            return
-        common = self._sends.common
-        for lent in self._lent.values():
-            for number in set(lent) - {to_keep(lent, common)}:
-                del lent[number]
-        self.group.call(SendCopies(attempt=self._attempt, number=following, common=common))
-
-    def _drop(self, refused: CopyRefused) -> None:
-        """Have all ranks drop a copy that one couldn't make: they have the one before."""
-        self._uncopied[refused.rank] = refused.reason
-        is_news = refused.number > self._dropped or refused.is_last
-        if self._are_copies_over or not is_news:
-            return
-        self._dropped = max(self._dropped, refused.number)
-        self._are_copies_over = refused.is_last
-        drop = DropCopy(attempt=self._attempt, number=refused.number, is_last=self._are_copies_over)
-        # The rank that waits comes last: when it is asked, all have been.
-        self.group.call(drop, set(range(self._world_size)) - {refused.rank})
-        self.group.call(drop, (refused.rank,))
-
     def lost(self, rank: int) -> None:
         """Note that a rank's agent is lost: a survivor may know its small states from elsewhere."""
         if self._is_asking and rank not in self._kept:
@@ -387,14 +281,10 @@ class Survivors:
 
     def copies_lost(self, rank: int) -> None:
         """Note that a rank's agent is lost, and its copies with it."""
-        self._lost.add(rank)
-        self._held.pop(rank, None)
-        for lent in self._lent.values():
-            for number in [number for number, holder in lent.items() if holder == rank]:
-                del lent[number]
-        if self._stored is not None:
-            self._stored = None
-            self.refused(f"rank {rank}'s copy is lost with its host")
+        self.copies.lost(rank)
+        if self.copies.are_stored:
+            self.copies.stop()
+            self.refused(f"rank {rank}'s copy is lost with its agent")
 
     def overdue(self) -> None:
         """Go on without the agents that haven't answered in time, or stop asking."""
@@ -434,26 +324,11 @@ class Survivors:
     def _say_why_no_copy(self, state: State) -> None:
         """Say why there is neither a survivor's state nor a copy that all ranks have."""
         why = [self._why_unanswered] if self._why_unanswered else []
-        if self._held or self._uncopied or self._lost:
-            unable = {**self._unkept, **self._uncopied}
-            whose = [f"rank {rank} couldn't copy: {unable[rank]}" for rank in sorted(unable)]
-            whose += [f"rank {rank} was lost with its host" for rank in sorted(self._lost)]
-            why += [_NONE_IN_COMMON, *whose]
+        why += self.copies.why_none(self._unkept)
         if why:
             self.refused("; ".join(why))
         elif not self._keepers:
             self._say_why_not(state)
-
-    def _join(self, stored: Mapping[int, StateWritten]) -> None:
-        """Make one state of all ranks' parts, if they are those of one moment of the training."""
-        self._stored = None
-        first = stored[0]
-        odd = next((rank for rank, each in stored.items() if not belongs_to(each, first)), None)
-        if odd is not None:
-            self.refused(f"ranks 0 and {odd} made their copies at different places of the training")
-            return
-        files = tuple(file for rank in sorted(stored) for file in stored[rank].part.files)
-        self._written = replace(first, part=replace(first.part, files=files), is_joined=True)
 
     @property
     def _refusals(self) -> str:
@@ -478,7 +353,7 @@ class Survivors:
     def committed(self, written: StateWritten) -> None:
         """Note that a survivor's state is a checkpoint."""
         rank, step = written.rank, written.part.step
-        holders = self._holders if written.is_joined else {}
+        holders = self.copies.holders if written.is_joined else {}
         ranks = range(self._world_size) if written.is_joined else (rank,)
         hosts = tuple(dict.fromkeys(self._host(holders.get(each, each)) for each in ranks))
         self._note(rank=rank, step=step, hosts=hosts)

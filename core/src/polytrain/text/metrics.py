@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: a metric isn't a number, a string, or a list or dict of them.
-        ValueError: they are nested too deeply for the run's journal.
+        ValueError: they are nested too deeply for the run's journal, or two have one name.
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(
@@ -58,6 +59,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         )
     try:
         plain = {str(name): _plain(str(name), value) for name, value in metrics.items()}
+        _expect_own_names(plain, metrics)
     except RecursionError:
         raise ValueError(
             "The metrics are nested in far too many levels, or one of them contains itself."
@@ -66,6 +68,18 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(value, dict | list) for value in plain.values()):
         strict_json.expect_bounded(plain, strict_json.DEEPEST - 2)
     return plain
+
+
+def _expect_own_names(plain: Mapping[str, Any], metrics: Mapping[Any, Any]) -> None:
+    """Raise ValueError if two metrics have one name: trackers and the page would show one."""
+    if len(plain) == len(metrics) and not any(isinstance(value, dict) for value in plain.values()):
+        return
+    names = Counter(name for name, _ in _entries(metrics))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ValueError(
+            f"Two metrics are named {twice[0]!r}: the entry b of a dict a is named 'a/b', and a "
+            "number is named as its text. Give one of them another name."
+        )
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -28,7 +28,8 @@ class CSV(FileTracker):
     """Writes a line for each step to one file, with a column for each metric.
 
     A metric that a report lacks is empty. A new metric replaces the file by one with its column.
-    Metrics that aren't numbers are written as JSON.
+    Metrics that aren't numbers are written as JSON. A metric `step` or `time` is `xstep` or
+    `xtime`: the columns of these names are the report's.
 
     Args:
         path: the file; by default `metrics.csv` in the run's directory.
@@ -105,7 +106,7 @@ class CSVFile:
 
     def write(self, rows: Sequence[Row]) -> None:
         # Skip rows of a process that died before it could note that they were sent.
-        rows = [row for row in rows if row.step > self.sent]
+        rows = [_renamed(row) for row in rows if row.step > self.sent]
         if not rows:
             return
         if self._has_header and {name for row in rows for name in row.metrics} <= {*self._columns}:
@@ -122,6 +123,7 @@ class CSVFile:
             self.sent = step
 
     def amend(self, row: Row) -> None:
+        row = _renamed(row)
         self._replace(
             [
                 replace(old, metrics={**old.metrics, **row.metrics})
@@ -192,6 +194,14 @@ class CSVFile:
             if cell != ""
         }
         return Row(step=int(step), time=float(time), metrics=metrics)
+
+
+def _renamed(row: Row) -> Row:
+    """Return a row without metrics that are named as the first columns."""
+    if row.metrics.keys().isdisjoint(_FIRST):
+        return row
+    metrics = {f"x{name}" if name in _FIRST else name: row.metrics[name] for name in row.metrics}
+    return replace(row, metrics=metrics)
 
 
 def _written(lines: Iterable[Sequence[Any]]) -> str:

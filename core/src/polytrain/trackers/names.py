@@ -64,7 +64,7 @@ def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
     if unknown or not isinstance(observers, tuple | list):
         return
     given = _given(names, observers)
-    problems = [problem for tracker in given for problem in tracker.problems()]
+    problems = dict.fromkeys(problem for tracker in given for problem in tracker.problems())
     yield from problems
     resolved = [] if problems else [tracker.resolved() for tracker in given]
     for place, tracker in enumerate(resolved):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache, partial, partialmethod
 from itertools import chain
@@ -108,7 +109,9 @@ class NodeGroup(dist.ProcessGroup):
         if self._sums is None or self._is_virtual or not _are_summed(tensors, *args, **kwargs):
             return dist.group.WORLD.allreduce(tensors, *args, **kwargs)
         opts = kwargs.get("opts", args[0] if args else None)
-        return self._run(chain.from_iterable(map(self._sums.add_up, tensors)), tensors, opts)
+        return self._run(
+            chain.from_iterable(self._sums.add_up([each]) for each in tensors), tensors, opts
+        )
 
     @torch.compiler.disable
     def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,11 +128,10 @@ class NodeGroup(dist.ProcessGroup):
         """Whether all ranks can open the memory."""
         return self._sums is not None
 
-    def summed(self, sums: list[torch.Tensor]) -> torch.Tensor:
-        """Return the sum over all virtual workers, as `tree_sums.summed` does."""
+    def add_up(self, sums: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Replace the first sum by that over all virtual workers; see `SharedSums.add_up`."""
         assert self._sums is not None
         self._begin(self._sums.add_up(*sums), sums, blocks=True)
-        return sums[0]
 
     def any_rank(self, condition: bool) -> bool:
         """Whether a condition holds on any rank. All ranks call this together."""

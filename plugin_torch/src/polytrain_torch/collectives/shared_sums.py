@@ -80,33 +80,32 @@ class SharedSums:
         self._half = 0
         self._barriers = 0
 
-    def add_up(self, *parts: torch.Tensor) -> Iterator[float]:
-        """Replace the first tensor of each rank by the sum over all ranks' tensors.
+    def add_up(self, *vectors: Sequence[torch.Tensor]) -> Iterator[float]:
+        """Replace the first vector of each rank by the sum over all ranks' vectors.
 
         Args:
-            parts: contiguous floating-point CPU tensors of one shape: one, or with virtual workers
-                the sums of this rank's `tree_sums.subtrees`, from the first to the last.
+            vectors: vectors of one length, each the elements of contiguous CPU tensors of one
+                floating-point type: one vector, or with virtual workers the sums of this rank's
+                `tree_sums.subtrees`, from the first to the last.
 
         Raises:
-            RuntimeError: another rank's tensor has a different size.
+            RuntimeError: another rank's vectors have a different size.
             TimeoutError: another rank doesn't call this in time.
         """
-        meant = parts[0].nbytes
-        step = _SLOT // parts[0].element_size()
+        meant = sum(each.nbytes for each in vectors[0])
         first = self._first_slot()
-        for pieces in zip(*(part.detach().view(-1).split(step) for part in parts), strict=True):
-            piece = pieces[0]
-            length = piece.numel()
-            slots = [
-                slot[: length * piece.element_size()].view(piece.dtype) for slot in self._next()
-            ]
+        for pieces in zip(*map(_pieces, vectors), strict=True):
+            sizes = [len(part) for part in pieces[0]]
+            length, dtype = sum(sizes), pieces[0][0].dtype
+            slots = [slot[: length * dtype.itemsize].view(dtype) for slot in self._next()]
             for slot, mine in zip(slots[first:], pieces, strict=False):
-                slot.copy_(mine)
+                torch.cat(mine, out=slot)
             yield from self._barrier(meant)
             begin, end = (length * n // self._world_size for n in (self._rank, self._rank + 1))
             self._add([slot[begin:end] for slot in slots])
             yield from self._barrier(meant)
-            piece.copy_(slots[0])
+            for part, total in zip(pieces[0], slots[0].split(sizes), strict=True):
+                part.copy_(total)
 
     def _add(self, slots: Sequence[torch.Tensor]) -> None:
         """Add all slots, in place of the first."""
@@ -206,6 +205,24 @@ class SharedSums:
                     "in the backend's options."
                 )
             yield waited
+
+
+def _pieces(vector: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Cut a vector into pieces of a slot, each a list of one-dimensional parts."""
+    most = _SLOT // vector[0].element_size()
+    piece: list[torch.Tensor] = []
+    room = most
+    for tensor in vector:
+        rest = tensor.detach().view(-1)
+        while len(rest) >= room:
+            piece.append(rest[:room])
+            yield piece
+            rest, piece, room = rest[room:], [], most
+        if len(rest):
+            piece.append(rest)
+            room -= len(rest)
+    if piece:
+        yield piece
 
 
 def _named(word: int) -> str:

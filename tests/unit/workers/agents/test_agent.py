@@ -38,7 +38,7 @@ from polytrain.workers.agents.calls import (
     SendRoster,
     WriteState,
 )
-from polytrain.workers.agents.neighbour_copies import Room
+from polytrain.workers.agents.kept_copies import Room
 from polytrain.workers.agents.shard_cache import ShardCache
 from polytrain.workers.agents.worker_connection import KeptEnd
 from polytrain.workers.processes.channel import SocketChannel

@@ -21,6 +21,7 @@ from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 from polytrain.workers.agents import part_storer
 from polytrain.workers.agents.part_storer import PartStorer, of_state
+from polytrain.workers.agents.sent_copies import Copy
 
 
 def part(store: CheckpointStore, number: int) -> StagedPart:
@@ -61,7 +62,7 @@ def told(store: CheckpointStore, *parts: tuple[StagedPart, Any]) -> list[Any]:
     events: list[Any] = []
 
     async def run() -> None:
-        storer = PartStorer(store, merges_files=False, tell=events.append)
+        storer = PartStorer(store, merges_files=False, emit=events.append)
         for each, as_event in parts:
             storer.take(each, as_event)
         await storer.finish()
@@ -78,7 +79,7 @@ def test_a_state_that_the_storage_does_not_take_is_left_out(
     monkeypatch.setattr(part_storer, "_STATE_WITHIN_S", 0.01)
     store = store_in(tmp_path)
     state, next_part = part(store, 1), part(store, 2)
-    as_event = of_state(state, is_report=False, is_ahead=False, is_copy=True)
+    as_event = of_state(Copy(state, False, False), is_copy=True)
     events = told(store, (state, as_event), (next_part, None))
     [late] = [each for each in events if isinstance(each, StateUnwritten)]
     assert f"{tmp_path} hasn't taken its state within 0 s" in late.reason
@@ -112,7 +113,7 @@ def test_the_time_of_a_state_begins_when_the_one_before_is_stored(
     monkeypatch.setattr(CheckpointStore, "store_part", noted_store_part)
     store = store_in(tmp_path)
     states = [part(store, number) for number in (1, 2)]
-    as_events = [of_state(each, is_report=False, is_ahead=False, is_copy=True) for each in states]
+    as_events = [of_state(Copy(each, False, False), is_copy=True) for each in states]
     events = told(store, *zip(states, as_events, strict=True))
     assert [type(each) for each in events] == [StateWritten, StateWritten]
     assert happened == ["limit 1", "stored", "limit 2", "stored"]
@@ -133,7 +134,7 @@ def test_of_a_storage_that_hangs_all_states_wait_once(
     monkeypatch.setattr(asyncio, "wait", noted)
     store = store_in(tmp_path)
     states = [part(store, number) for number in (1, 2)]
-    as_events = [of_state(each, is_report=False, is_ahead=False, is_copy=True) for each in states]
+    as_events = [of_state(Copy(each, False, False), is_copy=True) for each in states]
     events = told(store, *zip(states, as_events, strict=True))
     assert [type(each) for each in events] == [StateUnwritten, StateUnwritten]
     assert len(limits) == 1
@@ -155,7 +156,7 @@ def test_of_a_storage_that_fails_all_states_are_retried_once(
     monkeypatch.setattr(LocalStorage, "put", fails)
     store = CheckpointStore(location=Location.of(tmp_path, retry_s=600))
     states = [part(store, number) for number in (1, 2)]
-    as_events = [of_state(each, is_report=False, is_ahead=False, is_copy=True) for each in states]
+    as_events = [of_state(Copy(each, False, False), is_copy=True) for each in states]
     events = told(store, *zip(states, as_events, strict=True))
     assert [type(each) for each in events] == [StateUnwritten, StateUnwritten]
     assert len([path for path in calls if "000002" in path]) == 1
@@ -164,7 +165,7 @@ def test_of_a_storage_that_fails_all_states_are_retried_once(
 def test_a_state_is_stored_beside_the_checkpoints(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     state = part(store, 1)
-    as_event = of_state(state, is_report=False, is_ahead=False)
+    as_event = of_state(Copy(state, False, False), is_copy=False)
     [written] = told(store, (state, as_event))
     assert isinstance(written, StateWritten)
     assert written.part.step == 1
@@ -198,7 +199,7 @@ def test_the_agent_answers_while_copies_of_older_checkpoints_are_deleted(
     staged = staged_part(staging)
 
     async def run() -> None:
-        storer = PartStorer(store, merges_files=False, tell=lambda event: None)
+        storer = PartStorer(store, merges_files=False, emit=lambda event: None)
         storer.take(staged)
         await storer.finish()
         storer.forget_copies(before=2)

@@ -58,18 +58,11 @@ from polytrain.workers.agents.calls import (
     StreamOrder,
     WriteState,
 )
-from polytrain.workers.agents.neighbour_copies import (
-    Copy,
-    KeptCopies,
-    Neighbour,
-    Piece,
-    Room,
-    SentCopies,
-    Whole,
-)
+from polytrain.workers.agents.kept_copies import KeptCopies, Room
 from polytrain.workers.agents.node_checks import StorageCheck, versions_unlike
 from polytrain.workers.agents.part_storer import AsEvent, PartStorer, if_undamaged, of_state
 from polytrain.workers.agents.rank_data import RankData
+from polytrain.workers.agents.sent_copies import Copy, Neighbour, Piece, SentCopies, Whole
 from polytrain.workers.agents.worker_connection import WorkerConnection
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.zygote_client import ZygoteClient
@@ -126,7 +119,7 @@ class Agent:
             **spec.zygote.variables,
         }
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
-        self._parts = PartStorer(spec.store, merges_files=spec.merges_files, tell=self.emit)
+        self._parts = PartStorer(spec.store, merges_files=spec.merges_files, emit=self.emit)
         self._worker: WorkerConnection | None = None
         self._gpu_meter: GpuMeter | None = None
         self._concluding: asyncio.Task[None] | None = None
@@ -147,7 +140,7 @@ class Agent:
         self._asked: WriteState | None = None
         """The request for a state that the worker process hasn't answered."""
 
-        self._sent = SentCopies(tell=self.emit)
+        self._sent = SentCopies(self.emit)
         self._room = room
         self._kept_copies: KeptCopies | None = None
         """Copies of ranks on another host; None until this agent is ready."""
@@ -297,11 +290,11 @@ class Agent:
         """Send a copy to another host, if it is this one's turn."""
         self._sent.made(copies)
 
-    def take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
+    def take_state(self, state: Copy) -> None:
         """Store what a survivor has written, unless it comes too late."""
         asked, self._asked = self._asked, None
-        if asked is not None and asked.checkpoint == part.checkpoint:
-            self.take_part(part, of_state(part, is_report=is_report, is_ahead=is_ahead))
+        if asked is not None and asked.checkpoint == state.part.checkpoint:
+            self.take_part(state.part, of_state(state, is_copy=False))
 
     async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         if order.attempt <= self._killed:
@@ -559,40 +552,42 @@ class Agent:
 
     def _store_copy(self, call: StoreCopy) -> None:
         last = self._last
-        if last is None or last.attempt != call.attempt:
-            self._unwritten(call.attempt, f"it has no copy of step {call.number}", is_copy=True)
-        elif call.number in last.copies:
-            self._take_copy(last, call.number, checkpoint=call.checkpoint)
-        elif call.number in self._sent.there:
-            part, is_report, is_ahead = self._sent.there[call.number]
-            as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
-            self._parts.take(replace(part, checkpoint=call.checkpoint), as_event)
+        copies: Mapping[int, Copy] = {}
+        if last is not None and last.attempt == call.attempt:
+            if call.number in last.copies:
+                self._take_copy(last, call.number, checkpoint=call.checkpoint)
+                return
+            copies = self._sent.there
+        if call.number in copies:
+            self._store_as(copies[call.number], call.checkpoint)
         else:
             self._unwritten(call.attempt, f"it has no copy of step {call.number}", is_copy=True)
 
     def _store_kept_copy(self, call: StoreCopy, rank: int) -> None:
-        """Store the copy of a rank that is lost with its host."""
+        """Store the copy of a rank that is lost with its agent."""
         assert self._kept_copies is not None
         found = self._kept_copies.copy(call.attempt, rank, call.number)
         if found is None:
             why = f"{self._place.host} has no copy of step {call.number}"
             self._unwritten(call.attempt, why, is_copy=True, rank=rank)
             return
-        (part, is_report, is_ahead), hashes = found
-        as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
-        checked = if_undamaged(as_event, hashes, host=self._place.host)
-        self._parts.take(replace(part, checkpoint=call.checkpoint), checked)
+        copy, hashes = found
+        checked = if_undamaged(of_state(copy, is_copy=True), hashes, host=self._place.host)
+        self._store_as(copy, call.checkpoint, checked)
 
     def _take_copy(self, worker: WorkerConnection, number: int, *, checkpoint: int) -> None:
         assert self._scratch is not None
-        part, is_report, is_ahead = worker.copies[number]
-        misplaced = misplaced_part(part, scratch=self._scratch.path / COPIES, near=None)
+        copy = worker.copies[number]
+        misplaced = misplaced_part(copy.part, scratch=self._scratch.path / COPIES, near=None)
         if misplaced is not None:
             self.emit(misplaced)
             self._unwritten(worker.attempt, misplaced.failure.message, is_copy=True)
             return
-        as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
-        self._parts.take(replace(part, checkpoint=checkpoint), as_event)
+        self._store_as(copy, checkpoint)
+
+    def _store_as(self, copy: Copy, checkpoint: int, as_event: AsEvent | None = None) -> None:
+        part = replace(copy.part, checkpoint=checkpoint)
+        self._parts.take(part, as_event or of_state(copy, is_copy=True))
 
     def _send(self, attempt: int, message: Message) -> None:
         worker = self._connection_of(attempt)

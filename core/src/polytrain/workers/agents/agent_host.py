@@ -19,8 +19,9 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, AgentEvent
-from polytrain.workers.agents.neighbour_copies import Neighbour, Piece, Room, Whole
+from polytrain.workers.agents.kept_copies import Room
 from polytrain.workers.agents.node_checks import StorageCheck
+from polytrain.workers.agents.sent_copies import Neighbour, Piece, Whole
 from polytrain.workers.processes.client import has_ended
 from polytrain.workers.session.job import JobMemory
 

@@ -26,7 +26,8 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import Failed, StateUnwritten
 from polytrain.storage.retry import StorageHealth
 from polytrain.workers.agents.calls import AgentEvent
-from polytrain.workers.agents.neighbour_copies import Hashes, damaged
+from polytrain.workers.agents.kept_copies import damaged
+from polytrain.workers.agents.sent_copies import Copy, Hashes
 
 _STATE_WITHIN_S = 20.0
 _STATE_BYTES_PER_S = 50e6
@@ -46,17 +47,17 @@ class PartStorer:
     """Stores one part at a time, on its own threads. Its methods run on one event loop."""
 
     def __init__(
-        self, store: CheckpointStore, *, merges_files: bool, tell: Callable[[AgentEvent], None]
+        self, store: CheckpointStore, *, merges_files: bool, emit: Callable[[AgentEvent], None]
     ) -> None:
         """
         Args:
             store: the run's checkpoints.
             merges_files: whether ranks other than 0 store only files that rank 0's part lacks.
-            tell: called with the outcome of each part.
+            emit: called with the outcome of each part.
         """
         self._store = store
         self._merges_files = merges_files
-        self._tell = tell
+        self._emit = emit
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
         self._thread_of_states = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store-state")
         self._turn_of_state = asyncio.Lock()
@@ -138,7 +139,7 @@ class PartStorer:
         )
         del self._unstored[part.checkpoint]
         self._keep(part)
-        self._tell(outcome)
+        self._emit(outcome)
 
     async def _store_state(self, part: StagedPart, as_event: AsEvent) -> None:
         limit_s = _limit_s(part)
@@ -156,7 +157,7 @@ class PartStorer:
             self._late = None if storing.done() else storing
         if self._late is None:
             self._keep(part)
-            self._tell(as_event(storing.result()))
+            self._emit(as_event(storing.result()))
             return
         late = PartVoid(
             attempt=part.attempt_id.attempt,
@@ -164,7 +165,7 @@ class PartStorer:
             checkpoint=part.checkpoint,
             reason=f"{location.address} hasn't taken its state within {limit_s:.0f} s",
         )
-        self._tell(as_event(late))
+        self._emit(as_event(late))
 
     def _keep(self, part: StagedPart) -> None:
         """Note the copy of a part that is still on this node: an attempt may resume from it."""
@@ -186,11 +187,14 @@ def _limit_s(part: StagedPart) -> float:
     return _STATE_WITHIN_S + size / _STATE_BYTES_PER_S
 
 
-def of_state(
-    part: StagedPart, *, is_report: bool, is_ahead: bool, is_copy: bool = False
-) -> AsEvent:
-    """Return what makes an event of a survivor's state: that it can't be stored is no failure."""
-    attempt, rank = part.attempt_id.attempt, part.rank
+def of_state(state: Copy, *, is_copy: bool) -> AsEvent:
+    """Return what makes an event of a state: that it can't be stored is no failure.
+
+    Args:
+        state: a copy, or what a survivor has written.
+        is_copy: which of them.
+    """
+    attempt, rank = state.part.attempt_id.attempt, state.part.rank
 
     def event(outcome: Outcome) -> AgentEvent:
         if isinstance(outcome, PartStored):
@@ -198,8 +202,8 @@ def of_state(
                 attempt=attempt,
                 rank=rank,
                 part=outcome,
-                is_report=is_report,
-                is_ahead=is_ahead,
+                is_report=state.is_report,
+                is_ahead=state.is_ahead,
                 is_copy=is_copy,
             )
         why = outcome.reason if isinstance(outcome, PartVoid) else outcome.failure.message

@@ -20,7 +20,7 @@ from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, Utiliz
 from polytrain.observe.stacks import stacks_of
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentEvent, WriteState
-from polytrain.workers.agents.neighbour_copies import Copy
+from polytrain.workers.agents.sent_copies import Copy
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
 from polytrain.workers.session.job import LaunchOrder
@@ -110,8 +110,8 @@ class Owner(Protocol):
     def preload(self, message: Message) -> None:
         """Take the message of the modules that the process has imported."""
 
-    def take_state(self, part: StagedPart, is_report: bool, is_ahead: bool) -> None:
-        """Take the state that it has written as a survivor; see `StateWritten`."""
+    def take_state(self, state: Copy) -> None:
+        """Take the state that it has written as a survivor."""
 
     def copied(self, copies: Mapping[int, Copy]) -> None:
         """Take all copies of the state that are there, when the process has made one."""
@@ -294,11 +294,12 @@ class WorkerConnection:
             case ["written" | "copied" as tag, *_, is_report, is_ahead]:
                 attempt_id = self.order.attempt_id
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
+                state = Copy(part, is_report, is_ahead)
                 if tag == "copied":
-                    self.copies[part.checkpoint] = part, is_report, is_ahead
+                    self.copies[part.checkpoint] = state
                     self._owner.copied(self.copies)
                 else:
-                    self._owner.take_state(part, is_report, is_ahead)
+                    self._owner.take_state(state)
             case ["uncopied", number]:
                 self.copies.pop(number, None)
             case ["uncopyable", number, why, is_last]:

@@ -184,6 +184,7 @@ class InlineGroup:
                 ),
                 channel=channel,
                 scratch=scratch,
+                passes=(KeyboardInterrupt,),
             )
         self._exited(order, handle, how="returned")
 

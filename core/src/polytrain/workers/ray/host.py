@@ -18,8 +18,8 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, RankAssignment, assigned
-from polytrain.workers.agents.neighbour_copies import Piece, Whole
 from polytrain.workers.agents.node_checks import ipv4_interfaces, on_network
+from polytrain.workers.agents.sent_copies import Piece, Whole
 from polytrain.workers.ray.links import LinkEnd, Listening
 
 

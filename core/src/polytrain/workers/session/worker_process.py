@@ -62,6 +62,7 @@ def run_worker(
     shards: Callable[[], Mapping[str, BatchedShard]],
     channel: Channel,
     scratch: Path,
+    passes: tuple[type[BaseException], ...] = (),
 ) -> None:
     """Run one attempt's worker process to its end, in this process.
 
@@ -71,11 +72,13 @@ def run_worker(
         job: the run's job.
         rank: this worker process's rank.
         shards: opens this rank's shards.
+        passes: exceptions that aren't the training's, and are raised here. In the user's own
+            process, `KeyboardInterrupt` is one. A worker process gets no SIGINT from a terminal.
 
     Raises:
         ConnectionClosedError: the agent is gone.
-        KeyboardInterrupt: the user interrupts it.
     """
+    passes = (ConnectionClosedError, *passes)
     try:
         job = job.changed(order)
         engine = job.spec.backend.engine()
@@ -112,7 +115,7 @@ def run_worker(
                             returned = _train(job, engine, opened, session)
                     finally:
                         session.survivor.has_ended = True
-                except (ConnectionClosedError, KeyboardInterrupt):
+                except passes:
                     raise
                 except BaseException as error:
                     note_missing_module(error, order.members[rank].host)
@@ -126,7 +129,7 @@ def run_worker(
             # Don't close the collective while a slower rank may need it.
             while channel.receive() != leave_message():
                 pass
-    except (ConnectionClosedError, KeyboardInterrupt):
+    except passes:
         raise
     except BaseException as error:
         _send_error(error, channel, job)
@@ -252,7 +255,7 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
         with temporary_directories_in(Path(scratch), rank=rank, attempt=order.attempt):
             try:
                 job = unpickled_job(job_in)
-            except Exception as error:
+            except BaseException as error:
                 what = "The training function, its config or the backend"
                 note_unreadable(error, what, order.members[rank].host)
                 channel.send(raised_message(error, None))

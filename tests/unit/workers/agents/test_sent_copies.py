@@ -20,16 +20,10 @@ from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import PartStored, StagedPart, StateWritten, stored_part
 from polytrain.checkpoint.staging import COPIES, Stagings, remove
 from polytrain.events.attempt import CopySent, StateUnwritten
-from polytrain.workers.agents import neighbour_copies
-from polytrain.workers.agents.neighbour_copies import (
-    Copy,
-    KeptCopies,
-    Piece,
-    Room,
-    SentCopies,
-    Whole,
-)
+from polytrain.workers.agents import kept_copies, sent_copies
+from polytrain.workers.agents.kept_copies import KeptCopies, Room
 from polytrain.workers.agents.part_storer import if_undamaged, of_state
+from polytrain.workers.agents.sent_copies import Copy, Piece, SentCopies, Whole
 
 CONTENT = {"model.pt": b"weights" * 1000, "state/rest.pt": b"", "other": b"x"}
 
@@ -59,7 +53,8 @@ class Pair:
         self.scratch.mkdir()
         self.events: list[CopySent] = []
         self.host = Host(KeptCopies(path / "b", Room()))
-        self.sent = SentCopies(tell=self.events.append, neighbour=self.host)
+        self.sent = SentCopies(self.events.append)
+        self.sent.neighbour = self.host
         self.launch(ATTEMPT.attempt)
         self.copies: dict[int, Copy] = {}
 
@@ -82,10 +77,10 @@ class Pair:
         )
         while len(self.copies) > 1:
             [oldest, *_] = self.copies
-            staged = self.copies.pop(oldest)[0].staged
+            staged = self.copies.pop(oldest).part.staged
             assert staged is not None
             remove(staged)
-        self.copies[number] = part, False, True
+        self.copies[number] = Copy(part, is_report=False, is_ahead=True)
         self.sent.made(self.copies)
 
     def runs(self, *steps: Callable[[], None]) -> None:
@@ -118,10 +113,11 @@ def test_a_copy_arrives_whole(tmp_path: Path) -> None:
     assert [(each.number, each.holder, each.reason) for each in pair.events] == [(3, 1, "")]
     found = pair.host.kept.copy(ATTEMPT.attempt, 0, 3)
     assert found is not None
-    (part, is_report, is_ahead), hashes = found
-    assert (part.step, is_report, is_ahead) == (3, False, True)
-    assert part.staged is not None
-    assert {name: (part.staged / name).read_bytes() for name in hashes} == CONTENT
+    copy, hashes = found
+    assert (copy.part.step, copy.is_report, copy.is_ahead) == (3, False, True)
+    staged = copy.part.staged
+    assert staged is not None
+    assert {name: (staged / name).read_bytes() for name in hashes} == CONTENT
 
 
 def test_the_next_one_is_sent_when_all_ranks_are_asked_to(tmp_path: Path) -> None:
@@ -134,9 +130,9 @@ def test_the_next_one_is_sent_when_all_ranks_are_asked_to(tmp_path: Path) -> Non
     )
     assert [each.number for each in pair.events] == [1, 6]
     assert pair.numbers() == [1, 6]
-    for part, _, _ in pair.sent.there.values():
-        assert part.staged is not None
-        assert (part.staged / "model.pt").read_bytes() == CONTENT["model.pt"]
+    for copy in pair.sent.there.values():
+        assert copy.part.staged is not None
+        assert (copy.part.staged / "model.pt").read_bytes() == CONTENT["model.pt"]
     assert sorted(pair.sent.there) == [1, 6]
 
 
@@ -185,7 +181,8 @@ def test_large_copies_are_not_deleted_on_the_event_loop(
         threads.append(threading.current_thread())
         remove(staged)
 
-    monkeypatch.setattr(neighbour_copies, "remove", noted)
+    for module in (kept_copies, sent_copies):
+        monkeypatch.setattr(module, "remove", noted)
     pair = Pair(tmp_path)
     for number in (1, 2, 3):
         pair.runs(
@@ -210,7 +207,7 @@ def test_a_copy_that_is_cut_off_does_not_count(tmp_path: Path) -> None:
 
 def test_a_neighbour_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=8000))
-    monkeypatch.setattr(neighbour_copies, "shutil", usage)
+    monkeypatch.setattr(kept_copies, "shutil", usage)
     pair = Pair(tmp_path)
     pair.runs(partial(pair.make, 1))
     [sent] = pair.events
@@ -237,7 +234,7 @@ def test_room_is_not_given_to_two_ranks(tmp_path: Path, monkeypatch: pytest.Monk
     """Each agent of a host keeps another rank's copies, on the same disk."""
     free = 500
     usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=free))
-    monkeypatch.setattr(neighbour_copies, "shutil", usage)
+    monkeypatch.setattr(kept_copies, "shutil", usage)
     room = Room()
     first, second = (KeptCopies(tmp_path, room) for _ in range(2))
     for kept in (first, second):
@@ -280,7 +277,7 @@ def test_copies_of_an_earlier_attempt_are_deleted(tmp_path: Path) -> None:
     assert not [file for file in (tmp_path / "b").rglob("*") if file.is_file()]
     assert not [file for file in (pair.scratch / "sent").rglob("*") if file.is_file()]
     late = Piece(
-        part=pair.copies[1][0], common=None, size=1, name="model.pt", offset=0, content=b""
+        part=pair.copies[1].part, common=None, size=1, name="model.pt", offset=0, content=b""
     )
     with pytest.raises(ValueError, match="another attempt"):
         pair.host.kept.take(late)
@@ -292,15 +289,15 @@ def test_a_damaged_copy_is_refused(tmp_path: Path, file: str | None) -> None:
     pair.runs(partial(pair.make, 3))
     found = pair.host.kept.copy(ATTEMPT.attempt, 0, 3)
     assert found is not None
-    (part, is_report, is_ahead), hashes = found
-    assert part.staged is not None
+    copy, hashes = found
+    assert copy.part.staged is not None
     if file is not None:
-        with (part.staged / file).open("ab") as damaged:
+        with (copy.part.staged / file).open("ab") as damaged:
             damaged.write(b"!")
     (tmp_path / "run").mkdir()
-    outcome = stored_part(store_in(tmp_path / "run"), part)
+    outcome = stored_part(store_in(tmp_path / "run"), copy.part)
     assert isinstance(outcome, PartStored)
-    as_event = of_state(part, is_report=is_report, is_ahead=is_ahead, is_copy=True)
+    as_event = of_state(copy, is_copy=True)
     event = if_undamaged(as_event, hashes, host="b")(outcome)
     if file is None:
         assert isinstance(event, StateWritten)
