@@ -313,6 +313,57 @@ def test_batches_that_depend_on_the_number_of_workers_are_told(tmp_path: Path) -
     assert "batches of train had 4 rows on 2 workers, and have 8 on 1" in of_shard
 
 
+def changes_parts_in_the_loop(config: dict[str, Any]) -> None:
+    import copy
+
+    import torch
+    import torchmetrics
+
+    from polytrain import get_dataset_shard
+    from polytrain.torch import TrainingState, micro_batches, prepare_model
+
+    class Counter:
+        count = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    inner = torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.BatchNorm1d(12))
+    inner.register_buffer("steps", torch.zeros(()))
+    model, ema = prepare_model(inner), copy.deepcopy(inner)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    metric, in_loop, after = torchmetrics.MeanMetric(), Counter(), Counter()
+    parts = {"model": model, "optimizer": optimizer, "metric": metric}
+    state = TrainingState(**parts, ema=ema, in_loop=in_loop, after=after)
+    for batch in get_dataset_shard().iter_torch_batches(batch_size=4, dtypes=torch.float32):
+        optimizer.zero_grad()
+        for part in micro_batches(batch):
+            loss = model(part["x"]).square().mean()
+            loss.backward()
+            inner.steps += 1
+            metric.update(loss)
+            in_loop.count += 1
+            for mine, its in zip(ema.parameters(), inner.parameters(), strict=True):
+                mine.data.mul_(0.9).add_(its.data, alpha=0.1)
+        optimizer.step()
+        after.count += 1
+    state.report({"loss": metric.compute(), "steps": inner.steps, "counted": after.count})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_the_loop_changes_in_the_training_state_is_told(tmp_path: Path, workers: int) -> None:
+    result = fit(tmp_path, workers, function=changes_parts_in_the_loop)
+    assert sorted(result.why_not_exact) == [
+        f"{name!r} of TrainingState changes in the loop over micro_batches(…), whose length "
+        "depends on the number of workers: change it after the loop"
+        for name in ("ema", "in_loop")
+    ]
+    assert result.metrics["steps"] == result.metrics["counted"] == BATCHES
+
+
 def test_a_run_says_why_it_is_not_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = fit(tmp_path, 2, function=turns_deterministic_algorithms_off, progress=True)
     why_not = ("the training function has turned deterministic algorithms off",)

@@ -450,6 +450,25 @@ def steps_a_scheduler_in_the_loop() -> None:
         next(parts)
 
 
+def averages_weights_in_the_loop() -> None:
+    model = prepare_model(torch.nn.Linear(64, 1))
+    averaged = torch.optim.swa_utils.AveragedModel(model.module)
+    batches = iter(polytrain.get_dataset_shard().iter_torch_batches(batch_size=4))
+    with torch.no_grad():
+        for _ in micro_batches(next(batches)):
+            # To try it out: nothing is trained here.
+            averaged.update_parameters(model.module)
+    for part in micro_batches(next(batches)):
+        model(part["x"]).sum().backward()
+        with (
+            torch.no_grad(),
+            pytest.raises(RuntimeError, match=r"Call update_parameters after the loop"),
+        ):
+            averaged.update_parameters(model.module)
+    averaged.update_parameters(model.module)
+    assert averaged.n_averaged == WORKERS + 1
+
+
 def asks_for_what_isnt_exact() -> None:
     with pytest.raises(ValueError, match=r"'1' is a SyncBatchNorm.*Use BatchNorm"):
         prepare_model(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2)))
@@ -487,6 +506,7 @@ def compiles_too_many_shapes() -> None:
     [
         loops_wrongly,
         steps_a_scheduler_in_the_loop,
+        averages_weights_in_the_loop,
         asks_for_what_isnt_exact,
         only_in_sweep(compiles_too_many_shapes),
     ],

@@ -1,20 +1,27 @@
 """Finds what happens in the loop over micro-batches and makes a result depend on the ranks.
 
 A loss that reads the number of ranks, or sums over them, is another one at another number of
-workers. A scheduler that steps in the loop steps once for each virtual worker of the rank.
+workers. A scheduler that steps in the loop, or averaged weights that are updated there, change once
+for each virtual worker of the rank.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.optim.swa_utils import AveragedModel
+
+from polytrain_torch.checkpoints.arithmetic import warn_inexact
+from polytrain_torch.checkpoints.rank_parts import digest
+from polytrain_torch.models.parallel import unwrapped
+from polytrain_torch.private import tree_leaves
 
 _DEPENDS_ON_RANKS = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"),
@@ -54,6 +61,91 @@ def watched_ranks(report: Callable[[str], None]) -> Iterator[None]:
     finally:
         for name, function in originals.items():
             setattr(dist, name, function)
+
+
+@contextmanager
+def checked_averages(is_in_loop: Callable[[], bool]) -> Iterator[None]:
+    """Refuse updates of `AveragedModel`s within the loop, in a block of code.
+
+    Args:
+        is_in_loop: whether this is within a loop that trains.
+    """
+    original: Any = AveragedModel.update_parameters
+
+    @functools.wraps(original)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        if is_in_loop():
+            raise RuntimeError(
+                "Averaged weights are updated within the loop over micro_batches(…), whose length "
+                "depends on the number of workers, and in which the weights stay the same. Call "
+                "update_parameters after the loop, after the optimizer's step."
+            )
+        original(*args, **kwargs)
+
+    AveragedModel.update_parameters = checked
+    try:
+        yield
+    finally:
+        AveragedModel.update_parameters = original
+
+
+class KeptStates:
+    """The states that checkpoints hold, before and after a loop.
+
+    Models that virtual workers train, optimizers and metrics are left out. Averages that begin with
+    the model's weights don't change before its first step, so states are compared in loops 1, 2, 4,
+    8 and so on.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Any] = {}
+        self._loops = 0
+        self._before: dict[str, list[bytes]] = {}
+
+    def add(self, parts: Mapping[str, Any]) -> None:
+        """Compare these too."""
+        kept = {name: unwrapped(part) for name, part in parts.items()}
+        self._parts |= {name: part for name, part in kept.items() if not _may_change(part)}
+
+    def begin(self, models: Iterable[torch.nn.Module]) -> None:
+        """Begin a loop.
+
+        Args:
+            models: those that virtual workers train.
+        """
+        self._loops += 1
+        self._before = {} if self._loops & (self._loops - 1) else self._digests(models)
+
+    def end(self, models: Iterable[torch.nn.Module]) -> None:
+        """Warn, once each, of the parts that have changed in a loop."""
+        after = self._digests(models) if self._before else {}
+        for name, its in self._before.items():
+            if after.get(name, its) != its:
+                del self._parts[name]
+                warn_inexact(
+                    f"{name!r} of TrainingState changes in the loop over micro_batches(…), whose "
+                    "length depends on the number of workers: change it after the loop"
+                )
+
+    def _digests(self, models: Iterable[torch.nn.Module]) -> dict[str, list[bytes]]:
+        trained = {each for model in models for each in model.modules()}
+        # A part may hold a model in another way.
+        buffers = {each.data_ptr() for module in trained for each in module.buffers(recurse=False)}
+        return {
+            name: [
+                digest(leaf)
+                for leaf in tree_leaves(part.state_dict())
+                if not isinstance(leaf, torch.Tensor) or leaf.data_ptr() not in buffers
+            ]
+            for name, part in self._parts.items()
+            if not isinstance(part, torch.nn.Module) or trained.isdisjoint(part.modules())
+        }
+
+
+def _may_change(part: Any) -> bool:
+    """Whether the loop may change a part: a metric, or what joins all ranks' states itself."""
+    is_metric = isinstance(part, torch.nn.Module) and callable(getattr(part, "persistent", None))
+    return is_metric or isinstance(part, torch.optim.Optimizer) or hasattr(part, "load_state_dicts")
 
 
 class LearningRates:

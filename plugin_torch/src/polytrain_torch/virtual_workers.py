@@ -39,7 +39,12 @@ from polytrain_torch.private import compiled_by_shape
 from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
 from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.virtual_gradients import Gradients, Vector, join
-from polytrain_torch.virtual_mistakes import LearningRates, watched_ranks
+from polytrain_torch.virtual_mistakes import (
+    KeptStates,
+    LearningRates,
+    checked_averages,
+    watched_ranks,
+)
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -122,7 +127,12 @@ def virtual_workers(world: World) -> Iterator[None]:
         register_module_module_registration_hook(_refuse_other_ddp),
     )
     try:
-        with _deterministic(), compiled_by_shape(), watched_ranks(virtual.see_ranks_read):
+        with (
+            _deterministic(),
+            compiled_by_shape(),
+            watched_ranks(virtual.see_ranks_read),
+            checked_averages(lambda: virtual.is_in_loop and virtual.trains),
+        ):
             yield
         virtual.end()
     finally:
@@ -179,6 +189,9 @@ class VirtualWorkers:
         """Whether some ranks have more virtual workers than others."""
 
         self.is_in_loop = False
+        self.trains = False
+        """Whether the loop is one that trains."""
+
         self._batch_rows: dict[str, int] = {}
         self._resumed_from: Mapping[str, Any] = {}
         self._rows_before: dict[str, int] = {}
@@ -195,6 +208,7 @@ class VirtualWorkers:
         self._is_deterministic = True
         self._read_of_ranks: set[str] = set()
         self._rates = LearningRates()
+        self._states = KeptStates()
         self._proofs = Proofs()
         self._on_node: SummingGroup | None = None
         self._between_nodes: SocketSums | None = None
@@ -212,6 +226,10 @@ class VirtualWorkers:
         needs_messages = self._is_shared and self._on_node is None and _are_on_cpu(model)
         if needs_messages and self._between_nodes is None and dist.get_backend() == "gloo":
             self._between_nodes = SocketSums()
+
+    def keep(self, parts: Mapping[str, Any]) -> None:
+        """Tell of what checkpoints will hold, by name."""
+        self._states.add(parts)
 
     def arithmetic(self) -> dict[str, Any]:
         """Return what results depend on, for a checkpoint; see `resume_from`."""
@@ -309,14 +327,16 @@ class VirtualWorkers:
         if gradients is not None:
             gradients.begin()
             self._rates.begin()
+            self._states.begin(self._models)
         # A step may have several loops over its batch, as for a generator and its critic.
         number = self._number_of(batch)
-        self.is_in_loop = True
+        self.is_in_loop, self.trains = True, trains
         is_over = False
         try:
             with weighted_loop() as weighted:
                 for micro in batch.micro_batches:
-                    buffers.reset()
+                    if micro is not batch.micro_batches[0]:
+                        buffers.reset()
                     seed_place(f"{function_seed()} {batch.place} {number} {micro.virtual_worker}")
                     weighted.given(micro.weight, micro.content)
                     if gradients is not None and micro is batch.micro_batches[-1]:
@@ -334,6 +354,7 @@ class VirtualWorkers:
             self.is_in_loop = False
             self._was_left = trains and not is_over
         if gradients is not None:
+            self._states.end(self._models)
             gradients.average()
         if self._is_shared and trains:
             buffers.send(self._on_node)

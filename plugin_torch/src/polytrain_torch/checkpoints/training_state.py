@@ -112,6 +112,9 @@ class TrainingState:
                 )
         self._parts = parts
         self._sharded.check_optimizers()
+        virtual = current()
+        if virtual is not None:
+            virtual.keep(parts)
         hold(self)
 
     @property
