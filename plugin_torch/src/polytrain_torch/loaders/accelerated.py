@@ -64,8 +64,9 @@ _CONTINUES = (
 )
 
 _WITHIN = (
-    "%s is iterated over within a loop over it, or twice at once. A checkpoint has one place in it and "
-    "can't tell which of the two trains, so after a restart its epoch begins again, with all of its batches. "
+    "%s is iterated over within a loop over it, or twice at once. A checkpoint has one place in it "
+    "and can't tell which of the two trains, so after a restart its epoch begins again, with all "
+    "of its batches. "
     "To keep the place, prepare another loader of the same data for the inner loop."
 )
 
