@@ -196,6 +196,21 @@ class _DropsTheLastBatch(_Engine):
         return super().train({"train": _WholeBatches(shards["train"])}, session)  # type: ignore[dict-item]
 
 
+class _AveragesMeans(_Engine):
+    def train(self, shards: Mapping[str, Shard], session: Session) -> LinearModel:
+        table = shards["train"].to_arrow()
+        model = LinearModel.untrained(["x0", "x1", "x2"])
+        features = np.column_stack([table.column(name).to_numpy() for name in model.columns])
+        labels = table.column("label").to_numpy()
+        if session.checkpoint is not None:
+            model = self.load(session.checkpoint)
+        while model.rounds < self._options.rounds:
+            mine = model.sums(features, labels) / len(labels)
+            model = model.stepped(self._collective.sum(mine), self._options.learning_rate)
+            session.report(step=model.rounds, metrics={}, model=model)
+        return model
+
+
 class _WholeBatches:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -347,6 +362,10 @@ class CutsWhatItGathers(WithABrokenEngine):
 
 class DropsTheLastBatch(WithABrokenEngine):
     broken = _DropsTheLastBatch
+
+
+class AveragesMeans(WithABrokenEngine):
+    broken = _AveragesMeans
 
 
 class TrainsAlone(WithABrokenEngine):

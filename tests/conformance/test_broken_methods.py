@@ -46,6 +46,7 @@ MEANT: Mapping[str, tuple[str, str]] = {
     "GathersInReverse": ("gather_over_ranks", "test_what_rank_0_sends_reaches_every_rank"),
     "CutsWhatItGathers": ("gather_over_ranks", "test_what_rank_0_sends_reaches_every_rank"),
     "DropsTheLastBatch": ("train", "test_every_row_is_in_the_model"),
+    "AveragesMeans": ("train", "test_each_row_counts_alike"),
     "TrainsAlone": ("train", "test_every_rank_ends_in_the_same_model"),
     "StartsFromTheBeginning": ("train", "test_saved_model_is_loaded_by_another_process"),
     "ReportsOnRank0Alone": ("train", "test_declarative_training"),

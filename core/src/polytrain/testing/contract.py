@@ -38,6 +38,9 @@ ROWS = 203
 _ROUNDING = 1e-5
 """Relative and absolute difference between predictions that are equal but for rounding."""
 
+_TRAINED = 1e-3
+"""The same, after training whose sums were rounded differently."""
+
 TrainingFunction = Callable[[Mapping[str, Any]], None]
 
 
@@ -171,6 +174,25 @@ class ContractTier:
                 f"rank {rank} leaves out its last row"
             )
 
+    def test_each_row_counts_alike(self, tmp_path: Path) -> None:
+        """Ranks with two rows and one end, but for rounding, in the model of one rank with all.
+
+        This is shown by predictions, if declared.
+
+        If this fails: something is averaged over ranks as if they had equally many rows. Multiply
+        by `Shard.gradient_weight`, or add up sums and numbers of rows.
+        """
+        if not self.backend.capabilities.predictive:
+            return
+        few, predictions = kit_table(outlier=2).slice(length=3), []
+        for world_size in (1, 2):
+            record = self._train(tmp_path / str(world_size), few, world_size=world_size)
+            saved = record.newest_staging(0)
+            assert saved is not None
+            predictions += self._predicted(saved, kit_table())
+        alone, together = predictions
+        np.testing.assert_allclose(together, alone, rtol=_TRAINED, atol=_TRAINED)
+
     def test_saved_model_is_loaded_by_another_process(
         self, trained: WorldRecord, tmp_path: Path
     ) -> None:
@@ -208,22 +230,13 @@ class ContractTier:
 
         If this fails: `predict` uses more than a row's features, or changes the order.
         """
-        engine = self.backend.engine()
         saved = trained.newest_staging(0)
         if not self.backend.capabilities.predictive or saved is None:
             # The flag and the method agree: see above.
             return
         table = kit_table()
-        predict = engine.predictor(saved, **self.prediction_options)
-
-        def predicted(rows: pa.Table) -> Any:
-            names = rows.column_names
-            read = engine.model_columns(saved, names, **self.prediction_options)
-            return np.asarray(predict(rows.select(list(names if read is None else read))))
-
-        whole = predicted(table)
         turned = table.select(table.column_names[::-1])
-        parts = [predicted(part) for part in (turned.slice(0, 70), turned.slice(70))]
+        whole, *parts = self._predicted(saved, table, turned.slice(0, 70), turned.slice(70))
         assert len(whole) == len(table)
         # Sums are rounded differently: which kernel of a library is used depends on how many rows
         # there are, and on the CPU.
@@ -332,8 +345,20 @@ class ContractTier:
             training_config={"fault": fault},
         )
 
+    def _predicted(self, saved: Path, *tables: pa.Table) -> list[Any]:
+        """Predict each table with the model that was saved."""
+        engine = self.backend.engine()
+        predict = engine.predictor(saved, **self.prediction_options)
+
+        def predicted(rows: pa.Table) -> Any:
+            names = rows.column_names
+            read = engine.model_columns(saved, names, **self.prediction_options)
+            return np.asarray(predict(rows.select(list(names if read is None else read))))
+
+        return [predicted(table) for table in tables]
+
     @classmethod
-    def _train(cls, path: Path, data: pa.Table) -> WorldRecord:
+    def _train(cls, path: Path, data: pa.Table, *, world_size: int = 2) -> WorldRecord:
         problems = list(backend_problems(cls.backend, _job(cls.backend)))
         if problems:
             pytest.fail("The backend refuses the kit's data:\n" + "\n".join(map(str, problems)))
@@ -348,6 +373,7 @@ class ContractTier:
             cls.backend,
             data=data,
             path=path,
+            world_size=world_size,
             training_function=None if declarative else function,
             training_config=None if declarative else {},
         )
