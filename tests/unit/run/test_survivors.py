@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -397,31 +397,85 @@ def test_a_state_behind_the_reports_of_rank_0_is_not_committed(
     assert run.group.of("launch") == [(0, 0), (1, 1)]
 
 
-def test_losses_with_a_state_each_spend_the_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each attempt comes one step further: without a limit, it would restart for ever."""
-    run = Driver(tmp_path, monkeypatch, lambda order: [], max_failures=2)
+def advancing(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[LaunchOrder], AgentEvent],
+    *,
+    is_report: bool,
+    num_to_keep: int | None = None,
+) -> Driver:
+    """A run whose attempts take one step each, which rank 1 has when rank 0 is lost.
+
+    Before that, the first reports step 1 with a checkpoint.
+    """
+    config = CheckpointConfig(num_to_keep=num_to_keep)
+    run = Driver(path, monkeypatch, lambda order: [], max_failures=2, checkpoint_config=config)
 
     def life(order: LaunchOrder) -> Sequence[AgentEvent]:
-        attempt, step = order.attempt, order.start.step + 1
+        attempt, step = order.attempt, max(2, order.start.step + 1)
+        if attempt == 5:
+            return run.all_done()
         run.group.rescue = lambda call: StateWritten(
             attempt=attempt,
             rank=1,
             part=run.stored(1, call.checkpoint, step=step, model=str(step)),
-            is_report=False,
+            is_report=is_report,
         )
-        run.group.alive.discard(0)
+        first = [run.reported(0, 1), run.staged(0, 0), run.stored(0, 0, model="1")]
+        reported = [] if is_report else [run.reported(0, step)]
         return [
             *(KeepsState(attempt=attempt, rank=rank, size=10) for rank in (0, 1)),
-            run.reported(0, step),
-            Exited(attempt=attempt, rank=0, how="killed by SIGKILL", killed=False),
+            *(first if attempt == 0 else ()),
+            *reported,
+            end(order),
         ]
 
     run.life = life
+    return run
+
+
+# Rank 0 is lost after its report of the step, or while it makes it, with a checkpoint.
+AT_A_REPORT = pytest.mark.parametrize("is_report", [False, True])
+
+
+@AT_A_REPORT
+def test_losses_with_a_state_each_spend_the_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_report: bool
+) -> None:
+    """Each attempt comes one step further: without a limit, it would restart for ever."""
+
+    def killed(order: LaunchOrder) -> AgentEvent:
+        run.group.alive.discard(0)
+        return Exited(attempt=order.attempt, rank=0, how="killed by SIGKILL", killed=False)
+
+    run = advancing(tmp_path, monkeypatch, killed, is_report=is_report)
     conclusion = run.conclude()
     assert "failure 3 of max_failures=2" in conclusion.reason
-    assert run.group.of("launch") == [(0, 0), (1, 1), (2, 2)]
+    assert run.group.of("launch") == [(0, 0), (1, 2), (2, 3)]
+
+
+@AT_A_REPORT
+@pytest.mark.parametrize("num_to_keep", [None, 1])
+def test_an_exception_after_each_state_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_report: bool, num_to_keep: int | None
+) -> None:
+    """The step that it has spared the rank isn't the rank's own progress."""
+
+    def raises(order: LaunchOrder) -> AgentEvent:
+        failure = Failure(
+            kind=FailureKind.USER_ERROR,
+            rank=0,
+            message="OSError: the address is gone",
+            step=max(2, order.start.step + 1) - is_report,
+        )
+        return Failed(attempt=order.attempt, failure=failure)
+
+    run = advancing(tmp_path, monkeypatch, raises, is_report=is_report, num_to_keep=num_to_keep)
+    conclusion = run.conclude()
+    assert "it would come again" in conclusion.reason
+    assert "2 of which a survivor's state had spared it" in conclusion.reason
+    assert run.group.of("launch") == [(0, 0), (1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize("num_to_keep", [None, 1])

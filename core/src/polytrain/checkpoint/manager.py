@@ -134,10 +134,10 @@ class CheckpointManager:
         return next((each for each in newest_first if not each.is_rescue), None)
 
     @property
-    def reported_step(self) -> int:
-        """Its step; without one, that of the run's own start."""
-        newest = self.newest_reported
-        return self.origin.step if newest is None else newest.step
+    def progress(self) -> int:
+        """Step of the newest checkpoint that no failed attempt has left, or of the run's start."""
+        newest_first = reversed(self.checkpoints)
+        return next((each.step for each in newest_first if not each.is_left), self.origin.step)
 
     @property
     def next_number(self) -> int:
@@ -247,7 +247,7 @@ class CheckpointManager:
     def of_state(self, part: PartStored, *, is_rescue: bool) -> Manifest:
         """Return the manifest of a whole checkpoint that one rank has written for all."""
         self._next_number = max(self._next_number, part.checkpoint + 1)
-        return replace(self._manifest({part.rank: part}), is_rescue=is_rescue)
+        return replace(self._manifest({part.rank: part}), is_rescue=is_rescue, is_left=True)
 
     def next_complete(self) -> Manifest | None:
         """Return the manifest of the oldest checkpoint that can be committed now.

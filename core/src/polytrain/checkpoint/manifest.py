@@ -85,6 +85,10 @@ class Manifest:
     """Whether it is the state of a survivor, which nobody has reported. It is kept only while it is
     the newest, and isn't among the reported checkpoints."""
 
+    is_left: bool = False
+    """Whether a failed attempt has left it: a survivor's state, or copies. It is no progress, also
+    if it is the checkpoint of a report that was being made."""
+
     @property
     def directory(self) -> str:
         """Name of the checkpoint's directory."""

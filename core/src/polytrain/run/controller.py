@@ -526,14 +526,16 @@ class Controller:
         # A pending commit may be the checkpoint to resume from.
         self.settle()
         start = self.checkpoints.next_start(attempt)
-        # After a divergence, that is an older one than the newest.
-        reported = self.checkpoints.manager.reported_step
+        # Retention may have deleted the checkpoint of the progress after a state that was left.
+        progress = max(self.state.progress, self.checkpoints.manager.progress)
+        # After a divergence, the start is an older one.
+        progress = min(start.step, progress)
         self.state = replace(
             self.state,
             committed=start.step,
             start=start.step,
-            progress=min(start.step, reported),
-            rescued=max(0, start.step - reported) if start.is_rescue else 0,
+            progress=progress,
+            rescued=start.step - progress,
         )
         members = self.group.members
         self.journal.write(

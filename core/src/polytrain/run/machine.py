@@ -158,7 +158,7 @@ def note(state: State, event: Reported | CheckpointEvent) -> State | None:
         case Committed(manifest=manifest):
             if _has_diverged_before(state, manifest.step):
                 return state
-            progress = state.progress if manifest.is_rescue else manifest.step
+            progress = state.progress if manifest.is_left else manifest.step
             return replace(state, committed=manifest.step, progress=progress)
         case PartStored() | PartVoid():
             # These always count: the agent outlives its worker process.

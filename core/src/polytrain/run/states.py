@@ -149,13 +149,13 @@ class State:
     """Step of the newest checkpoint, from which an attempt starts."""
 
     progress: int = 0
-    """Step of the newest checkpoint that was reported: what a survivor has written is none."""
+    """Step of the newest checkpoint that was reported: what a failed attempt has left is none."""
 
     start: int = 0
     """Step of the checkpoint that the attempt has started from."""
 
     rescued: int = 0
-    """How many steps that is after the newest reported checkpoint."""
+    """How many steps that is after `progress`."""
 
     steps: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
     """Last reported step of each rank that has joined this attempt."""
