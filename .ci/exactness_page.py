@@ -116,6 +116,14 @@ PROMISES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
             "::test_kills_and_other_numbers_of_workers_change_no_bit",
         ),
         (
+            "the same, with random numbers, dropout, augmentation, stochastic depth, BatchNorm, "
+            "clipping, accumulation, mixed precision, averaged weights, schedulers, several models "
+            "or unused parameters",
+            "yes",
+            "tests/e2e/test_virtual_table.py"
+            "::test_a_run_that_is_killed_to_other_sizes_has_the_same_bits",
+        ),
+        (
             "the same, over a kill and compiled by inductor",
             "yes",
             "tests/e2e/test_virtual_compiled.py"
