@@ -23,6 +23,7 @@ from polytrain_torch.scripts.engine import ScriptEngine
 from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.depot import (
     Depot,
+    State,
     key_details,
     packed,
     second_store,
@@ -80,6 +81,11 @@ def state(point: int, content: bytes = b"", *, forecast: bool = False) -> KeptSt
     return KeptState(point=point, is_forecast=forecast, content=content)
 
 
+def lay(depot: Depot, state: KeptState, alone: bytes) -> None:
+    pieces = [state.content]
+    depot.put(state.point, pieces, is_forecast=state.is_forecast, alone=[alone])
+
+
 def test_each_rank_lays_its_states_down_on_another_host() -> None:
     hosts = Hosts()
     assert [serves_second(each) for each in hosts.members] == [False, False, True]
@@ -102,8 +108,8 @@ def test_a_forecast_is_sent_with_the_state_before_it() -> None:
     lost, left = hosts.depot(2), hosts.depot(0)
     assert not left.read(2)
     for point in range(1, 9):
-        lost.put(state(point, b"clean"), b"own %d" % point)
-        lost.put(state(point + 1, b"forecast", forecast=True), b"own %d" % (point + 1))
+        lay(lost, state(point, b"clean"), b"own %d" % point)
+        lay(lost, state(point + 1, b"forecast", forecast=True), b"own %d" % (point + 1))
     last = [state(8, b"clean"), state(9, b"forecast", forecast=True)]
     # Another connection may be served first.
     assert eventually(lambda: left.read(2)[-2:] == last, 10)
@@ -112,9 +118,9 @@ def test_a_forecast_is_sent_with_the_state_before_it() -> None:
 def test_a_state_that_was_not_foretold_is_sent_at_once() -> None:
     hosts = Hosts()
     lost, left = hosts.depot(1), hosts.depot(2)
-    lost.put(state(1, forecast=True), b"own")
-    lost.put(state(1, b"as foretold"), b"own")
-    lost.put(state(1, b"another"), b"drawn since")
+    lay(lost, state(1, forecast=True), b"own")
+    lay(lost, state(1, b"as foretold"), b"own")
+    lay(lost, state(1, b"another"), b"drawn since")
     sent = [state(1, forecast=True), state(1, b"another")]
     assert eventually(lambda: left.read(1) == sent, 10)
 
@@ -123,38 +129,63 @@ def test_what_lay_on_a_lost_host_is_not_there() -> None:
     hosts = Hosts()
     both = hosts.depot(0), hosts.depot(2)
     for each in both:
-        each.put(state(1), b"")
+        lay(each, state(1), b"")
     hosts.lose(1)
     assert eventually(lambda: both[1].read(2) == [state(1)], 10)
     assert both[1].read(0) == []
     # The training continues until it learns of the loss.
-    both[0].put(state(2), b"more")
+    lay(both[0], state(2), b"more")
+
+
+def test_what_seldom_changes_is_not_sent_again() -> None:
+    hosts = Hosts()
+    lost, left = hosts.depot(2), hosts.depot(0)
+    # The sixth state has drawn from Python's generator, the eighth from NumPy's.
+    python, numpy = [b"p"] * 5 + [b"q"] * 4, [b"n"] * 7 + [b"m"] * 2
+    states = [
+        [b"lengths", b"torch %d" % at, bytes(9999) + numpy[at], python[at], b"", b"views"]
+        for at in range(9)
+    ]
+    for at, pieces in enumerate(states):
+        lost.put(at, pieces, is_forecast=False, alone=[b"%d" % at])
+    last = [state(at, b"".join(states[at])) for at in (5, 6, 7, 8)]
+    assert eventually(lambda: left.read(2) == last, 10)
+
+
+def test_a_piece_that_the_state_before_has_is_not_sent_again() -> None:
+    clean, forecast = (1, False, [b"own", bytes(999)]), (2, True, [b"drawn", bytes(999)])
+    one, both = (packed(bytes(32), "kept", 3, states) for states in ([clean], [clean, forecast]))
+    assert len(both) < len(one) + 99
+    assert unpacked(bytes(32), "kept", both, {0: ()}) == (3, [clean, forecast])
 
 
 @given(
-    st.lists(st.builds(state, st.integers(0, 2**63), st.binary(), forecast=st.booleans())),
+    st.lists(st.tuples(st.integers(0, 2**63), st.booleans(), st.lists(st.binary()))),
+    st.lists(st.binary()),
     st.integers(0),
     st.integers(0, 255),
 )
 def test_a_message_is_read_as_it_was_sent_or_not_at_all(
-    states: list[KeptState], at: int, other: int
+    states: list[State], known: list[bytes], at: int, other: int
 ) -> None:
-    key = bytes(32)
-    message = packed(key, 1, 3, states)
-    assert unpacked(key, 1, message) == (3, states)
-    assert unpacked(bytes([1] * 32), 1, message) is None
+    key, bases = bytes(32), {0: (), 7: known}
+    message = packed(key, "kept 1 3", 3, states, base=7, known=known)
+    assert unpacked(key, "kept 1 3", message, bases) == (3, states)
+    assert unpacked(bytes([1] * 32), "kept 1 3", message, bases) is None
     # Nor is it taken for another rank's.
-    assert unpacked(key, 2, message) is None
+    assert unpacked(key, "kept 2 3", message, bases) is None
+    assert unpacked(key, "kept 1 3", message, {0: ()}) is None
     for cut in (0, 5, len(message) - 1):
-        assert unpacked(key, 1, message[:cut]) is None
+        assert unpacked(key, "kept 1 3", message[:cut], bases) is None
     damaged = bytearray(message)
     damaged[at % len(message)] = other
-    assert (unpacked(key, 1, bytes(damaged)) is None) == (bytes(damaged) != message)
+    read = unpacked(key, "kept 1 3", bytes(damaged), bases)
+    assert (read is None) == (bytes(damaged) != message)
 
 
 def test_a_large_state_is_not_sent() -> None:
     hosts = Hosts()
-    hosts.depot(2).put(state(1, bytes(2 << 20)), b"")
+    lay(hosts.depot(2), state(1, bytes(2 << 20)), b"")
     assert not hosts.depot(0).read(2)
 
 

@@ -4,6 +4,10 @@ Rank 0's store takes those of the ranks on other hosts, and a store on the secon
 ranks beside rank 0. A state is sent before the gradients that follow it, so whoever has a step's
 gradients can read what the others had alone at that step. Each message carries an HMAC by a key
 that is in rank 0's offer, because states are unpickled and the stores ask nobody who it is.
+
+A state goes in pieces. NumPy's and Python's random numbers seldom change, and are sent apart when
+they do; a forecast lacks what the state before it has. What is hashed and sent at each step is then
+half of two states, or less.
 """
 
 from __future__ import annotations
@@ -34,11 +38,27 @@ _MOST_SENT = 1 << 20
 _KEY = "kept_key"
 """Name of the key in rank 0's offer."""
 
-_HEADER = struct.Struct(f"<{hashlib.sha256().digest_size}sQ")
-"""A message's HMAC, and its number."""
+_TAG_BYTES = hashlib.sha256().digest_size
+"""Length of the HMAC that begins a message."""
+
+_HEADER = struct.Struct("<QQ")
+"""A message's number, and that of the message with pieces that it lacks; 0 for none."""
 
 _STATE = struct.Struct("<Q?Q")
-"""A state's point, whether it is a forecast, and the length of its content, which follows."""
+"""A state's point, whether it is a forecast, and the number of its pieces, which follow."""
+
+_LENGTH = struct.Struct("<q")
+"""A piece's length, before the piece."""
+
+_KNOWN = _LENGTH.pack(-1)
+"""Stands for a piece that the state before has, or the first state's base."""
+
+_SELDOM = slice(2, 4)
+"""The pieces that seldom change: the random numbers of NumPy and Python."""
+
+Pieces = Sequence[bytes]
+State = tuple[int, bool, Pieces]
+"""A state's point, whether it is a forecast, and its content."""
 
 _ANSWERS_WITHIN = timedelta(seconds=0.5)
 """The host of a store may be the one that is lost."""
@@ -95,51 +115,80 @@ class Depot:
         offer = store_of(world.me.rank, world)
         self._store = None if offer is None else _connected(offer, timeout)
         self._key = bytes.fromhex(world.leader.details[_KEY])
-        self._clean: KeptState | None = None
+        self._clean: State | None = None
         """The last state that is no forecast: a forecast means nothing without it."""
 
         self._sent = 0
-        self._forecast: bytes | None = None
+        self._seldom: Pieces = []
+        self._seldom_sent = 0
+        """The number of the message with them; 0 for none."""
+
+        self._forecast: Pieces | None = None
         """The generators and buffers of the last forecast; None if a state has come since."""
 
-    def put(self, state: KeptState, alone: bytes) -> None:
+    def put(self, point: int, pieces: Pieces, *, is_forecast: bool, alone: Pieces) -> None:
         """Send a state. One that the last forecast has foretold goes with the next one.
 
         Args:
-            state: the state.
+            point: the state's point.
+            pieces: its content. The pieces of all states have the same order.
+            is_forecast: whether it is a forecast.
             alone: its generators and buffers.
         """
-        if self._store is None or len(state.content) > _MOST_SENT:
+        if self._store is None or sum(map(len, pieces)) > _MOST_SENT:
             return
-        if not state.is_forecast:
+        state = point, is_forecast, pieces
+        if not is_forecast:
             self._clean = state
             if alone == self._forecast:
                 return
-        self._forecast = alone if state.is_forecast else None
-        before = [self._clean] if state.is_forecast and self._clean is not None else []
-        slot = self._sent % _SLOTS
-        self._sent += 1
+        self._forecast = alone if is_forecast else None
+        before = [self._clean] if is_forecast and self._clean is not None else []
         try:
-            rank = self._world.me.rank
-            message = packed(self._key, rank, self._sent, (*before, state))
-            self._store.set(_name(rank, slot), message)
+            if pieces[_SELDOM] != self._seldom[_SELDOM]:
+                self._seldom = [*[b""] * _SELDOM.start, *pieces[_SELDOM]]
+                self._seldom_sent += 1
+                only = [(point, is_forecast, self._seldom)]
+                self._send("seldom", self._seldom_sent, only)
+            self._sent += 1
+            self._send("kept", self._sent, [*before, state], self._seldom_sent, self._seldom)
         except RuntimeError:
             # Its host is lost, and the attempt ends.
             self._store = None
+
+    def _send(
+        self, kind: str, number: int, states: Sequence[State], base: int = 0, known: Pieces = ()
+    ) -> None:
+        assert self._store is not None
+        name = _name(kind, self._world.me.rank, number % _SLOTS)
+        self._store.set(name, packed(self._key, name, number, states, base=base, known=known))
 
     def read(self, rank: int) -> Sequence[KeptState]:
         """Return the small states of a rank, oldest first; empty if none are there."""
         offer = store_of(rank, self._world)
         if offer is None:
             return []
-        found: list[tuple[int, list[KeptState]]] = []
+        found: dict[int, Sequence[State]] = {}
         with contextlib.suppress(RuntimeError):
             store = _connected(offer, _ANSWERS_WITHIN)
-            for slot in range(_SLOTS):
-                if store.check([_name(rank, slot)]):
-                    message = unpacked(self._key, rank, store.get(_name(rank, slot)))
-                    found += [] if message is None else [message]
-        return [state for _, states in sorted(found, key=lambda each: each[0]) for state in states]
+            seldom = self._messages(store, "seldom", rank, {0: ()})
+            known = {number: pieces for number, [(_, _, pieces)] in seldom.items()}
+            found = self._messages(store, "kept", rank, {0: (), **known})
+        return [
+            KeptState(point=point, is_forecast=is_forecast, content=b"".join(pieces))
+            for _, states in sorted(found.items())
+            for point, is_forecast, pieces in states
+        ]
+
+    def _messages(
+        self, store: TCPStore, kind: str, rank: int, bases: Mapping[int, Pieces]
+    ) -> dict[int, Sequence[State]]:
+        found: dict[int, Sequence[State]] = {}
+        for name in (_name(kind, rank, slot) for slot in range(_SLOTS)):
+            if store.check([name]):
+                message = unpacked(self._key, name, store.get(name), bases)
+                found.update([] if message is None else [message])
+        return found
 
 
 _current: Depot | None = None
@@ -168,35 +217,71 @@ def key_details() -> Mapping[str, str]:
     return {_KEY: secrets.token_hex(32)}
 
 
-def packed(key: bytes, rank: int, number: int, states: Sequence[KeptState]) -> bytes:
-    """Return a message with a rank's states."""
-    pieces: list[bytes] = []
-    for each in states:
-        pieces += [_STATE.pack(each.point, each.is_forecast, len(each.content)), each.content]
-    rest = b"".join(pieces)
-    return _HEADER.pack(_tag(key, rank, number, rest), number) + rest
+def packed(
+    key: bytes,
+    name: str,
+    number: int,
+    states: Sequence[State],
+    *,
+    base: int = 0,
+    known: Pieces = (),
+) -> bytes:
+    """Return a message with a rank's states, for the name under which it is stored.
+
+    Args:
+        key: the run's key.
+        name: the name.
+        number: the message's number.
+        states: the states.
+        base: the number of the message with the known pieces; 0 for none.
+        known: pieces that needn't be sent, at their place in the first state.
+    """
+    rest: list[bytes] = []
+    for point, is_forecast, pieces in states:
+        rest.append(_STATE.pack(point, is_forecast, len(pieces)))
+        for place, piece in enumerate(pieces):
+            is_known = place < len(known) and piece == known[place]
+            rest += [_KNOWN] if is_known else [_LENGTH.pack(len(piece)), piece]
+        known = pieces
+    tagged = b"".join([_HEADER.pack(number, base), *rest])
+    return _tag(key, name, tagged) + tagged
 
 
-def unpacked(key: bytes, rank: int, message: bytes) -> tuple[int, list[KeptState]] | None:
-    """Return a message's number and its states; None if it isn't what the rank has sent."""
-    if len(message) < _HEADER.size:
+def unpacked(
+    key: bytes, name: str, message: bytes, bases: Mapping[int, Pieces]
+) -> tuple[int, Sequence[State]] | None:
+    """Return a message's number and its states; None if it isn't what the rank has sent.
+
+    Args:
+        key: the run's key.
+        name: the name under which the message is stored.
+        message: the message.
+        bases: known pieces, by the number of their message. Without its own, it isn't read either.
+    """
+    tag, tagged = message[:_TAG_BYTES], message[_TAG_BYTES:]
+    if not hmac.compare_digest(tag, _tag(key, name, tagged)):
         return None
-    tag, number = _HEADER.unpack_from(message)
-    rest = message[_HEADER.size :]
-    if not hmac.compare_digest(tag, _tag(key, rank, number, rest)):
+    number, base = _HEADER.unpack_from(tagged)
+    if base not in bases:
         return None
-    states, at = [], 0
-    while at < len(rest):
-        point, is_forecast, length = _STATE.unpack_from(rest, at)
+    states: list[State] = []
+    known, at = bases[base], _HEADER.size
+    while at < len(tagged):
+        point, is_forecast, count = _STATE.unpack_from(tagged, at)
         at += _STATE.size
-        content = rest[at : at + length]
-        states.append(KeptState(point=point, is_forecast=is_forecast, content=content))
-        at += length
+        pieces: list[bytes] = []
+        for place in range(count):
+            [length] = _LENGTH.unpack_from(tagged, at)
+            at += _LENGTH.size
+            pieces.append(known[place] if length < 0 else tagged[at : at + length])
+            at += max(length, 0)
+        states.append((point, is_forecast, pieces))
+        known = pieces
     return number, states
 
 
-def _tag(key: bytes, rank: int, number: int, rest: bytes) -> bytes:
-    return hmac.digest(key, struct.pack("<QQ", rank, number) + rest, "sha256")
+def _tag(key: bytes, name: str, tagged: bytes) -> bytes:
+    return hmac.digest(key, name.encode() + b" " + tagged, "sha256")
 
 
 def _connected(offer: Offer, timeout: timedelta) -> TCPStore:
@@ -205,5 +290,5 @@ def _connected(offer: Offer, timeout: timedelta) -> TCPStore:
     return TCPStore(offer.host, offer.port, is_master=False, timeout=timeout)
 
 
-def _name(rank: int, slot: int) -> str:
-    return f"kept {rank} {slot}"
+def _name(kind: str, rank: int, slot: int) -> str:
+    return f"{kind} {rank} {slot}"

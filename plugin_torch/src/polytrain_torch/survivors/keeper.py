@@ -470,13 +470,13 @@ class Keeper:
         views = b"".join(self._live.views)
         by_gpu = self._live.gpu_buffers
         room = by_gpu.room() if by_gpu is not None else b""
-        content = b"".join([room, LENGTHS.pack(*map(len, pieces)), *pieces, views])
-        has_room = self._kept.put([content], point=point, is_forecast=is_forecast)
+        content = [room + LENGTHS.pack(*map(len, pieces)), *pieces, views]
+        has_room = self._kept.put(content, point=point, is_forecast=is_forecast)
         if has_room and by_gpu is not None:
             by_gpu.fill(self._kept.newest_at)
         if has_room and self._depot is not None:
-            state = KeptState(point=point, is_forecast=is_forecast, content=content)
-            self._depot.put(state, b"".join([*pieces[:-1], views]))
+            alone = [*pieces[:-1], views]
+            self._depot.put(point, content, is_forecast=is_forecast, alone=alone)
         return has_room
 
     def _begin(self) -> str | None:
