@@ -26,7 +26,7 @@ FOR_S = 600.0
 
 IN_ALL = (
     *("polytrain.workers.session.worker_process", "numpy", "pandas"),
-    *("polytrain.data.shards.opening", "polytrain.prediction.predictor"),
+    *("polytrain.data.shards.spec", "polytrain.prediction.predictor"),
     "polytrain.testing.local_rank",
     *("pytest", "polytrain.api.trainer", "polytrain.api.result"),
 )

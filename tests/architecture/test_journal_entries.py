@@ -12,7 +12,7 @@ from polytrain.record import entries
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "core/src/polytrain"
 HEADER = "| event | entry | written by | read by |"
-MAKES_BUT_WRITES_NOT = "record/tail"
+MAKES_BUT_WRITES_NOT = "view/cli/following"
 """It yields the last of many reports as one."""
 
 

@@ -41,7 +41,6 @@ ROOMS = (
     "output",
     "ray_api",
     "record",
-    "run.attached",
     "run.identity",
     "run.lease",
     "run.requests",
@@ -52,11 +51,11 @@ ROOMS = (
 """What of the kernel any satellite may use, besides public names and `polytrain.extension`."""
 
 OWN_ROOMS = {
-    "prediction": ("api.backend_checks", "data", "policy.cluster", "workers"),
+    "prediction": ("api.backend_checks", "data", "policy.scaling", "workers"),
     "validation": ("policy.validation", "workers"),
     "view": (
         "api.backend_checks",
-        "policy.links",
+        "policy.connections",
         "policy.placement",
         # The kit, for a backend that `polytrain new-backend` writes.
         "testing",

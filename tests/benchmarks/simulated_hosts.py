@@ -36,7 +36,7 @@ from polytrain.events.attempt import (
     Started,
     WorkerStatus,
 )
-from polytrain.events.preemption import LeavingNode
+from polytrain.events.notices import LeavingNode
 from polytrain.linux.progress_page import WorkerStage
 from polytrain.policy.placement import NodeAddress
 from polytrain.policy.scaling import Starting

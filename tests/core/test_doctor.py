@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from polytrain.storage.checks import Refusal
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, Refusal
 from polytrain.storage.protocol import Storage
 from polytrain.view.cli import main
 from polytrain.view.doctor import machine, nodes, stored, worlds

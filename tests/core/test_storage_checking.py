@@ -14,8 +14,7 @@ from tests.faulty_storage import ERROR, Faults, FaultyFileSystem, FromThenOn
 from tests.object_storage import Bucket
 
 from polytrain import InvalidJobError, RunConfig, ScalingConfig, Trainer, make_trainer
-from polytrain.storage.checks import refusal
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, refusal
 
 INLINE = ScalingConfig(num_workers=0)
 DATA = {"x0": [0.0, 1.0], "label": [0.0, 1.0]}

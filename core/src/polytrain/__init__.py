@@ -43,8 +43,7 @@ if TYPE_CHECKING:
         RunOwnedError,
         TrainingFailedError,
     )
-    from polytrain.events.preemption import PreemptionInfo
-    from polytrain.events.rollback import Rollback
+    from polytrain.events.notices import PreemptionInfo, Rollback
     from polytrain.prediction.predict import PredictionOutput
     from polytrain.ray_names.callbacks import TrainRunContext, UserCallback
     from polytrain.ray_names.trainers import DataParallelTrainer
@@ -160,8 +159,7 @@ _NAMES = LazyNames(
         "polytrain.api.result": ("Result",),
         "polytrain.api.run_handle": ("RunHandle", "RunStatus"),
         "polytrain.api.trainer": ("Trainer", "make_trainer"),
-        "polytrain.events.preemption": ("PreemptionInfo",),
-        "polytrain.events.rollback": ("Rollback",),
+        "polytrain.events.notices": ("PreemptionInfo", "Rollback"),
         "polytrain.prediction.predict": ("PredictionOutput",),
         "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
         "polytrain.record.repetition": ("Replay",),

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain_plugins import Problem
 
 _OURS = str(Path(__file__).parents[1])

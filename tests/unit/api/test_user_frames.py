@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import polytrain
-from polytrain.api.user_frames import user_frames_only
+from polytrain.functions.users_code import user_frames_only
 
 FIT = """
 @user_frames_only

@@ -17,7 +17,7 @@ from polytrain.checkpoint.parts import PartStored
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import CheckpointConfig
-from polytrain.events.rollback import Rollback
+from polytrain.events.notices import Rollback
 from polytrain.storage.location import Location
 from polytrain_plugins import CheckpointInfo, CheckpointKind
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.data.plan.permutation import Permutation
+from polytrain.data.plan.order import Permutation
 
 keys = st.integers(-(2**63), 2**63 - 1)
 

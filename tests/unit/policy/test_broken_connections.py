@@ -13,7 +13,7 @@ import pytest
 from polytrain.data_errors import one_line
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Failed
-from polytrain.policy.broken_connections import Origins, is_broken_connection
+from polytrain.policy.connections import Origins, is_broken_connection
 from polytrain.workers.session.messages import raised_message, to_event
 from polytrain.workers.session.socket_collective import MODULES
 

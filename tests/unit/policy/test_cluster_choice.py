@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polytrain import ScalingConfig
-from polytrain.policy.cluster import (
+from polytrain.policy.scaling import (
     AvailableClusters,
     choose_cluster,
     local_problems,

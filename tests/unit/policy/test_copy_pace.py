@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.policy.copy_pace import CopyPace
+from polytrain.policy.copies import CopyPace
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.policy.neighbours import Sends, neighbours, to_keep
+from polytrain.policy.copies import Sends, neighbours, to_keep
 
 NODES = st.lists(st.sampled_from("abcd"), min_size=1, max_size=12)
 

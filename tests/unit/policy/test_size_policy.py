@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.policy.scaling import SizePolicy, holds
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 
 numbers = st.integers(0, 20)
 

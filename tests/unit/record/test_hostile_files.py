@@ -41,7 +41,6 @@ from polytrain.record.history import JOURNAL, RunHistory, entries, read_as
 from polytrain.record.progress import Progress
 from polytrain.record.reports import Reports, encoded_numbers
 from polytrain.record.state import RunState
-from polytrain.record.tail import tail_of
 from polytrain.run.identity import content_differences, differences, options_of
 from polytrain.run.lease import holder
 from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, ask
@@ -52,6 +51,7 @@ from polytrain.trackers import CSV, WandB
 from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.state import TrackerState, kept_state, kept_trackers, lags
 from polytrain.trackers.tracker import numbers
+from polytrain.view.cli.following import tail_of
 from polytrain.view.cli.found import FoundRun
 from polytrain.view.cli.job_file import JobFileError, arguments_of, job_of
 from polytrain.view.cli.run_text import facts as shown_facts

@@ -14,7 +14,7 @@ from tests.unit.record.lines import entry_of
 from tests.unit.record.recorded import RUN, opened
 
 from polytrain.record.entries import Entry, MetricsReported
-from polytrain.record.tail import tail_of
+from polytrain.view.cli.following import tail_of
 
 ENTRIES = [entry_of(line) for line in RUN]
 

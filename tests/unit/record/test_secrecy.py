@@ -14,10 +14,15 @@ import polytrain
 from polytrain import InvalidJobError, RunConfig, ScalingConfig, ValidationConfig, make_trainer
 from polytrain.config.runtime_env import runtime_env_problems
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
-from polytrain.record.configuration import Configuration, options_of
+from polytrain.record.configuration import (
+    Configuration,
+    digests,
+    options_of,
+    shown,
+    without_secrets,
+)
 from polytrain.record.entries import Opened
 from polytrain.record.run_facts import RunFacts
-from polytrain.record.secrecy import digests, shown, without_secrets
 from polytrain.run.identity import salt_of
 from polytrain.trackers import MLflow
 from polytrain.trackers.description import description_of

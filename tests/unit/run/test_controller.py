@@ -25,8 +25,8 @@ from polytrain.events.attempt import (
     Load,
     Started,
 )
+from polytrain.events.notices import Rollback
 from polytrain.events.output import Output
-from polytrain.events.rollback import Rollback
 from polytrain.output.observers import Observers
 from polytrain.record.journal import Journal
 from polytrain.workers.agents.calls import AgentEvent

@@ -23,7 +23,7 @@ from polytrain.events.attempt import (
     move_wanted,
     stop_wanted,
 )
-from polytrain.events.preemption import LeavingNode, PreemptionInfo
+from polytrain.events.notices import LeavingNode, PreemptionInfo
 from polytrain.run.states import (
     AcquireWorkers,
     Conclude,

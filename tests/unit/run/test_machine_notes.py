@@ -18,7 +18,7 @@ from polytrain.checkpoint.parts import (
 )
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import ConditionMet, Diverged, Drained, stop_wanted
-from polytrain.events.rollback import Rollback
+from polytrain.events.notices import Rollback
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import DivergenceFound, Transitioned, decoded, encoded
 from polytrain.run.machine import note, step

@@ -20,9 +20,8 @@ from polytrain.output.rank_log import RankLog
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.run.lease import leased
 from polytrain.run.requests import RemoteRequests, RequestKind, ask
-from polytrain.storage.checks import storage_problems
 from polytrain.storage.local import LocalStorage
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, storage_problems
 from polytrain.trackers.csv_file import CSV
 from polytrain.trackers.tensorboard import EventFiles
 from polytrain.trackers.tracker import Row, TrackedRun

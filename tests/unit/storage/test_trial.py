@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.storage.checks import refusal
 from polytrain.storage.local import LocalStorage
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, refusal
 
 
 def test_a_directory_that_can_be_used_is_left_as_it_was(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polytrain.text.first_few import first_few, numbered
+from polytrain.text.described import first_few, numbered
 
 
 @pytest.mark.parametrize(

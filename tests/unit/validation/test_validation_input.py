@@ -23,7 +23,7 @@ from polytrain.backends.reference import Reference
 from polytrain.config.configs import RunConfig
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.validation_config import task_of, validation_of_report
-from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
+from polytrain.policy.scaling import AvailableClusters, choose_cluster, local_problems
 
 
 def validate(checkpoint: Any, a: int = 1) -> Mapping[str, Any]:

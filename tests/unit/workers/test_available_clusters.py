@@ -11,7 +11,7 @@ import pytest
 
 from polytrain.backends.reference import Reference
 from polytrain.config.run_spec import RunSpec
-from polytrain.policy.cluster import AvailableClusters
+from polytrain.policy.scaling import AvailableClusters
 from polytrain.workers.available_clusters import available_clusters
 
 

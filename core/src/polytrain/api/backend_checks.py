@@ -17,7 +17,7 @@ from polytrain.config.configs import (
     ScalingConfig,
 )
 from polytrain.config.constraints import Config
-from polytrain.config.loop_config import call_problems, config_problems
+from polytrain.config.loop_config import call_problems, config_problems, name_of
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.function_checks import (
     PLAIN_INSTEAD,
@@ -26,7 +26,6 @@ from polytrain.functions.function_checks import (
     reference_problems,
 )
 from polytrain.text.described import is_whole
-from polytrain.text.signatures import name_of
 from polytrain_plugins import (
     Backend,
     Device,

@@ -42,15 +42,14 @@ from polytrain.config.listening import port_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
 from polytrain.output.observers import follow_record
-from polytrain.policy.cluster import (
+from polytrain.policy.autoscaling import allowed
+from polytrain.policy.scaling import (
     choose_cluster,
     local_problems,
     new_ray_problems,
 )
-from polytrain.policy.labels import allowed
 from polytrain.record.history import JOURNAL
-from polytrain.storage.checks import storage_problems
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, storage_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.connection import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem

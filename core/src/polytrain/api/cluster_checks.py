@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.configs import ScalingConfig
-from polytrain.policy.labels import Labels, allowed
+from polytrain.policy.autoscaling import Labels, allowed
 from polytrain.policy.scaling import Capacity, worker_capacity
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain_plugins import Problem
 from polytrain_plugins.close_names import did_you_mean
 

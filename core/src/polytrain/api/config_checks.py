@@ -10,14 +10,13 @@ from polytrain import satellites
 from polytrain.api.backend_checks import frequency_problems
 from polytrain.config.configs import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain.config.constraints import typed_problems
+from polytrain.config.loop_config import accepts, written
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import runtime_env_problems
 from polytrain.functions.function_checks import pickle_problems
 from polytrain.output.observers import follow_record, observers_problems
 from polytrain.policy.stop_rule import STEP, is_good_when_small, limit_of
-from polytrain.text.described import is_whole
-from polytrain.text.first_few import numbered
-from polytrain.text.signatures import accepts, written
+from polytrain.text.described import is_whole, numbered
 from polytrain_plugins import Backend, Problem
 from polytrain_plugins.type_names import quoted
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 from polytrain import satellites
 from polytrain.api.returns import Returns
 from polytrain.api.shown import Row, as_html, as_text, line, metrics_text, place
-from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manager import is_good, with_validations
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, FoundCheckpoints
 from polytrain.config.configs import CheckpointConfig
 from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
-from polytrain.events.rollback import Rollback
+from polytrain.events.notices import Rollback
+from polytrain.functions.users_code import user_frames_only
 from polytrain.lazy_names import RayTrainClass, missing
 from polytrain.policy.retention import best_first_key, ranked
 from polytrain.record.history import JOURNAL, RunHistory, read_history

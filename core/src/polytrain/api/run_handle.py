@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from polytrain.api.result import Result
 from polytrain.api.shown import Resumption, Row, as_html, as_text, line, metrics_text, warn
-from polytrain.api.user_frames import user_frames_only
+from polytrain.functions.users_code import user_frames_only
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.requests import StopRequests
 from polytrain.text.described import ShortRepr

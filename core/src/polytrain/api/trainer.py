@@ -37,15 +37,16 @@ from polytrain.api.datasets import (
 from polytrain.api.result import Result, recorded, result_of, warn_of_damage
 from polytrain.api.run_handle import RunHandle, Watcher
 from polytrain.api.shown import Resumption, warn
-from polytrain.api.user_frames import user_frames_only
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
+from polytrain.config.loop_config import name_of
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.validation_config import ValidationConfig
 from polytrain.errors import TrainingFailedError
+from polytrain.functions.users_code import user_frames_only
 from polytrain.linux.clock import Clock
-from polytrain.policy.cluster import choose_cluster
+from polytrain.policy.scaling import choose_cluster
 from polytrain.policy.stop_rule import stop_rule
 from polytrain.record.history import RunHistory
 from polytrain.run.fit import run_to_end, storage_needed
@@ -71,7 +72,6 @@ from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain.storage.retry import retries_limited
 from polytrain.text.described import plain, with_plain_fields
-from polytrain.text.signatures import name_of
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
 from polytrain_plugins.type_names import quoted

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.constraints import field_problems, wrong_type
+from polytrain.config.loop_config import written
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.validation_config import (
     ValidationConfig,
@@ -21,7 +22,6 @@ from polytrain.functions.function_checks import (
     reference_problems,
 )
 from polytrain.storage.location import Location, is_of_one_process
-from polytrain.text.signatures import written
 from polytrain_plugins import Problem
 
 _FN = "ValidationConfig.fn"

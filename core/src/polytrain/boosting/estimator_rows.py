@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
 
 from polytrain.data.types.plain import plain_columns
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain_plugins.type_names import a_type
 
 Values = np.ndarray[Any, Any]

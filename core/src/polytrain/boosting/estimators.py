@@ -31,7 +31,6 @@ except ImportError as error:
 
 from polytrain import satellites
 from polytrain.api.trainer import make_trainer
-from polytrain.api.user_frames import user_frames_only as user_frames_only
 from polytrain.boosting.booster import Booster
 from polytrain.boosting.columns import with_columns
 from polytrain.boosting.estimator_rows import (
@@ -50,6 +49,7 @@ from polytrain.boosting.estimator_rows import (
 )
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
+from polytrain.functions.users_code import user_frames_only as user_frames_only
 from polytrain_plugins import Backend, InvalidJobError, Problem
 from polytrain_plugins.close_names import ALMOST_THE_SAME, did_you_mean
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polytrain.config.constraints import Checked, Wrong
-from polytrain.text.first_few import first_few, numbered
+from polytrain.text.described import first_few, numbered
 from polytrain_plugins import (
     DatasetInfo,
     Job,

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polytrain.config.constraints import Wrong
-from polytrain.text.described import is_whole
-from polytrain.text.first_few import numbered
+from polytrain.text.described import is_whole, numbered
 from polytrain_plugins import Demand, Member, Problem
 from polytrain_plugins.type_names import a_type, quoted
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polytrain.config.configs import DataConfig, FailureConfig, RunConfig, ScalingConfig
+from polytrain.config.loop_config import accepts
 from polytrain.config.validation_config import ValidationConfig
-from polytrain.text.signatures import accepts
 from polytrain_plugins import Backend, CheckpointKind
 
 

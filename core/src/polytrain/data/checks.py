@@ -17,7 +17,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
 from polytrain.data_errors import SourceError, too_few
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain_plugins import Demand, Problem
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.type_names import a_type, quoted

@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.preemption import LeavingNode, earliest
-from polytrain.events.rollback import Rollback
+from polytrain.events.notices import LeavingNode, Rollback, earliest
 from polytrain.functions.return_values import Returned
 from polytrain.linux.kept_states import KeptState
 from polytrain.linux.nvidia_gpus import GpuUse

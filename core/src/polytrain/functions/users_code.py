@@ -1,4 +1,4 @@
-"""What is a user's own code, and what it takes from the modules around it. Pure."""
+"""What is a user's own code: in tracebacks, and with what it takes from modules around it. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import os
 import sys
 import sysconfig
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from types import CodeType, ModuleType
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, ParamSpec, TypeVar
 
+from polytrain.data_errors import is_library
+from polytrain_plugins import PolytrainError
 from polytrain_plugins.installed import installed_entry_points
 from polytrain_plugins.registry import GROUP
 
@@ -144,3 +148,44 @@ def _file_of(module: ModuleType | None) -> str | None:
         return file
     # A directory without an __init__.py.
     return next((each for each in held.get("__path__", ()) if isinstance(each, str)), None)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+def user_frames_only(function: Callable[P, R]) -> Callable[P, R]:
+    """Take polytrain's frames out of the traceback of what leaves a function on purpose.
+
+    That is an interruption, or an error whose text says what is wrong.
+    """
+
+    @wraps(function)
+    def called(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*arguments, **named)
+        except (KeyboardInterrupt, SystemExit, PolytrainError) as error:
+            error.__traceback__ = _of_user(error.__traceback__)
+            # Without a name: to raise by name would put this frame back.
+            raise
+
+    return called
+
+
+def _of_user(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the traceback with the user's frames and those of the libraries that they call."""
+    kept: list[TracebackType] = []
+    is_users = False
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        # Libraries that polytrain calls are as little the user's as polytrain is.
+        is_users = not file.startswith(_OURS) and (is_users or not is_library(file))
+        if is_users:
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    shown = None
+    for entry in reversed(kept):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return shown

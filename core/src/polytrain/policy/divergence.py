@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from polytrain.config.configs import FailureConfig
-from polytrain.events.rollback import Rollback, Skipped
+from polytrain.events.notices import Rollback, Skipped
 from polytrain.policy.stop_rule import is_true, known_as
 from polytrain.text.metrics import named_metric
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Done, HealthEvent, Joined, Stacks, Started, WorkerStatus
-from polytrain.text.first_few import first_few
+from polytrain.text.described import first_few
 
 _NAMED_AT_MOST = 16
 """Ranks that a sentence names; of more, the first."""

@@ -14,7 +14,7 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, only_we_use
 from polytrain.policy.scaling import STARTING_S, Starting, holds, worker_capacity
-from polytrain.text.first_few import first_few, numbered
+from polytrain.text.described import first_few, numbered
 from polytrain_plugins import Member
 
 

@@ -24,7 +24,7 @@ from polytrain.errors import RunOwnedError
 from polytrain.functions.function_checks import pickle_problems
 from polytrain.functions.pickling import code_in, pickled_apart
 from polytrain.linux.machine_resources import machine_resources
-from polytrain.policy.cluster import choose_cluster, new_ray_problems
+from polytrain.policy.scaling import choose_cluster, new_ray_problems
 from polytrain.prediction.checks import (
     column_name,
     column_problems,
@@ -45,8 +45,7 @@ from polytrain.prediction.predictor import PredictionTask, joined
 from polytrain.prediction.record import PredictionRecord, split_options, this_python
 from polytrain.prediction.scheduling import PickledTask, RowsOf, Workers, predicted_parts
 from polytrain.run.lease import leased
-from polytrain.storage.checks import writing_problems
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, writing_problems
 from polytrain.text.described import ShortRepr
 from polytrain.workers.available_clusters import available_clusters
 from polytrain_plugins import (

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from polytrain.functions.code_fingerprint import code_fingerprint, python_version
-from polytrain.record.secrecy import shown
+from polytrain.record.configuration import shown
 from polytrain.run.identity import is_full, plain
 from polytrain.storage.typed_json import Count, fitting
 from polytrain.text import strict_json
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain_plugins import Problem
 
 RECORD_FILE = "_predictions.json"

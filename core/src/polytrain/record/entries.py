@@ -11,7 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from polytrain.errors import DamagedFileError, Failure, FailureKind, RunFormatError
-from polytrain.events.rollback import Skipped, as_skipped
+from polytrain.events.notices import Skipped, as_skipped
 from polytrain.policy.validation import ValidationStatus
 from polytrain.record.configuration import Configuration, configuration_in
 from polytrain.storage.typed_json import (

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from polytrain.checkpoint.manifest import AttemptId, parse_directory_name
 from polytrain.config.configs import CheckpointConfig
-from polytrain.events.rollback import Rollback
+from polytrain.events.notices import Rollback
 from polytrain.policy.divergence import Divergences
 from polytrain.policy.validation import Validation, Validations
 from polytrain.record.configuration import Configuration
@@ -35,7 +35,7 @@ from polytrain.record.overviews import Attempts, RankRecords
 from polytrain.record.reports import Reports
 from polytrain.record.run_facts import RunFacts
 from polytrain.text import strict_json
-from polytrain.text.first_few import first_few, numbered
+from polytrain.text.described import first_few, numbered
 from polytrain_plugins import Stopped
 
 JOURNAL = "journal.jsonl"

@@ -11,7 +11,7 @@ from polytrain.record.entries import LoadMeasured, MetricsReported, ReportBlock,
 from polytrain.record.reports import Reports, decoded_numbers, encoded_numbers
 from polytrain.storage.typed_json import Count, Duration, Seconds, fitting
 from polytrain.text import strict_json
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polytrain.record.history import JOURNAL
 from polytrain.storage.location import Location
-from polytrain.text.first_few import first_few
+from polytrain.text.described import first_few
 from polytrain_plugins.close_names import close_to
 
 _SHOWN = 3

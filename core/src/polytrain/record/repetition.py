@@ -22,7 +22,7 @@ from polytrain.record.entries import (
 from polytrain.record.history import RunHistory
 from polytrain.record.overviews import AttemptOverview, counting_attempts
 from polytrain.record.reports import Reports
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 
 
 @dataclass(slots=True)

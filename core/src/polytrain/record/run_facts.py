@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polytrain.record.configuration import Configuration, chosen
+from polytrain.record.configuration import Configuration, chosen, shown
 from polytrain.record.entries import CommitFound, Entry, Launched, Opened, RankJoined
-from polytrain.record.secrecy import shown
 
 _SHORT_COMMIT = 12
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from polytrain.checkpoint.parts import StateWritten
 from polytrain.events.attempt import CopiesHeld, CopyRefused, CopySent
-from polytrain.policy.neighbours import Sends, to_keep
+from polytrain.policy.copies import Sends, to_keep
 from polytrain.workers.agents.calls import DropCopy, SendCopies, StoreCopy
 from polytrain.workers.driver.group import WorkerGroup
 

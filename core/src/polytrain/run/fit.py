@@ -15,8 +15,8 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
+from polytrain.events.notices import Rollback
 from polytrain.events.output import OutputRoute
-from polytrain.events.rollback import Rollback
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
@@ -35,10 +35,8 @@ from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
-from polytrain.run.attached import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
-from polytrain.run.config_changes import ConfigChanges
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.identity import code_of, salt_of
@@ -48,7 +46,7 @@ from polytrain.run.program import command_line, script
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests
 from polytrain.run.resume import function_fingerprint, unreported, versions_of
-from polytrain.run.run import Run
+from polytrain.run.run import AttachedWork, ConfigChanges, Run
 from polytrain.run.states import Conclude, State
 from polytrain.run.survivors import Survivors
 from polytrain.storage.location import Location

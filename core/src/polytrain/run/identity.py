@@ -17,8 +17,8 @@ from polytrain.config.loop_config import recorded
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.code_fingerprint import code_fingerprint, python_version
 from polytrain.functions.users_code import name_of_type
+from polytrain.record.configuration import digests, shown, without_secrets
 from polytrain.record.entries import CODE_AFTER, CodeContent
-from polytrain.record.secrecy import digests, shown, without_secrets
 from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Problem
 

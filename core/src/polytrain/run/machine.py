@@ -41,7 +41,7 @@ from polytrain.events.attempt import (
     SavesOnRequest,
     stop_wanted,
 )
-from polytrain.events.preemption import PreemptionInfo, earliest
+from polytrain.events.notices import PreemptionInfo, earliest
 from polytrain.policy.failure import NOT_JOINED, failed_attempt
 from polytrain.policy.placement import Loss, avoided
 from polytrain.run.states import (
@@ -58,7 +58,7 @@ from polytrain.run.states import (
     Training,
     Transition,
 )
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain.workers.agents.calls import DrainAttempt, Kill, Leave, SendRoster
 
 # After the last rank is done, only failures that could lose the final checkpoint count.

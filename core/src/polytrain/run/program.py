@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import polytrain
+from polytrain.record.configuration import shown
 from polytrain.record.entries import CommitFound
-from polytrain.record.secrecy import shown
 from polytrain.text.described import shortened
 
 _MOST_ARGUMENTS = 200

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from polytrain.errors import RunOwnedError
 from polytrain.record.entries import Entry, LoadMeasured, MetricsReported, ReportBlock
 from polytrain.record.history import JOURNAL, entries, read_history
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain.trackers.delivery import (
     StoreBehindError,
     TrackedFacts,

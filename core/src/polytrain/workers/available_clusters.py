@@ -15,7 +15,7 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray
 from polytrain.config.validation_config import options_of_ray
 from polytrain.linux.machine_resources import has_gpu_device, machine_resources
-from polytrain.policy.cluster import AvailableClusters, ClusterChoice
+from polytrain.policy.scaling import AvailableClusters, ClusterChoice
 from polytrain.ray_api import is_ray_dataset
 from polytrain.workers.driver.group import AgentCluster
 from polytrain.workers.driver.local_cluster import LocalCluster

@@ -24,7 +24,7 @@ from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.parts import PartStored, misplaced_part, stored_part
 from polytrain.checkpoint.staging import COPIES, Stagings
 from polytrain.checkpoint.store import CHECKPOINTS, CheckpointStore
-from polytrain.policy.copy_pace import CopyPace
+from polytrain.policy.copies import CopyPace
 from polytrain.storage.location import Location
 from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel
 from polytrain.workers.session import copies as module

@@ -17,7 +17,7 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import PartStaged, StagedPart
 from polytrain.errors import CheckpointError, FailureKind
 from polytrain.events.attempt import Done, Drained, Event, Failed, Joined, Offered, Reported
-from polytrain.events.preemption import PreemptionInfo
+from polytrain.events.notices import PreemptionInfo
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.processes.channel import FrameBuffer, Message, Ring, SocketChannel, pack
 from polytrain.workers.session.messages import (

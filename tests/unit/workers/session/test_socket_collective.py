@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from polytrain.extension import SocketCollective
-from polytrain.policy.broken_connections import Origins, is_broken_connection
+from polytrain.policy.connections import Origins, is_broken_connection
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.session.socket_collective import MODULES
 from polytrain_plugins import Offer, World

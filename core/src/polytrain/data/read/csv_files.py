@@ -24,7 +24,7 @@ from polytrain.data.read.selection import columns_to_count, refuse_repeated
 from polytrain.data.read.text_files import ColumnFacts, TextPiece, rounded
 from polytrain.data_errors import SourceError
 from polytrain.storage.filesystems import ResolvedPath, find
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 
 _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
 """Bytes that are parsed at once. A row has to fit in: the next size is tried if one doesn't."""

@@ -14,11 +14,11 @@ import pyarrow.fs as pafs
 
 from polytrain.data.read.pieces import Piece
 from polytrain.data.read.selection import subschema
-from polytrain.data.types.missing import Missing
+from polytrain.data.types.plain import Missing
 from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.storage.filesystems import ResolvedPath, find
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 
 
 class FileVersion(NamedTuple):

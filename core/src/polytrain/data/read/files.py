@@ -26,11 +26,10 @@ from polytrain.data.read.selection import (
     without,
 )
 from polytrain.data.read.tables import from_table
-from polytrain.data.types.missing import Missing, missing_in, noted
-from polytrain.data.types.plain import plain_schema
+from polytrain.data.types.plain import Missing, missing_in, noted, plain_schema
 from polytrain.data.types.schemas import unified_type
 from polytrain.data_errors import SourceError, one_line
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 
 _AT_ONCE = 8
 """Files that are looked at concurrently: a remote one takes a while to answer."""

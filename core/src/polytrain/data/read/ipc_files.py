@@ -19,8 +19,13 @@ from polytrain.data.read.file_pieces import (
 )
 from polytrain.data.read.pieces import in_steps
 from polytrain.data.read.selection import columns_to_count, refuse_repeated, subschema
-from polytrain.data.types.missing import Missing, found_missing
-from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
+from polytrain.data.types.plain import (
+    Missing,
+    found_missing,
+    plain_columns,
+    plain_schema,
+    refuse_unreadable,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

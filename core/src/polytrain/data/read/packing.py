@@ -20,7 +20,7 @@ from polytrain.data.read.pieces import Piece, Pieces
 from polytrain.data.read.selection import subschema
 from polytrain.data.types.nested import dimensions_of, numbers_in, tensors_as_lists, tensors_of
 from polytrain.data_errors import ReadError, SourceError, TransformError
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 
 POSITIONS = "position_ids"
 """The column that packing adds."""

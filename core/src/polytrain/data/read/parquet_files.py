@@ -20,9 +20,15 @@ from polytrain.data.read.file_pieces import (
 )
 from polytrain.data.read.pieces import rows_of_scan
 from polytrain.data.read.selection import index_columns, refuse_repeated, subschema, without
-from polytrain.data.types.missing import InLists, Missing, decides_type
 from polytrain.data.types.nested import is_list
-from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
+from polytrain.data.types.plain import (
+    InLists,
+    Missing,
+    decides_type,
+    plain_columns,
+    plain_schema,
+    refuse_unreadable,
+)
 
 _BUFFER_BYTES = 1 << 20
 

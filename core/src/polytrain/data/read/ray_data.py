@@ -19,8 +19,14 @@ from ray.exceptions import RayError
 from polytrain.data.plan.stream_partitioner import BlockRows
 from polytrain.data.read.pieces import Piece, Pieces, selected
 from polytrain.data.read.selection import agreed_schema, columns_to_read, subschema
-from polytrain.data.types.missing import Missing, found_missing, noted
-from polytrain.data.types.plain import plain_columns, plain_schema, refuse_unreadable
+from polytrain.data.types.plain import (
+    Missing,
+    found_missing,
+    noted,
+    plain_columns,
+    plain_schema,
+    refuse_unreadable,
+)
 from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import SourceError, is_library, raised_at
 from polytrain.ray_api.private import count_executions

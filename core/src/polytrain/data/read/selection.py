@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
 
-from polytrain.data.types.missing import Missing, missing_in, noted
+from polytrain.data.types.plain import Missing, missing_in, noted
 from polytrain.data.types.schemas import merged_schema
 from polytrain.data_errors import SourceError
 from polytrain_plugins import column_remedy

@@ -14,10 +14,8 @@ import pyarrow as pa
 from polytrain.data.read.pieces import Pieces, TablePiece
 from polytrain.data.read.selection import chosen, columns_to_read, refuse_repeated
 from polytrain.data.types.arrays import column_of, is_masked_number, refuse_objects, table_of
-from polytrain.data.types.lists import lists_to_numpy
-from polytrain.data.types.missing import found_missing, noted
-from polytrain.data.types.nested import tensors_of
-from polytrain.data.types.plain import plain_columns, refuse_unreadable
+from polytrain.data.types.nested import lists_to_numpy, tensors_of
+from polytrain.data.types.plain import found_missing, noted, plain_columns, refuse_unreadable
 from polytrain.data.types.python_values import check_unchanged, in_unit_of_arrow, is_time
 from polytrain.data.types.schemas import conformed, merged_schema, widened
 from polytrain.data_errors import ReadError, SourceError, one_line

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from polytrain.data.read.file_pieces import CurrentFile, FilePiece
 from polytrain.data.read.selection import subschema
-from polytrain.data.types.missing import Missing, found_missing
+from polytrain.data.types.plain import Missing, found_missing
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.storage.filesystems import ResolvedPath
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 
 _EXACT = 2**53
 """A 64-bit float holds every whole number up to here."""

@@ -15,12 +15,11 @@ import pyarrow as pa
 from polytrain.data.read.pieces import Piece, Pieces, WrappedPiece, selected
 from polytrain.data.types.arrays import table_of
 from polytrain.data.types.columns import column_to_numpy, empty_table, lists_of_numbers
-from polytrain.data.types.missing import decides_type, found_missing, noted
 from polytrain.data.types.nested import is_list_of_numbers
-from polytrain.data.types.plain import refuse_unreadable
+from polytrain.data.types.plain import decides_type, found_missing, noted, refuse_unreadable
 from polytrain.data.types.schemas import exactly
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain_plugins.type_names import a_type
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]

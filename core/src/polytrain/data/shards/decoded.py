@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.types.columns import Combine, column_to_numpy, combiner, to_format
-from polytrain.data.types.missing import may_be_missing
+from polytrain.data.types.plain import may_be_missing
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from polytrain.data.read.describe import Source
 from polytrain.data_errors import SourceError
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain_plugins import column_remedy
 
 

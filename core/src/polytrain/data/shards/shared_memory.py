@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.data.types.columns import empty_table
-from polytrain.data.types.lists import check_numbers
+from polytrain.data.types.nested import check_numbers
 from polytrain.data.types.schemas import in_one_piece
 
 

@@ -10,30 +10,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.types.lists import (
+from polytrain.data.types.nested import (
     Array,
     check_numbers,
+    has_fixed_shape,
+    innermost,
+    is_list_of_numbers,
     joined,
     lists_by_row,
     lists_by_type,
     lists_to_numpy,
+    numbers_in,
     objects,
+    with_numbers,
     with_objects,
 )
-from polytrain.data.types.missing import (
+from polytrain.data.types.plain import (
     decides_type,
     decides_type_in_lists,
     has_missing,
     lacks_numbers,
     may_be_missing,
     may_lack_numbers,
-)
-from polytrain.data.types.nested import (
-    has_fixed_shape,
-    innermost,
-    is_list_of_numbers,
-    numbers_in,
-    with_numbers,
 )
 from polytrain.data.types.schemas import without_missing_categories
 from polytrain.data_errors import ReadError

@@ -152,7 +152,7 @@ def _refuse_options_of_others(*, is_script: bool, is_file: bool) -> None:
     if context.params["settings"] and not is_file:
         raise click.UsageError("--set: only for a job in a .toml file")
     if context.params["arguments"] and not (is_script or is_file):
-        from polytrain.record.secrecy import shown
+        from polytrain.record.configuration import shown
 
         extra = " ".join(shown(context.params["arguments"]))
         raise click.UsageError(f"{extra}: only scripts take arguments; options come before WHAT")

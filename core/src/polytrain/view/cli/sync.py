@@ -12,7 +12,7 @@ import click
 
 from polytrain.output.echo import echo, echo_lines
 from polytrain.record.state import RunState
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain.trackers import NAMES
 from polytrain.view.cli.found import (
     FoundRun,

@@ -14,8 +14,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.policy.placement import NodeAddress
-from polytrain.storage.checks import Refusal, refusal
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, Refusal, refusal
 from polytrain.view.doctor import machine
 from polytrain.view.doctor.finding import CheckFailed, Finding, checked, failed_with
 from polytrain.view.doctor.links import findings_of_links

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
-from polytrain.record.configuration import chosen
+from polytrain.record.configuration import chosen, shown
 from polytrain.record.overviews import AttemptOverview, RankOverview
 from polytrain.record.run_facts import Program
-from polytrain.record.secrecy import shown
 from polytrain.record.state import RunState
 from polytrain.record.timeline import Span
 from polytrain.storage.location import Location

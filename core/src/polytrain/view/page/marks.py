@@ -16,7 +16,7 @@ from polytrain.record.entries import (
     StragglerFound,
     ValidationEnded,
 )
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain.view.page.record import TimedEntry
 
 

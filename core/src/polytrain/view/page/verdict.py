@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from polytrain.record.state import RunState
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain.view.page.facts import Facts
 
 _LONGEST = 300

@@ -16,7 +16,7 @@ from polytrain.output.line_layout import Segment, columns, cut, fitted, printabl
 from polytrain.output.streams import Style, painted
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
-from polytrain.text.first_few import numbered
+from polytrain.text.described import numbered
 from polytrain.text.metrics import single_values
 from polytrain_plugins import RunInfo
 

@@ -25,8 +25,8 @@ from polytrain.events.attempt import (
     StateDigested,
     StateUnwritten,
 )
+from polytrain.events.notices import PreemptionInfo
 from polytrain.events.output import BarMoved, Output
-from polytrain.events.preemption import PreemptionInfo
 from polytrain.linux.kept_states import KeptState
 from polytrain_plugins import Offer
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.checkpoint.staging import beneath, remove, staged_in
-from polytrain.policy.neighbours import to_keep
+from polytrain.policy.copies import to_keep
 from polytrain.workers.agents.sent_copies import Copy, Hashes, Piece, Whole
 
 _KEPT = "neighbours"

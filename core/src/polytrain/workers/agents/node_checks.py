@@ -17,8 +17,7 @@ from pathlib import Path
 from polytrain.config.listening import address_on
 from polytrain.policy.placement import NodeAddress
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.checks import refusal
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, refusal
 from polytrain.storage.retry import is_temporary
 
 _SEEN_WITHIN_S = 5.0

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.checkpoint.staging import beneath, link, remove, size_of
 from polytrain.events.attempt import CopySent
-from polytrain.policy.neighbours import to_keep
+from polytrain.policy.copies import to_keep
 
 _SENT = "sent"
 """Directory in the run's directory on a node: of sent copies."""

@@ -14,8 +14,8 @@ from polytrain.config.listening import ports_of, too_few_ports
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray
 from polytrain.events.attempt import AgentsPlaced, Event, PlacementFailed, move_wanted
-from polytrain.events.preemption import LeavingNode
-from polytrain.policy.neighbours import neighbours
+from polytrain.events.notices import LeavingNode
+from polytrain.policy.copies import neighbours
 from polytrain.policy.placement import members
 from polytrain.policy.scaling import holds
 from polytrain.workers.agents.agent_host import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from polytrain.config.configs import ScalingConfig
-from polytrain.events.preemption import LeavingNode
+from polytrain.events.notices import LeavingNode
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.scaling import Starting
 from polytrain.workers.agents.agent_host import AgentHandle, Delivery

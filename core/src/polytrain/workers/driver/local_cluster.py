@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polytrain.config.configs import ScalingConfig
-from polytrain.events.preemption import LeavingNode
+from polytrain.events.notices import LeavingNode
 from polytrain.functions.pickling import THIS_MACHINE
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.placement import NodeAddress

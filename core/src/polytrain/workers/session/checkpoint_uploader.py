@@ -16,7 +16,7 @@ from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import is_full, is_unwritable
 from polytrain.checkpoint.staging import Stagings, Stamps, beneath, remove
 from polytrain.errors import CheckpointError
-from polytrain.events.preemption import PreemptionInfo
+from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.progress_page import WorkerStage, during
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import CheckpointFiles

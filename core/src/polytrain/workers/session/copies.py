@@ -22,7 +22,7 @@ from pathlib import Path
 
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.staging import COPIES, Stagings, clear, remove
-from polytrain.policy.copy_pace import CopyPace
+from polytrain.policy.copies import CopyPace
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.messages import uncopied_message, uncopyable_message
 from polytrain.workers.session.survivor import NotCleanError, Place, message_of, staged_state

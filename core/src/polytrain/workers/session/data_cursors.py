@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from polytrain.events.rollback import Skipped
+from polytrain.events.notices import Skipped
 from polytrain.policy.divergence import DataPlace
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from polytrain.events.attempt import (
     SavesOnRequest,
     StateDigested,
 )
-from polytrain.events.preemption import PreemptionInfo
-from polytrain.events.rollback import Rollback, as_skipped
+from polytrain.events.notices import PreemptionInfo, Rollback, as_skipped
 from polytrain.functions.return_values import Returned
 from polytrain.workers.processes.channel import Message
 from polytrain_plugins import Member, Offer, Stopped, World

@@ -17,10 +17,10 @@ from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.staging import Snapshots, Stagings, Stamps
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.errors import CheckpointError, NotInWorkerError
-from polytrain.events.preemption import PreemptionInfo
+from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
-from polytrain.policy.copy_pace import CopyPace
+from polytrain.policy.copies import CopyPace
 from polytrain.policy.divergence import DivergenceWatch
 from polytrain.text.metrics import plain_metrics
 from polytrain.workers.processes.channel import Channel, Message

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.config.validation_config import ValidationTaskConfig
 from polytrain.errors import NotInWorkerError
-from polytrain.events.preemption import PreemptionInfo
+from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.progress_page import beat
 from polytrain.workers.session.checkpoint_files import (
     DEFAULT_HANDLING,

@@ -21,8 +21,8 @@ from polytrain.functions.pickling import note_missing_module, note_unreadable, p
 from polytrain.functions.return_values import Returned, encoded
 from polytrain.linux.nvidia_gpus import device_name
 from polytrain.linux.progress_page import WorkerStage, enter, reports
-from polytrain.policy.broken_connections import Origins, is_broken_connection
-from polytrain.text.first_few import numbered
+from polytrain.policy.connections import Origins, is_broken_connection
+from polytrain.text.described import numbered
 from polytrain.workers.processes.channel import (
     Channel,
     ConnectionClosedError,

@@ -1,4 +1,4 @@
-"""A return of a run to a state before its training diverged."""
+"""What a user is told of a run that is moved to other nodes, or back to an earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -56,3 +56,38 @@ def as_skipped(read: Mapping[str, Sequence[Sequence[int]]]) -> Mapping[str, tupl
         name: tuple((epoch, first, stop) for epoch, first, stop in ranges)
         for name, ranges in read.items()
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionInfo:
+    """Nodes of this run that are about to be taken away. Ray Train's class has the same fields."""
+
+    deadline_ms: int | None
+    """When the first of them goes, in milliseconds since the epoch; None if nobody has said."""
+
+    preempted_node_to_ranks: Mapping[str, list[int]]
+    """Ray's id of each of these nodes → the ranks there."""
+
+    @property
+    def preempted_node_ids(self) -> list[str]:
+        """The ids of these nodes, sorted."""
+        return sorted(self.preempted_node_to_ranks)
+
+    @property
+    def preempted_ranks(self) -> list[int]:
+        """The ranks on these nodes, sorted."""
+        return sorted(rank for ranks in self.preempted_node_to_ranks.values() for rank in ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeavingNode:
+    """A node that is announced to be taken away."""
+
+    address: str
+    deadline_ms: int | None = None
+    """When it goes, in milliseconds since the epoch; None if nobody has said."""
+
+
+def earliest(deadlines_ms: list[int | None]) -> int | None:
+    """Return the earliest of the deadlines that are known."""
+    return min((each for each in deadlines_ms if each is not None), default=None)
