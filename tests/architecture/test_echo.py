@@ -18,7 +18,7 @@ _NAME_STREAMS = {
     **_PRINT,
     "view/cli/conformance.py": "has pytest print there",
     "view/cli/following.py": "gives it to the progress display",
-    "view/cli/run_text.py": "gives it to write_line",
+    "view/cli/logs.py": "gives it to write_line",
     "events/output.py": "flushes it",
     "view/progress/display.py": "gives it to write_line, and to the lines at the bottom",
     "output/worker_output.py": "gives it to write_line, and asks whether both are one place",

@@ -24,7 +24,7 @@ from tests.hosts.connections import words
 from polytrain import Result
 from polytrain.checkpoint.manifest import MANIFEST_NAME, parse_manifest
 from polytrain.testing.hosts import Host, hosts, join_ray, ray_on
-from polytrain.testing.hosts.ray_cluster import leave_ray
+from polytrain.testing.hosts.testbed import leave_ray
 from polytrain.testing.processes import eventually
 from polytrain.testing.rows import steps_that_count
 

@@ -10,7 +10,7 @@ import pytest
 from tests.hosts.connections import PORT, reaches, serving, talking
 
 from polytrain.testing.hosts import Host, HostsUnavailable, hosts, testbed
-from polytrain.testing.hosts.freezer import freezer_roots
+from polytrain.testing.hosts.namespaces import freezer_roots
 from polytrain.testing.processes import eventually
 
 Pair = tuple[Host, ...]

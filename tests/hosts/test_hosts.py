@@ -13,7 +13,7 @@ import pytest
 from tests.hosts.connections import reaches, serving
 
 from polytrain.testing.hosts import Host, HostsUnavailable, hosts
-from polytrain.testing.hosts.freezer import freezer_roots
+from polytrain.testing.hosts.namespaces import freezer_roots
 from polytrain.testing.processes import eventually, title
 
 _SCRIPT = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polytrain.events.output import Output
-from polytrain.output.streams import Style, has_colours, painted
+from polytrain.output.echo import Style, has_colours, painted
 from polytrain.output.worker_output import WorkerOutput
 
 NAMES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TERM")

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.output.test_call_queues import held
 
 from polytrain.output.call_queues import KEPT, CallQueues
-from polytrain.output.streams import write_text
+from polytrain.output.echo import write_text
 from polytrain.testing.processes import eventually
 
 

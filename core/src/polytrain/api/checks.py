@@ -67,7 +67,7 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
     backend: Backend | None = spec.backend
     problems = [*guard_problems(), *config_problems(spec.scaling_config, spec.run_config)]
     problems += run_config_problems(spec)
-    wrong_validation = tuple(validation_problems(spec))
+    wrong_validation = () if spec.validation_config is None else tuple(validation_problems(spec))
     if wrong_validation:
         problems += wrong_validation
         spec = replace(spec, validation_config=None)
@@ -215,7 +215,9 @@ def cluster_problems_now(spec: RunSpec) -> Iterable[Problem]:
         return refused
     around = available_clusters(spec)
     if choose_cluster(scaling, around).is_local:
-        return (*local_problems(scaling, around), *without_ray_problems(spec.validation_config))
+        problems = tuple(local_problems(scaling, around))
+        validation = spec.validation_config
+        return problems if validation is None else (*problems, *without_ray_problems(validation))
     problem = client_problem(ray_client_address())
     if problem is not None:
         return (problem,)

@@ -32,8 +32,6 @@ def validation_problems(spec: RunSpec) -> Iterator[Problem]:
     """Yield what is wrong with what a user passed as `validation_config`."""
     # It may be anything, whatever the annotation says.
     config: Any = spec.validation_config
-    if config is None:
-        return
     if not isinstance(config, ValidationConfig):
         yield wrong_type("validation_config", config, ValidationConfig)
         return
@@ -108,16 +106,15 @@ def inline_problems(config: ValidationConfig | None) -> Iterator[Problem]:
         )
 
 
-def without_ray_problems(config: ValidationConfig | None) -> Iterator[Problem]:
+def without_ray_problems(config: ValidationConfig) -> Iterator[Problem]:
     """Yield why the function can't be called without Ray: it names data in Ray's memory."""
-    if config is not None:
-        yield from reference_problems(
-            _FN,
-            config.fn,
-            process="a validation of this run",
-            remedy="Leave cluster='local' or num_workers=0 out to use Ray, or make the data in "
-            "the validation function",
-        )
+    yield from reference_problems(
+        _FN,
+        config.fn,
+        process="a validation of this run",
+        remedy="Leave cluster='local' or num_workers=0 out to use Ray, or make the data in "
+        "the validation function",
+    )
 
 
 def ray_problems(

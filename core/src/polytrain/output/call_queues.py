@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TextIO
 
-from polytrain.output.streams import write_text
+from polytrain.output.echo import write_text
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.streams import write_text
+from polytrain.output.echo import write_text
 
 _RECORD_SIZE = 1000
 

@@ -19,10 +19,9 @@ from typing import Literal, TextIO
 from polytrain.errors import Failure
 from polytrain.events.output import BarMoved, Output
 from polytrain.output.call_queues import CallQueues
-from polytrain.output.echo import rank_line, without_colours, write_line
+from polytrain.output.echo import are_one, has_colours, rank_line, without_colours, write_line
 from polytrain.output.line_layout import LineBuffer
 from polytrain.output.rank_log import RankLog
-from polytrain.output.streams import are_one, has_colours
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.retry import StorageHealth

@@ -46,7 +46,7 @@ class RankCopies:
 
     group: WorkerGroup
     attempt: int
-    world_size: int
+    sends: Sends
     holders: dict[int, int] = field(default_factory=dict)
     """Rank → rank whose agent stores its copy, where its own agent hasn't it."""
 
@@ -59,7 +59,6 @@ class RankCopies:
     _lost: set[int] = field(default_factory=set)
     """The ranks whose agents are lost, with the copies that these had."""
 
-    _sends: Sends = field(init=False)
     _is_unsent: bool = False
     """Whether a rank's copies can't be sent to another host."""
 
@@ -74,9 +73,6 @@ class RankCopies:
 
     _stored: dict[int, StateWritten] | None = None
     """Rank → its part of the state, of which copies are being stored; None if none are."""
-
-    def __post_init__(self) -> None:
-        self._sends = Sends(self.world_size)
 
     @property
     def are_stored(self) -> bool:
@@ -107,12 +103,12 @@ class RankCopies:
         Args:
             number: of their checkpoint.
         """
-        newest = newest_common(self._there, self.world_size)
+        newest = newest_common(self._there, self.sends.world_size)
         if newest is None:
             return False
         self._stored = {}
         call = StoreCopy(attempt=self.attempt, checkpoint=number, number=newest)
-        ranks = range(self.world_size)
+        ranks = range(self.sends.world_size)
         own = {rank for rank in ranks if newest in self._held.get(rank, ())}
         self.holders = {rank: self._lent[rank][newest] for rank in ranks if rank not in own}
         self.group.call(call, own if self.holders else None)
@@ -128,7 +124,7 @@ class RankCopies:
         """
         assert self._stored is not None
         self._stored[part.rank] = part
-        if len(self._stored) < self.world_size:
+        if len(self._stored) < self.sends.world_size:
             return None
         stored, self._stored = self._stored, None
         first = stored[0]
@@ -174,10 +170,10 @@ class RankCopies:
             self._is_unsent = True
             return
         self._lent.setdefault(sent.rank, {})[sent.number] = sent.holder
-        following = self._sends.sent(sent.rank, sent.number, sent.newest)
+        following = self.sends.sent(sent.rank, sent.number, sent.newest)
         if following is None:
             return
-        common = self._sends.common
+        common = self.sends.common
         for lent in self._lent.values():
             for number in set(lent) - {to_keep(lent, common)}:
                 del lent[number]
@@ -193,5 +189,5 @@ class RankCopies:
         self._are_over = refused.is_last
         drop = DropCopy(attempt=self.attempt, number=refused.number, is_last=self._are_over)
         # The rank that waits comes last: when it is asked, all have been.
-        self.group.call(drop, set(range(self.world_size)) - {refused.rank})
+        self.group.call(drop, set(range(self.sends.world_size)) - {refused.rank})
         self.group.call(drop, (refused.rank,))

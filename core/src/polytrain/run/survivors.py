@@ -23,6 +23,7 @@ from polytrain.events.attempt import (
     KeptRead,
     StateUnwritten,
 )
+from polytrain.policy.copies import Sends
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
 from polytrain.run.copies import RankCopies
@@ -132,7 +133,7 @@ class Survivors:
     copies: RankCopies = field(init=False)
 
     def __post_init__(self) -> None:
-        self.copies = RankCopies(self.group, attempt=-1, world_size=0)
+        self.copies = RankCopies(self.group, attempt=-1, sends=Sends(0))
 
     @property
     def is_alone(self) -> bool:
@@ -156,7 +157,7 @@ class Survivors:
         self._sacrificed = None
         for known in (self._keepers, self._unkept, self._kept, self._left, self._refused):
             known.clear()
-        self.copies = RankCopies(self.group, attempt=attempt, world_size=world_size)
+        self.copies = RankCopies(self.group, attempt=attempt, sends=Sends(world_size))
 
     def ask(self, state: State, *, number: int) -> bool:
         """Ask the survivors, and kill them later; return whether there is anybody to ask.

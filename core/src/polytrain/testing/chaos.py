@@ -14,7 +14,7 @@ import pytest
 from polytrain.testing.chaos_cases import BY_NAME, UNTOUCHED, Case, at_random, in_sequence
 from polytrain.testing.chaos_runner import CaseResult, ChaosRun, Subject, Work, judged
 from polytrain.testing.contract import kit_table
-from polytrain.testing.leftovers import mark_processes
+from polytrain.testing.processes import mark_processes
 from polytrain_plugins import Backend
 
 MIN_STEPS = 6

@@ -31,7 +31,7 @@ import ray
 from polytrain.testing.chaos import ChaosTier
 from polytrain.testing.chaos_cases import CASES, UNTOUCHED, Case, at_random
 from polytrain.testing.chaos_runner import CaseResult, ChaosRun, Subject, Work, judged
-from polytrain.testing.leftovers import mark_processes
+from polytrain.testing.processes import mark_processes
 
 _WORKS: tuple[Work, ...] = ("model", "rows")
 

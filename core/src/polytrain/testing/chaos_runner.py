@@ -33,7 +33,7 @@ from polytrain.record.entries import AttemptEnded, CheckpointCommitted
 from polytrain.record.history import JOURNAL, entries
 from polytrain.testing.chaos_cases import Case
 from polytrain.testing.injection import FaultClock, FaultPlan, InjectedFault, WithFaults
-from polytrain.testing.leftovers import leftovers
+from polytrain.testing.processes import leftovers
 from polytrain.testing.rows import use_rows, wrong_rows
 from polytrain.workers.available_clusters import ray_is_initialized
 from polytrain_plugins import Backend, CheckpointKind

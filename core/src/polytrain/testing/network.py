@@ -37,8 +37,7 @@ from polytrain.testing.chaos_runner import (
 )
 from polytrain.testing.faults import Fault
 from polytrain.testing.hosts import Host, hosts, ray_on, why_no_hosts
-from polytrain.testing.leftovers import mark_processes
-from polytrain.testing.processes import eventually
+from polytrain.testing.processes import eventually, mark_processes
 
 _CUT_S = 3.0
 

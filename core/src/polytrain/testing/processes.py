@@ -1,12 +1,19 @@
-"""Helpers that look at processes from outside, and wait for conditions."""
+"""Looks at processes from outside, waits for conditions, and finds what runs have left behind."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+from polytrain.checkpoint.manifest import MANIFEST_NAME
+from polytrain.checkpoint.staging import STAGING
+from polytrain.workers.available_clusters import ray_is_initialized
+from polytrain.workers.processes.cache import kept_processes
 
 
 def title(process: psutil.Process) -> str:
@@ -33,3 +40,75 @@ def eventually(condition: Callable[[], Any], seconds: float = 30) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+_MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
+"""A variable that all processes of this test session inherit; other processes are ignored."""
+
+
+def mark_processes() -> None:
+    """Mark the processes that this process starts from now on."""
+    os.environ[_MARK] = str(os.getpid())
+
+
+def our_processes() -> list[psutil.Process]:
+    """Live zygotes, worker processes and agents of all runs of this session."""
+    forked = [p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in title(p)]
+    # Ray overwrites the environment with its titles, so agents are found by their ancestry.
+    below = psutil.Process().children(recursive=True)
+    agents = [process for process in below if "ray::RayHost" in title(process)]
+    return forked + agents
+
+
+def _left_processes() -> list[psutil.Process]:
+    # Zygotes are kept for the next run on purpose.
+    kept = kept_processes()
+    return [process for process in our_processes() if process.pid not in kept]
+
+
+def leftovers(run: Path) -> list[str]:
+    """What a run that has ended has left behind; should be empty.
+
+    Args:
+        run: its directory.
+    """
+    # The kernel and Ray end processes with a delay.
+    eventually(lambda: not _left_processes(), seconds=10)
+    left = [f"the process {process}" for process in _left_processes()]
+    if ray_is_initialized():
+        left += _left_on_ray()
+    if (run / STAGING).exists():
+        left.append(f"{run / STAGING}")
+    checkpoints = (path for path in run.glob("checkpoints/*") if path.is_dir())
+    left += [str(path) for path in checkpoints if not (path / MANIFEST_NAME).exists()]
+    return left
+
+
+def _left_on_ray() -> list[str]:
+    import ray
+
+    from polytrain.ray_api.state import free_nodes, is_reachable, living_nodes
+
+    groups = ray.util.placement_group_table().values()
+    left = [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]
+
+    # Ray counts resources with a delay, too, and those of a node that is gone for a minute.
+    def taken() -> list[str]:
+        free = {node: each.get("CPU", 0) for node, each in free_nodes().items()}
+        totals = {node: each.get("CPU", 0) for node, each in living_nodes().items()}
+        return [
+            f"{free.get(node, 0)} of {total} CPUs of the node {node} are free"
+            for node, total in totals.items()
+            if free.get(node, 0) != total and is_reachable(node)
+        ]
+
+    if not eventually(lambda: not taken(), seconds=10):
+        left += taken()
+    return left
+
+
+def _is_marked(process: psutil.Process) -> bool:
+    try:
+        return bool(process.environ().get(_MARK) == str(os.getpid()))
+    except psutil.Error:
+        return False

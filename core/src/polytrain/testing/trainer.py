@@ -23,8 +23,8 @@ from polytrain.testing.contract import ROWS, kit_table
 from polytrain.testing.faults import Fault
 from polytrain.testing.functions import STEPS, LoadsModel, count_steps, validate_step
 from polytrain.testing.injection import FaultPlan, WithFaults
-from polytrain.testing.leftovers import leftovers, mark_processes, our_processes
 from polytrain.testing.local_world import run_world
+from polytrain.testing.processes import leftovers, mark_processes, our_processes
 from polytrain_plugins import Backend, CheckpointKind, Report, hookimpl
 
 _HANG_TIMEOUT_S = 60.0

@@ -10,9 +10,8 @@ Tests skip with `why_no_hosts()` where that isn't possible: it takes Linux and r
 
 from __future__ import annotations
 
-from polytrain.testing.hosts.available import HostsUnavailable, why_no_hosts
 from polytrain.testing.hosts.host import Host
-from polytrain.testing.hosts.ray_cluster import join_ray, ray_on
-from polytrain.testing.hosts.testbed import hosts
+from polytrain.testing.hosts.namespaces import HostsUnavailable, why_no_hosts
+from polytrain.testing.hosts.testbed import hosts, join_ray, ray_on
 
 __all__ = ["Host", "HostsUnavailable", "hosts", "join_ray", "ray_on", "why_no_hosts"]

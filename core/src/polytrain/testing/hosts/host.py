@@ -16,9 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from polytrain.testing.hosts.available import HostsUnavailable
-from polytrain.testing.hosts.freezer import Freezer
-from polytrain.testing.hosts.mounts import DISK, DISK_MB
+from polytrain.testing.hosts.namespaces import DISK, DISK_MB, Freezer, HostsUnavailable
 from polytrain.testing.hosts.switch import Switch, address_of
 from polytrain.testing.processes import eventually
 

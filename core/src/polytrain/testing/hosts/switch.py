@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from polytrain.testing.hosts import keeper
-from polytrain.testing.hosts.available import HostsUnavailable
+from polytrain.testing.hosts.namespaces import HostsUnavailable
 
 _GATEWAY = "10.77.0.254"
 _FIRST_PACKET = "match ip protocol 6 0xff match u8 0x02 0x12 at 33"

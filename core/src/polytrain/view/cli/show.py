@@ -7,8 +7,7 @@ import threading
 
 import click
 
-from polytrain.output.echo import echo
-from polytrain.output.streams import Style
+from polytrain.output.echo import Style, echo
 from polytrain.record.state import RunState
 from polytrain.view.cli.found import (
     FoundRun,

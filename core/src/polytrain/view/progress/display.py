@@ -16,9 +16,8 @@ from importlib import import_module
 from typing import Any, Literal, TextIO, TypeVar
 
 from polytrain.output.call_queues import CallQueue, CallQueues
-from polytrain.output.echo import write_line
+from polytrain.output.echo import Style, has_colours, is_notebook, painted, write_line
 from polytrain.output.line_layout import printable
-from polytrain.output.streams import Style, has_colours, is_notebook, painted
 from polytrain.output.worker_output import LiveBars
 from polytrain.record.entries import Entry, MetricsReported
 from polytrain.record.journal import Take

@@ -11,9 +11,8 @@ from typing import Any
 
 from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.errors import Failure, next_command
-from polytrain.output.echo import without_colours
+from polytrain.output.echo import Style, painted, without_colours
 from polytrain.output.line_layout import Segment, columns, cut, fitted, printable
-from polytrain.output.streams import Style, painted
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
 from polytrain.text.described import numbered

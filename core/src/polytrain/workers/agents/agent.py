@@ -143,7 +143,10 @@ class Agent:
         self._sent = SentCopies(self.emit)
         self._room = room
         self._kept_copies: KeptCopies | None = None
-        """Copies of ranks on another host; None until this agent is ready."""
+        """Copies of ranks on another host; None until one arrives."""
+
+        self._launched = -1
+        """The newest attempt that was launched."""
 
         self._newest_part = 0
         """The highest number of a checkpoint whose part was staged here."""
@@ -157,7 +160,6 @@ class Agent:
             self._versions_unlike(),
         )
         self._scratch = Scratch.hold(self._spec.token)
-        self._kept_copies = KeptCopies(self._scratch.path, self._room)
         return replace(
             self._place, unusable=self._place.unusable or unusable, other_versions=others
         )
@@ -173,7 +175,9 @@ class Agent:
             OSError: there is no room for it.
             ValueError: it isn't of this attempt.
         """
-        assert self._kept_copies is not None
+        assert self._scratch is not None
+        if self._kept_copies is None:
+            self._kept_copies = KeptCopies(self._scratch.path, self._room, self._launched)
         await asyncio.to_thread(self._kept_copies.take, sent)
 
     async def events(self) -> AsyncIterator[list[AgentEvent]]:
@@ -471,9 +475,10 @@ class Agent:
     async def _delete_copies(self, *, before: int) -> None:
         """Delete the copies of attempts before one: it needs the room."""
         assert self._scratch is not None
-        assert self._kept_copies is not None
         await self._sent.launched(before, self._rank, self._scratch.path)
-        await asyncio.to_thread(self._kept_copies.launched, before)
+        self._launched = max(before, self._launched)
+        if self._kept_copies is not None:
+            await asyncio.to_thread(self._kept_copies.launched, before)
 
     def _forget_kept(self) -> None:
         if self._last is not None and self._last.kept is not None:
@@ -565,8 +570,8 @@ class Agent:
 
     def _store_kept_copy(self, call: StoreCopy, rank: int) -> None:
         """Store the copy of a rank that is lost with its agent."""
-        assert self._kept_copies is not None
-        found = self._kept_copies.copy(call.attempt, rank, call.number)
+        kept = self._kept_copies
+        found = None if kept is None else kept.copy(call.attempt, rank, call.number)
         if found is None:
             why = f"{self._place.host} has no copy of step {call.number}"
             self._unwritten(call.attempt, why, is_copy=True, rank=rank)

@@ -73,28 +73,30 @@ class KeptCopies:
     room: Room
     """Shared by the agents of the host."""
 
+    attempt: int = -1
+    """The newest one: copies of others are refused."""
+
     _whole: dict[tuple[int, int], tuple[Copy, Hashes]] = field(default_factory=dict)
     """Rank and number of a copy → the copy, and its files' hashes."""
 
     _begun: dict[int, StagedPart] = field(default_factory=dict)
     """Rank → the copy that arrives."""
 
-    _attempt: int = -1
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def launched(self, attempt: int) -> None:
         """Delete the copies of earlier attempts."""
         with self._lock:
-            if attempt <= self._attempt:
+            if attempt <= self.attempt:
                 return
             for copy, _ in self._whole.values():
                 copy.delete()
-                self.room.release(self._attempt, copy.part.rank)
+                self.room.release(self.attempt, copy.part.rank)
             for part in self._begun.values():
                 self._abandon(part)
             self._whole.clear()
             self._begun.clear()
-            self._attempt = attempt
+            self.attempt = attempt
 
     def take(self, sent: Piece | Whole) -> None:
         """Keep what a neighbour has sent.
@@ -105,7 +107,7 @@ class KeptCopies:
         """
         part = sent.part if isinstance(sent, Piece) else sent.copy.part
         with self._lock:
-            if part.attempt_id.attempt != self._attempt:
+            if part.attempt_id.attempt != self.attempt:
                 raise ValueError("its agent is in another attempt")
             if isinstance(sent, Whole):
                 copy = replace(sent.copy, part=replace(part, staged=self._place(part)))
@@ -122,7 +124,7 @@ class KeptCopies:
 
     def copy(self, attempt: int, rank: int, number: int) -> tuple[Copy, Hashes] | None:
         """Return a whole copy and its files' hashes; None if it isn't there."""
-        return self._whole.get((rank, number)) if attempt == self._attempt else None
+        return self._whole.get((rank, number)) if attempt == self.attempt else None
 
     def _begin(self, sent: Piece) -> None:
         """Make room for a copy: only one whole one of the rank stays."""

@@ -68,8 +68,13 @@ from polytrain.workers.processes.forked import (
     spawn,
     watched,
 )
-from polytrain.workers.processes.preload import CodeFiles, PreloadRequest, preload
-from polytrain.workers.processes.preloaded import Answer, Preloaded
+from polytrain.workers.processes.preload import (
+    Answer,
+    CodeFiles,
+    Preloaded,
+    PreloadRequest,
+    preload,
+)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,91 @@
+"""`polytrain logs`: what the ranks of a run have printed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+
+from polytrain.output.echo import echo, has_colours, rank_line, write_line
+from polytrain.record.state import RunState
+from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
+
+LOGS = "logs"
+"""Directory in the run's storage."""
+
+_LOOK_EVERY_S = 0.5
+
+
+@click.command("logs")
+@run_argument
+@click.option(
+    "--rank", type=WholeNumber(min=0), metavar="N", help="Only this rank's; all of them by default."
+)
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
+def command(run: str, rank: int | None, follow: bool) -> None:
+    """Print what the ranks of RUN have printed, one rank after another."""
+    found = named_run(run)
+    seen = {path: 0 for path in _paths(found, rank)}
+    is_coloured = has_colours(sys.stdout)
+    while True:
+        is_running = follow and found.state is RunState.RUNNING
+        for path in _paths(found, rank):
+            written = found.location.open().read(path)
+            prefix = "" if rank is not None else f"({_label(path)}) "
+            # A line that isn't finished yet is printed with its rest.
+            end = written.rfind(b"\n") + 1 if is_running else len(written)
+            for line in _lines(written[seen.get(path, 0) : end]):
+                shown = rank_line(prefix, line, sys.stdout, is_coloured=is_coloured)
+                write_line(shown, sys.stdout)
+            seen[path] = end
+        if not is_running:
+            if not any(seen.values()):
+                who = "The ranks have" if rank is None else f"Rank {rank} has"
+                echo(f"{who} printed nothing.", err=True)
+            return
+        time.sleep(_LOOK_EVERY_S)
+        found = named_run(run)
+
+
+def log_of(rank: int) -> str:
+    """Return the path of a rank's log in the run's storage."""
+    return f"{LOGS}/rank_{rank}.log"
+
+
+def _paths(run: FoundRun, rank: int | None) -> list[str]:
+    try:
+        there = sorted(_logs(run))
+    except OSError as error:
+        raise Unreadable(run.location, error) from error
+    if rank is None:
+        return there
+    wanted = log_of(rank)
+    if wanted in there:
+        return [wanted]
+    # A rank that has printed nothing has no log, and a run that is starting no ranks.
+    ranks = run.history.world_size
+    if not ranks or rank < ranks:
+        return []
+    raise click.ClickException(
+        f"--rank: the run has no rank {rank}. It has {ranks}, counted from 0"
+    )
+
+
+def _lines(written: bytes) -> list[str]:
+    """The lines of a log, as a terminal would have shown them: of a progress bar the last state."""
+    from polytrain.output.line_layout import LineBuffer
+
+    buffer = LineBuffer()
+    lines = buffer.feed(written.decode(errors="replace"))
+    rest = buffer.take_rest()
+    return [*lines, rest] if rest else lines
+
+
+def _logs(run: FoundRun) -> Iterator[str]:
+    return (path for path in run.location.open().list(LOGS) if path.endswith(".log"))
+
+
+def _label(path: str) -> str:
+    return path.rpartition("/")[2].removesuffix(".log").replace("_", " ")
