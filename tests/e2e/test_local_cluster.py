@@ -100,7 +100,7 @@ def test_a_worker_that_cannot_be_prepared_ends_the_run(
     file = tmp_path / "file"
     file.write_text("")
     monkeypatch.setattr("tempfile.tempdir", str(file))
-    with pytest.raises(TrainingFailedError, match=r"agents don't stay: NotADirectoryError"):
+    with pytest.raises(TrainingFailedError, match=r"the last: NotADirectoryError"):
         make_trainer(
             "reference",
             report_size,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import pickle
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,21 @@ def is_library(file: str) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's text; "" if its class raises an error instead of it."""
+    """An exception's text; "" if its class raises an error instead of it.
+
+    Several texts are joined: an exception without a text of its own shows them as a tuple.
+    """
     try:
-        return str(error)
+        text = str(error)
+        if len(error.args) > 1 and text == str(error.args) and _are_texts(error.args):
+            return ". ".join(each.rstrip(". ") for each in error.args)
+        return text
     except Exception:  # the class is a user's
         return ""
+
+
+def _are_texts(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def one_line(error: BaseException) -> str:

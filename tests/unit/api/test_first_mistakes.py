@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,10 @@ from polytrain import (
     InvalidJobError,
     Result,
     RunConfig,
+    ScalingConfig,
     Trainer,
+    TrainingFailedError,
+    get_dataset_shard,
     make_trainer,
 )
 from polytrain.api.run_handle import RunHandle, Watcher
@@ -58,6 +63,15 @@ def make(backend: Any = "reference", function: Any = train, **arguments: Any) ->
         ({"config": {"lr": 1}}, "no such option. Pass train_loop_config=…"),
         ({"data": FRAME}, "no such option. Pass datasets=…"),
         ({"epochs": 3}, "For the training function, pass train_loop_config={'epochs': …}. It has"),
+        (
+            {"backend": "torch", "params": {"lr": 1}},
+            "no such option. For the training function, pass train_loop_config={'params': …}",
+        ),
+        (
+            {"backend": "torch", "proces_group": "gloo"},
+            "no such option. Did you mean 'process_group'?",
+        ),
+        ({"resume_from_checkpoint": "/c"}, "no such option. Pass restore_from=…"),
         ({"scaling_config": {"num_workers": 4}}, "Pass a ScalingConfig: ScalingConfig(num_worke"),
         (
             {"run_config": RunConfig(storage_path="s4://bucket/runs")},
@@ -170,3 +184,23 @@ def test_a_run_that_has_not_ended_in_time_is_named() -> None:
             running.result(0.01)
     finally:
         ended.set()
+
+
+@pytest.mark.parametrize(
+    ("datasets", "remedy"),
+    [
+        ({}, "The trainer has none: pass it datasets={'valid': …}."),
+        ({"train": FRAME}, "There are: 'train'."),
+    ],
+)
+def test_a_data_set_that_was_not_passed_is_named_with_those_that_were(
+    datasets: dict[str, Any], remedy: str, tmp_path: Path
+) -> None:
+    trainer = make(
+        function=lambda config: get_dataset_shard("valid"),
+        datasets=datasets,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, progress=False),
+    )
+    with pytest.raises(TrainingFailedError, match=re.escape(f"named 'valid'. {remedy}")):
+        trainer.fit()

@@ -81,3 +81,15 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
     for read in (Result.from_path, load):
         with pytest.raises(RunNotFoundError, match="Pass the run's own directory"):
             read(file)
+
+
+def test_a_name_alone_is_looked_up_in_the_usual_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = tmp_path / "polytrain_results" / "quickstart"
+    run.mkdir(parents=True)
+    (run / "journal.jsonl").write_text("{}")
+    for read in (Result.from_path, load):
+        with pytest.raises(RunNotFoundError, match=rf"Did you mean {run}\?"):
+            read("quickstart")

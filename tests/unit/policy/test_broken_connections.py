@@ -353,3 +353,11 @@ def test_the_driver_hears_which_kind_it_is() -> None:
     assert sent(ValueError(), connection_lost=False).kind is FailureKind.USER_ERROR
     assert sent(ValueError(), connection_lost=True).kind is FailureKind.CONNECTION_LOST
     assert sent(MemoryError(), connection_lost=False).kind is FailureKind.OUT_OF_MEMORY
+
+
+def test_an_exception_of_several_texts_is_shown_as_sentences() -> None:
+    assert one_line(ValueError("'x' is text.", "In column a")) == (
+        "ValueError: 'x' is text. In column a"
+    )
+    assert one_line(ValueError("a", 1)) == "ValueError: ('a', 1)"
+    assert one_line(OSError(2, "No such file")) == "FileNotFoundError: [Errno 2] No such file"

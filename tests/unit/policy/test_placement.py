@@ -32,7 +32,9 @@ def test_agents_that_never_stay_are_not_requested_for_ever(num_workers: int, las
     assert not placement.may_request(last + 1)
     assert placement.why_loss_is_final(FailureKind.AGENT_LOST, "it died", last) is None
     reason = placement.why_loss_is_final(FailureKind.AGENT_LOST, "it died", last + 1)
-    assert reason == "agents don't stay: it died"
+    assert reason == (
+        f"{last + 1} agents in a row were lost before a worker could use them, the last: it died"
+    )
 
 
 def test_what_cannot_be_set_up_is_not_tried_again() -> None:

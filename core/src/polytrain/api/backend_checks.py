@@ -36,7 +36,7 @@ from polytrain_plugins import (
     backend_names,
     load_backend,
 )
-from polytrain_plugins.close_names import did_you_mean
+from polytrain_plugins.close_names import ALMOST_THE_SAME, SIMILAR, did_you_mean
 from polytrain_plugins.installed import install_command
 from polytrain_plugins.type_names import quoted
 
@@ -65,7 +65,9 @@ def unknown_options(
     for name in [name for name in options if name not in known]:
         call = _call_with(name)
         if call is None:
-            call = did_you_mean(name, [*known, *others])
+            # A setting of the training function may have any name.
+            similar = ALMOST_THE_SAME if has_function else SIMILAR
+            call = did_you_mean(name, [*known, *others], cutoff=similar)
             if has_function and not call:
                 call = f"For the training function, pass train_loop_config={{{name!r}: …}}. "
             elif not call and (other := _backend_with(name)) is not None:
@@ -84,7 +86,12 @@ _CALLS: Mapping[str, type[Config]] = {
 }
 """How a field of a configuration is passed."""
 
-_NAMES_ELSEWHERE = {"config": "train_loop_config", "data": "datasets", "dataset": "datasets"}
+_NAMES_ELSEWHERE = {
+    "config": "train_loop_config",
+    "data": "datasets",
+    "dataset": "datasets",
+    "resume_from_checkpoint": "restore_from",
+}
 """What an option is called in other libraries → its name here."""
 
 

@@ -49,7 +49,7 @@ from polytrain.policy.scaling import (
     new_ray_problems,
 )
 from polytrain.record.history import JOURNAL
-from polytrain.storage.location import Location, storage_problems
+from polytrain.storage.location import DEFAULT_STORAGE, Location, storage_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.ray.connection import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Demand, Job, Problem
@@ -283,7 +283,7 @@ def location_of(spec: RunSpec) -> Location:
     """The run's location; it gets a new name if it has none."""
     config = spec.run_config
     runs = Location.of(
-        config.storage_path or "~/polytrain_results",
+        config.storage_path or DEFAULT_STORAGE,
         config.storage_filesystem,
         retry_s=config.storage_timeout_s,
     )

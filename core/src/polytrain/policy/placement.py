@@ -251,7 +251,11 @@ class PlacementPolicy:
         """
         if kind is FailureKind.STARTUP:
             return reason
-        return None if self.may_request(losses) else f"agents don't stay: {reason}"
+        if self.may_request(losses):
+            return None
+        return (
+            f"{losses} agents in a row were lost before a worker could use them, the last: {reason}"
+        )
 
     def why_hopeless(
         self, outlook: Outlook, *, up_on: Sequence[str], coming: int, living: Nodes, free: Nodes

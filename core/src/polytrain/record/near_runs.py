@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from polytrain.record.history import JOURNAL
-from polytrain.storage.location import Location
+from polytrain.storage.location import DEFAULT_STORAGE, Location
 from polytrain.text.described import first_few
 from polytrain_plugins.close_names import close_to
 
@@ -64,6 +64,9 @@ def no_run_text(location: Location) -> str:
     inside = [location.below(name).address for name in names_inside(location)]
     if inside:
         return f"{text}It is a storage. Pass one of its runs: {listed(inside)}."
+    usual = Location.of(DEFAULT_STORAGE)
+    if location.name in names_inside(usual):
+        return f"{text}Did you mean {usual.below(location.name).address}?"
     near = names_near(location)
     if near:
         return f"{text}Did you mean {location.parent.below(near[0]).address}?"

@@ -21,6 +21,9 @@ from polytrain.text.secret_names import ADDRESS, holds_credentials, without_cred
 from polytrain_plugins import Problem
 from polytrain_plugins.type_names import a_type, quoted
 
+DEFAULT_STORAGE = "~/polytrain_results"
+"""Where runs are stored for which no other place is given."""
+
 RETRY_S = 600.0
 """Seconds for which failing calls are retried by default."""
 

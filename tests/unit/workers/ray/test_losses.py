@@ -36,3 +36,11 @@ def test_an_actor_whose_raylet_is_gone_too_is_lost_with_its_node(
     kind, reason = losses.why_gone(error, PLACE, {})
     assert kind is (FailureKind.AGENT_LOST if node_is_up else FailureKind.NODE_LOST)
     assert ("10.0.0.3 is gone" in reason) != node_is_up
+
+
+def test_an_actor_that_died_while_it_started_leads_to_rays_logs() -> None:
+    """No other place has its output: it hasn't arrived."""
+    kind, reason = losses.why_gone(ActorDiedError(), None, {})
+    assert kind is FailureKind.AGENT_LOST
+    assert reason.startswith("its agent died while it started (")
+    assert reason.endswith("/tmp/ray/session_latest/logs")

@@ -60,6 +60,9 @@ def why_gone(
     detail = _detail(str(error))
     if isinstance(error, OutOfMemoryError):
         return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"
+    if place is None:
+        where = "Ray's logs say why, on the nodes in /tmp/ray/session_latest/logs"
+        return FailureKind.AGENT_LOST, f"its agent died while it started ({detail}). {where}"
     return FailureKind.AGENT_LOST, f"its agent has died ({detail})"
 
 

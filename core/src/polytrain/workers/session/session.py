@@ -302,9 +302,13 @@ class WorkerSession:
     def shard(self, name: str) -> Any:
         """Return this rank's shard, as the engine adapts it."""
         if name not in self._shards:
-            known = ", ".join(map(repr, self._shards)) or "none were passed to make_trainer"
-            meant = did_you_mean(name, self._shards)
-            raise KeyError(f"No data set is named {name!r}. {meant}There are: {known}.")
+            known = ", ".join(map(repr, self._shards))
+            remedy = (
+                f"{did_you_mean(name, self._shards)}There are: {known}."
+                if known
+                else f"The trainer has none: pass it datasets={{{name!r}: …}}."
+            )
+            raise KeyError(f"No data set is named {name!r}. {remedy}")
         return self._engine.adapt(self._shards[name])
 
     def gather_over_ranks(self, piece: bytes, *, call: str) -> list[bytes]:
