@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from polytrain_plugins import virtual_workers_of
 from polytrain_torch.collectives.shared_sums import SharedSums, size_for
 from polytrain_torch.collectives.tree_sums import (
-    Node,
     Tree,
     add_subtrees,
     all_subtrees,
+    leaf,
     subtrees,
 )
 
@@ -32,10 +33,10 @@ def values(leaves: int, length: int = 64) -> list[torch.Tensor]:
 
 
 def by_halves(parts: list[torch.Tensor]) -> torch.Tensor:
-    """The definition: neighbours are added until one is left."""
+    """The definition: from the end, neighbours are added until one is left."""
     while len(parts) > 1:
-        pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
-        parts = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
+        pairs = [parts[max(at - 2, 0) : at] for at in range(len(parts), 0, -2)]
+        parts = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in reversed(pairs)]
     return parts[0]
 
 
@@ -43,9 +44,9 @@ def local_sums(leaves: int, world_size: int, rank: int) -> tuple[list[torch.Tens
     """A rank's sums, and how many tensors it held at once."""
     tree: Tree[torch.Tensor] = Tree(leaves, torch.Tensor.add_)
     all_values, most = values(leaves), 0
-    for leaf in reversed(virtual_workers_of(leaves, world_size, rank)):
+    for number in reversed(virtual_workers_of(leaves, world_size, rank)):
         most = max(most, len(tree.held) + 1)
-        tree.take(Node(0, leaf), all_values[leaf])
+        tree.take(leaf(leaves, number), all_values[number])
     return tree.taken(), most
 
 
@@ -62,13 +63,24 @@ def test_a_rank_holds_logarithmically_many_tensors(world_size: int, most: int) -
     assert local_sums(16, world_size, 0)[1] == most
 
 
+@pytest.mark.parametrize("leaves", range(1, 25))
+def test_a_rank_holds_at_most_the_logarithm_more_at_any_number_of_ranks(leaves: int) -> None:
+    worlds = [(size, rank) for size in range(1, leaves + 1) for rank in range(size)]
+    assert max(local_sums(leaves, *world)[1] for world in worlds) <= 1 + math.log2(leaves)
+
+
+def test_one_rank_holds_at_most_the_logarithm_more_of_any_number() -> None:
+    assert all(local_sums(leaves, 1, 0)[1] <= 1 + math.log2(leaves) for leaves in range(1, 130))
+
+
 @pytest.mark.parametrize(("leaves", "world_size"), [(8, 1), (8, 2), (8, 4), (8, 8), (6, 3)])
 def test_equal_ranks_send_as_much_as_in_a_ring(leaves: int, world_size: int) -> None:
     assert len(all_subtrees(leaves, world_size)) == world_size
 
 
 def test_the_subtrees_of_a_rank_cover_its_virtual_workers() -> None:
-    assert [tuple(node) for node in subtrees(8, 3, 1)] == [(0, 4), (1, 1)]
+    # Of 0 to 7 it has 2 to 4: 4 is number 3 from the end, and 2 and 3 are pair number 2.
+    assert [tuple(node) for node in subtrees(8, 3, 1)] == [(0, 3), (1, 2)]
 
 
 @settings(deadline=None, max_examples=15)

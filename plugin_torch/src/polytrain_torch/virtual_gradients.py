@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.collectives.tree_sums import Node, Tree
+from polytrain_torch.collectives.tree_sums import Node, Tree, leaf
 from polytrain_torch.private import is_unwritten, mark_unwritten
 
 Each = Sequence[torch.Tensor | None]
@@ -193,7 +193,7 @@ class _Bucket:
             virtual_worker: the virtual worker.
             seen: addresses of the gradients that were taken before; gets those of these.
         """
-        self._tree.take(Node(0, virtual_worker), _apart(self._dense(), seen))
+        self._tree.take(leaf(self._count, virtual_worker), _apart(self._dense(), seen))
 
     def early_sums(self, virtual_worker: int) -> list[Vector] | None:
         """Return the sums of this rank's subtrees, and leave all gradients as they are.
@@ -208,13 +208,13 @@ class _Bucket:
         with torch.no_grad():
             for node, held in self._tree.held:
                 tree.take(node, join(self._vector(held, ())))
-            tree.take(Node(0, virtual_worker), join(self._vector(gradients, ())))
+            tree.take(leaf(self._count, virtual_worker), join(self._vector(gradients, ())))
         return [[each] for each in tree.taken()]
 
     def compare(self, virtual_worker: int) -> bool:
         """Take the gradients whose sum has begun; return whether they have changed since."""
         late = self._dense()
-        self._late = Node(0, virtual_worker), late
+        self._late = leaf(self._count, virtual_worker), late
         early, self._early = self._early, ()
         return any(
             mine is not its or mine is None or not is_unwritten(mine)

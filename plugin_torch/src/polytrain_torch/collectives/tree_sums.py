@@ -2,10 +2,12 @@
 
 Floating-point addition isn't associative: the order of additions decides the last bits of a sum. So
 the sum over C virtual workers is always the same tree. A node of level k has 2^k consecutive
-virtual workers, fewer at the end of the line, and is the sum of its two halves. A rank adds what it
-has of the tree (`Tree`); the largest subtrees that lie within one rank each are left over, and
-`summed` adds those of all ranks: an all-to-all of pieces, the rest of the tree for each piece, and
-an all-gather. With one subtree a rank these send the bytes of a ring.
+virtual workers, fewer at the beginning of the line, and is the sum of its two halves. A rank adds
+what it has of the tree (`Tree`) from its last virtual worker to its first: counted from the end, a
+rank that has all of them holds at most log2(C) values beside the one that it adds. The largest
+subtrees that lie within one rank each are left over, and `summed` adds those of all ranks: an
+all-to-all of pieces, the rest of the tree for each piece, and an all-gather. With one subtree a
+rank these send the bytes of a ring.
 """
 
 from __future__ import annotations
@@ -23,17 +25,19 @@ AnyValue = TypeVar("AnyValue")
 
 
 class Node(NamedTuple):
-    """A subtree: the virtual workers from `number << level` on, `1 << level` of them."""
+    """A subtree of `1 << level` virtual workers: from the end, those from `number << level` on."""
 
     level: int
     number: int
 
 
-class Tree(Generic[AnyValue]):
-    """A sum under way, of values that come from the last virtual worker to the first.
+def leaf(leaves: int, virtual_worker: int) -> Node:
+    """Return the node of one of `leaves` virtual workers."""
+    return Node(0, leaves - 1 - virtual_worker)
 
-    It holds at most as many values as the tree has levels.
-    """
+
+class Tree(Generic[AnyValue]):
+    """A sum under way, of values that come from the last virtual worker to the first."""
 
     def __init__(self, leaves: int, add: Callable[[AnyValue, AnyValue], AnyValue]) -> None:
         """
@@ -55,12 +59,13 @@ class Tree(Generic[AnyValue]):
     def take(self, node: Node, value: AnyValue) -> None:
         """Add the subtree to the left of all that came so far."""
         level, number = node
-        while (1 << level) < self._leaves and number % 2 == 0:
-            neighbour = Node(level, number + 1)
-            if neighbour.number << level < self._leaves:
-                if not self.held or self.held[-1][0] != neighbour:
+        while (1 << level) < self._leaves:
+            if number % 2:
+                if not self.held or self.held[-1][0] != Node(level, number - 1):
                     break
                 value = self._add(value, self.held.pop()[1])
+            elif (number + 1) << level < self._leaves:
+                break
             level, number = level + 1, number // 2
         self.held.append((Node(level, number), value))
 
@@ -69,8 +74,8 @@ class Tree(Generic[AnyValue]):
 def subtrees(leaves: int, world_size: int, rank: int) -> tuple[Node, ...]:
     """Return the largest subtrees that lie within a rank, from the last to the first."""
     tree: Tree[Any] = Tree(leaves, lambda left, _: left)
-    for leaf in reversed(virtual_workers_of(leaves, world_size, rank)):
-        tree.take(Node(0, leaf), None)
+    for virtual_worker in reversed(virtual_workers_of(leaves, world_size, rank)):
+        tree.take(leaf(leaves, virtual_worker), None)
     return tuple(node for node, _ in tree.held)
 
 
