@@ -136,8 +136,10 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
             own_end(*args, **options)
             steps.after_end()
             control = trainer.control
-            control.should_training_stop = any_rank_stops(control.should_training_stop)
-            control.should_epoch_stop = any_rank_stops(control.should_epoch_stop)
+            # Nearly every step needs one vote only.
+            if any_rank_stops(control.should_training_stop or control.should_epoch_stop):
+                control.should_training_stop = any_rank_stops(control.should_training_stop)
+                control.should_epoch_stop = any_rank_stops(control.should_epoch_stop)
 
         return end_step
 
