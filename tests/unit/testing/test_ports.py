@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polytrain.testing.hosts.switch import blocks_of
+from polytrain.testing.hosts.namespaces import blocks_of
 
 
 @pytest.mark.parametrize("ports", [range(1, 65_536), range(20_000, 65_536), range(0, 65_536)])

@@ -12,7 +12,7 @@ from polytrain.record.state import RunState
 from polytrain.record.timeline import Span
 from polytrain.view.page.facts import Facts
 from polytrain.view.page.failures import folded, ranges
-from polytrain.view.page.marks import MarkKind
+from polytrain.view.page.record import MarkKind
 from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
 from polytrain.view.page.verdict import duration, verdict
 

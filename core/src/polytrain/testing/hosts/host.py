@@ -16,8 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from polytrain.testing.hosts.namespaces import DISK, DISK_MB, Freezer, HostsUnavailable
-from polytrain.testing.hosts.switch import Switch, address_of
+from polytrain.testing.hosts.namespaces import (
+    DISK,
+    DISK_MB,
+    Freezer,
+    HostsUnavailable,
+    Switch,
+    address_of,
+)
 from polytrain.testing.processes import eventually
 
 _SHIFT = Path("/tmp/.polytrain-clock-shift")

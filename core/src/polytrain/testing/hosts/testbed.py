@@ -20,11 +20,13 @@ from polytrain.testing.hosts.host import Host
 from polytrain.testing.hosts.namespaces import (
     Freezer,
     HostsUnavailable,
+    Switch,
+    address_of,
     freezer_roots,
     mount_script,
+    switch,
     why_no_hosts,
 )
-from polytrain.testing.hosts.switch import Switch, address_of, switch
 
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 _counter = itertools.count()

@@ -15,8 +15,7 @@ from polytrain.record.timeline import Span
 from polytrain.storage.location import Location
 from polytrain.view.page.curves import Metric, metrics_of
 from polytrain.view.page.failures import Dump, FailureFacts, dumps_of, failure_of
-from polytrain.view.page.marks import Mark, marks_of
-from polytrain.view.page.record import RunRecord
+from polytrain.view.page.record import Mark, RunRecord, marks_of
 
 SCHEMA_VERSION = 1
 """Of the facts as JSON; a change that breaks their readers raises it."""

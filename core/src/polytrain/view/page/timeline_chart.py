@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polytrain.record.timeline import Span
 from polytrain.view.page.facts import AttemptFacts, Facts
-from polytrain.view.page.marks import Mark, MarkKind
+from polytrain.view.page.record import Mark, MarkKind
 from polytrain.view.page.verdict import duration
 
 MOST_SPANS = 800
