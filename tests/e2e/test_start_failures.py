@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from polytrain import (
 )
 from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain_plugins import World
+from polytrain_torch.backend import Torch
+from polytrain_torch.engine import TorchEngine
 
 AGAIN = "not retried, because the attempt before had the same error at step 0: it would come again"
 IN_A_ROW = "5 attempts in a row have ended before they trained"
@@ -137,6 +140,45 @@ def test_an_engine_that_never_joins_is_a_start_failure(quiet: RunConfig) -> None
     assert "before it had joined the others: RuntimeError: no way from rank" in str(error)
     assert "in joined" in str(error)
     assert [attempt["failure"]["kind"] for attempt in attempts] == ["STARTUP"] * 3
+
+
+class FailsOnceJoined(Torch):
+    """A backend whose rank 0 fails when it has joined the others, who are in a collective."""
+
+    def engine(self) -> TorchEngine:
+        return _FailsOnceJoined(self)
+
+
+class _FailsOnceJoined(TorchEngine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        try:
+            with super().joined(world):
+                yield
+        finally:
+            if world.me.rank == 0:
+                # The other rank comes first to say that it has lost this one.
+                signal.pause()
+
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        if world.me.rank == 0:
+            raise RuntimeError("no memory for the sums")
+        return super().sum_over_ranks(values, world)
+
+
+def test_a_rank_that_fails_once_it_has_joined_is_named_and_not_those_that_lose_it(
+    quiet: RunConfig,
+) -> None:
+    trainer = Trainer(
+        FailsOnceJoined(),
+        run_into,
+        train_loop_config={},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=quiet,
+    )
+    error, _ = failed(trainer)
+    assert (error.failures[0].kind, error.failures[0].rank) == (FailureKind.STARTUP, 0)
+    assert "no memory for the sums" in str(error)
 
 
 def test_data_that_can_not_be_read_any_more_is_named(quiet: RunConfig, tmp_path: Path) -> None:

@@ -220,11 +220,13 @@ def _sockets(*families: socket.AddressFamily) -> Iterator[_Open]:
     """All stream sockets of this process of some families."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-        except OSError:  # the descriptor of the listing itself
+            duplicate = os.dup(descriptor)
+        except OSError:  # that of the listing itself, or closed meanwhile by a framework's thread
             continue
-        with socket.socket(fileno=os.dup(descriptor)) as opened:
+        if not stat.S_ISSOCK(os.fstat(duplicate).st_mode):
+            os.close(duplicate)
+            continue
+        with socket.socket(fileno=duplicate) as opened:
             if opened.family in families and opened.type == socket.SOCK_STREAM:
                 yield descriptor, opened
 

@@ -10,6 +10,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -95,35 +96,27 @@ def run_worker(
             )
             enter(WorkerStage.JOINING)
             stack.enter_context(engine.joined(world))
-            opened = shards()
-            _check_sums(engine, world, opened)
-            enter(WorkerStage.TRAINING)
-            channel.send(_joined_message(order.members[rank], opened))
-            session = WorkerSession(
-                job=job,
-                order=order,
-                world=world,
-                engine=engine,
-                shards=opened,
-                channel=channel,
-                scratch=scratch,
-            )
-            with current_session(session):
+            staying = partial(_staying, channel, job, host=order.members[rank].host, passes=passes)
+            with staying():
+                opened = shards()
+                _check_sums(engine, world, opened)
+                enter(WorkerStage.TRAINING)
+                channel.send(_joined_message(order.members[rank], opened))
+                session = WorkerSession(
+                    job=job,
+                    order=order,
+                    world=world,
+                    engine=engine,
+                    shards=opened,
+                    channel=channel,
+                    scratch=scratch,
+                )
+            with current_session(session), staying():
                 try:
-                    try:
-                        with _children_end_here(rank):
-                            returned = _train(job, engine, opened, session)
-                    finally:
-                        session.survivor.has_ended = True
-                except passes:
-                    raise
-                except BaseException as error:
-                    note_missing_module(error, order.members[rank].host)
-                    _send_error(error, channel, job)
-                    # Stay in the collective after sending the error: without this rank, peers fail
-                    # too, and their errors could arrive first. The driver kills all of them.
-                    while True:
-                        channel.receive()
+                    with _children_end_here(rank):
+                        returned = _train(job, engine, opened, session)
+                finally:
+                    session.survivor.has_ended = True
             enter(WorkerStage.DONE)
             channel.send(done_message(session.stalled_s, session.copied_s, returned))
             # Don't close the collective while a slower rank may need it.
@@ -145,6 +138,25 @@ def _send_error(error: BaseException, channel: Channel, job: WorkerJob) -> None:
     backend = job.spec.backend
     lost = is_broken_connection(error, Origins.of(backend, backend.requires, MODULES))
     channel.send(raised_message(error, pickled_error(error), connection_lost=lost))
+
+
+@contextlib.contextmanager
+def _staying(
+    channel: Channel, job: WorkerJob, *, host: str, passes: tuple[type[BaseException], ...]
+) -> Iterator[None]:
+    """Send an error of this block, and stay in the collective until the driver kills all ranks.
+
+    Without this rank peers fail too, and their errors could arrive first.
+    """
+    try:
+        yield
+    except passes:
+        raise
+    except BaseException as error:
+        note_missing_module(error, host)
+        _send_error(error, channel, job)
+        while True:
+            channel.receive()
 
 
 @contextlib.contextmanager
