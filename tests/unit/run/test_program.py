@@ -130,7 +130,10 @@ def test_the_commit_is_there_when_the_driver_is_woken(
 
 
 def test_a_run_that_is_resumed_has_the_facts_of_each_driver(
-    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    git: Git,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path / "code")
 
@@ -161,7 +164,10 @@ def test_a_run_that_is_resumed_has_the_facts_of_each_driver(
     assert [each.is_dirty for each in programs] == [False, False]
     assert {"python", "polytrain-core"} <= programs[0].versions.keys()
     shown = CliRunner().invoke(show, [str(tmp_path / "run")]).output
-    assert "lr = 0.1" in shown
+    assert "  lr = 0.1\n      until driver 2: 1.0\n" in shown
+    assert [each.getMessage() for each in caplog.records] == [
+        "The run is resumed with other hyperparameters: lr = 0.1 (before: 1.0)."
+    ]
     assert f"until driver 2: {first[:12]} (main)" in shown
     assert SECRET not in shown
 

@@ -41,6 +41,16 @@ def digests(salt: str) -> Replacement:
     return lambda value: _digest(code_fingerprint(value), salt)
 
 
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the names that have another value now → the value before, and now.
+
+    A name that was added, or left out, hasn't changed.
+    """
+    common = {name: (before[name], value) for name, value in now.items() if name in before}
+    # NaN is unequal to itself, and 1 equal to True.
+    return {name: (was, is_) for name, (was, is_) in common.items() if repr(was) != repr(is_)}
+
+
 def shown(value: Any, name: str = "") -> Any:
     """Return a value for people: with `…` for secrets, and for digests of them."""
     return without_secrets(value, lambda _: HIDDEN, name)

@@ -29,6 +29,9 @@ class Program:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Distribution → version."""
 
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """As `RunFacts.hyperparameters`."""
+
     commit: str = ""
     """The git commit of its code; empty if that is in no repository."""
 
@@ -92,7 +95,7 @@ class RunFacts:
 
         As one level, such as `optimizer.lr`, in plain values; `…` is in place of secrets.
         """
-        return dict(shown(self.configuration.hyperparameters))
+        return self.program.hyperparameters
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -124,5 +127,6 @@ class RunFacts:
                 command=tuple(configuration.command),
                 script=configuration.script,
                 versions=configuration.versions,
+                hyperparameters=dict(shown(configuration.hyperparameters)),
             )
         )

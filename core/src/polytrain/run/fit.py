@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from polytrain.policy.divergence import divergence_rule
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.configuration import (
     Configuration,
+    changed,
     datasets_of,
     hyperparameters_of,
     options_of,
@@ -35,6 +36,7 @@ from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
+from polytrain.record.run_facts import Program
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
@@ -51,12 +53,16 @@ from polytrain.run.states import Conclude, State
 from polytrain.run.survivors import Survivors
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
+from polytrain.text.described import first_few
 from polytrain.workers.agents.agent_spec import agent_spec
 from polytrain.workers.driver.agent_group import AgentGroup
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)
+
+_CHANGES = 5
+"""Changed hyperparameters that are named when a run is resumed."""
 
 
 def controller_of(
@@ -435,7 +441,21 @@ def _journal(run: Run, past: RunHistory, news: News) -> Iterator[Journal]:
                     configuration=_configuration(run),
                 )
             )
+        if run.past is not None:
+            _warn_of_changes(journal.history.facts.programs)
         yield journal
+
+
+def _warn_of_changes(programs: Sequence[Program]) -> None:
+    before, now = programs[-2:]
+    values = [
+        f"{name} = {is_!r} (before: {was!r})"
+        for name, (was, is_) in changed(before.hyperparameters, now.hyperparameters).items()
+    ]
+    if values:
+        logger.warning(
+            "The run is resumed with other hyperparameters: %s.", first_few(values, _CHANGES)
+        )
 
 
 def _configuration(run: Run) -> Configuration:

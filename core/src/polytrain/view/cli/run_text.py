@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from polytrain.errors import next_command
-from polytrain.record.configuration import shown
+from polytrain.record.configuration import changed, shown
 from polytrain.record.overviews import AttemptOverview, RankOverview
 from polytrain.record.run_facts import RunFacts
 from polytrain.record.state import RunState
@@ -103,7 +103,7 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     yield ""
     if history.facts.hyperparameters:
         yield "hyperparameters"
-        yield from _assigned(history.facts.hyperparameters)
+        yield from _hyperparameters(history.facts)
         yield ""
     if configuration.options:
         settings = history.facts.settings
@@ -156,9 +156,25 @@ def _program(facts: RunFacts) -> Iterator[str]:
             yield f"             until driver {after.driver}: {before.code}"
 
 
+def _hyperparameters(facts: RunFacts) -> Iterator[str]:
+    earlier = [
+        (after.driver, changed(before.hyperparameters, after.hyperparameters))
+        for before, after in pairwise(facts.programs)
+    ]
+    for name, value in facts.hyperparameters.items():
+        yield from _assigned({name: value})
+        for driver, values in earlier:
+            if name in values:
+                yield f"      until driver {driver}: {_cut(_as_json(values[name][0]))}"
+
+
 def _assigned(values: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
-        yield f"  {name} = {_cut(json.dumps(value, ensure_ascii=False, default=str))}"
+        yield f"  {name} = {_cut(_as_json(value))}"
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _cut(text: str) -> str:
