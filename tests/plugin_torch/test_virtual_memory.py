@@ -48,6 +48,6 @@ def test_a_step_has_at_most_as_many_more_sets_of_gradients_as_the_tree_has_level
     assert 1 <= ours <= of_ddp + math.log2(virtual_workers) + REST
 
 
-def test_as_many_workers_as_virtual_workers_have_one_set_and_a_bucket(tmp_path: Path) -> None:
-    """On one node: what was summed is released bucket by bucket; the model has eight."""
-    assert peak(tmp_path, 2, 2) <= 1 + 1 / 8 + REST
+def test_as_many_workers_as_virtual_workers_have_one_set(tmp_path: Path) -> None:
+    """On one node: gradients are summed where they are."""
+    assert peak(tmp_path, 2, 2) <= 1 + REST
