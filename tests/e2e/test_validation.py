@@ -238,6 +238,7 @@ def test_a_failure_ends_the_run_if_it_is_to_and_is_repaired_by_the_next_fit(
     [failure] = raised.value.failures
     assert failure.kind is FailureKind.VALIDATION
     assert "in fail_once" in failure.traceback
+    assert "in call" not in failure.traceback
     assert isinstance(raised.value.__cause__, LookupError)
     assert raised.value.result is not None
     assert raised.value.result.checkpoint is not None

@@ -162,15 +162,20 @@ def test_exceptions_of_ranks_are_reported() -> None:
 
 
 class Raises(UserCallback):
-    calls = 0
+    def __init__(self, error: BaseException) -> None:
+        self.calls = 0
+        self.error = error
 
     def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
         self.calls += 1
-        raise OSError("no network")
+        raise self.error
 
 
-def test_a_callback_that_raises_is_left_out_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
-    raises, noted = Raises(), Noted()
+@pytest.mark.parametrize("error", [OSError("no network"), SystemExit("no network")])
+def test_a_callback_that_raises_is_left_out_from_then_on(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    raises, noted = Raises(error), Noted()
     callbacks = started(raises, noted, ranks=1)
     with caplog.at_level(logging.ERROR):
         for step in (1, 2):

@@ -133,7 +133,7 @@ class Observers:
             return
         try:
             implementation.function(**arguments)
-        except Exception:
+        except (Exception, SystemExit):
             logger.exception(
                 "The observer %r raised in %s and is not called again; the run continues.",
                 _name(implementation.plugin),

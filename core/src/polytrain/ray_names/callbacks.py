@@ -259,7 +259,7 @@ class UserCallbacks:
             return
         try:
             getattr(callback, method)(self._context, *arguments())
-        except Exception:
+        except (Exception, SystemExit):
             logger.exception(
                 "The callback %r raised in %s and is not called again; the run continues.",
                 type(callback).__name__,

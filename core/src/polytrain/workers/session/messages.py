@@ -39,7 +39,8 @@ from polytrain.functions.return_values import Returned
 from polytrain.workers.processes.channel import Message
 from polytrain_plugins import Member, Offer, Stopped, World
 
-_WORKER_PROCESS = "polytrain.workers.session.worker_process"
+_PROCESSES = ("polytrain.workers.session.worker_process", "polytrain.validation.validator")
+"""Modules that call the user's functions in processes of their own."""
 
 _PACKAGES = (
     "polytrain",
@@ -244,12 +245,12 @@ def _summary(error: BaseException) -> str:
 
 
 def _of_training(frames: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of the worker process itself.
+    """Return the traceback without the frames of the process itself.
 
     If a function that the user has called refuses its arguments, the user's line is the last one.
     """
     entries = list(_entries(frames))
-    while entries and _module(entries[0]) == _WORKER_PROCESS:
+    while entries and _module(entries[0]) in _PROCESSES:
         del entries[0]
     if entries and _is_raised_here(entries[-1]):
         of_others = [place for place, entry in enumerate(entries) if not _is_ours(entry)]
