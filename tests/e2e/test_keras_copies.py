@@ -110,6 +110,8 @@ def by_function(log: Path, deaths: Deaths) -> dict[str, Any]:
             )
             for name in ("train", "valid")
         }
+        # A look at a batch, for which TensorFlow reads ahead: also to the end of an epoch's rest.
+        next(iter(data["train"]))
         watched(model, log, deaths).fit(
             data["train"],
             validation_data=data["valid"],

@@ -259,7 +259,11 @@ class BatchesAhead(Iterator[Any]):
 
     @abstractmethod
     def all_used(self) -> None:
-        """Count all taken batches as trained on, and end the epoch."""
+        """Count all taken batches as trained on, and end the epoch.
+
+        The rest of an epoch that a restart has resumed may have been taken at a look at its first
+        batch: it counts once the training function reports.
+        """
 
 
 class ShardView(Shard):

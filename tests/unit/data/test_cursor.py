@@ -165,6 +165,31 @@ def test_a_run_that_starts_counts_each_loop() -> None:
     assert stands(one) == (1, 0)
 
 
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_look_that_takes_the_rest_ahead_counts_once_it_is_reported(looks: int) -> None:
+    """TensorFlow takes some batches ahead, also if only one is wanted."""
+    again = resumed()
+    for _ in range(looks):
+        assert again.next_epoch().end_looked_ahead()
+        assert stands(again) == (4, 10)
+    trained = again.next_epoch()
+    assert (trained.number, trained.start) == (4, 10)
+    trained.given(80)
+    again.reported()
+    assert stands(again) == (4, 80)
+    trained.end()
+    assert stands(again) == (5, 0)
+
+
+def test_a_rest_that_was_taken_ahead_is_trained_on_at_a_report() -> None:
+    again = resumed()
+    assert again.next_epoch().end_looked_ahead()
+    again.reported()
+    assert stands(again) == (5, 0)
+    assert not again.next_epoch().end_looked_ahead(), "a whole epoch is no look"
+    assert not resumed(by_position=False).next_epoch().end_looked_ahead()
+
+
 def test_what_reads_in_one_pass_cannot_look() -> None:
     again = resumed(by_position=False)
     next(batches(again))

@@ -177,6 +177,15 @@ class Cursor(Generic[AnyPosition]):
         self._resumed = None
         self._end(epoch)
 
+    def end_looked_ahead(self, epoch: Epoch) -> bool:
+        """See `Epoch.end_looked_ahead`."""
+        is_first = self._resumed is not None and self._begun is None
+        if not (self.begins_anywhere and is_first and epoch.start):
+            return False
+        epoch.is_over = self.was_read = True
+        self._looked_to = self._position.moved(epoch.number + 1, 0)
+        return True
+
     def _end(self, epoch: Epoch) -> None:
         epoch.is_over = True
         if self._begun is not epoch:
@@ -245,3 +254,12 @@ class Epoch:
     def end(self) -> None:
         """End the epoch, whether or not rows are left."""
         self._cursor.end(self)
+
+    def end_looked_ahead(self) -> bool:
+        """End the epoch if it may only have been looked at; return whether that is so.
+
+        Nobody has said what its rows, all taken ahead, were used for. After a restart the rest of
+        an interrupted epoch may be so short that a look at its first batch takes all of it. It
+        counts as trained on once the training function reports.
+        """
+        return self._cursor.end_looked_ahead(self)

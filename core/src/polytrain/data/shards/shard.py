@@ -274,8 +274,9 @@ class _TakenAhead(BatchesAhead):
             self._epoch.end()
 
     def all_used(self) -> None:
-        self.used(len(self._stops))
-        self._epoch.end()
+        if not self._epoch.end_looked_ahead():
+            self.used(len(self._stops))
+            self._epoch.end()
 
 
 _END = object()
