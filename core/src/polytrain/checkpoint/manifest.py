@@ -18,7 +18,7 @@ from polytrain.storage.typed_json import Count, Ranks, fitting
 from polytrain.text import strict_json
 
 MANIFEST_NAME = "polytrain-manifest.json"
-FORMAT = 4
+FORMAT = 5
 
 _DIRECTORY = re.compile(r"checkpoint_(\d{6,})-(\d+)\.(\d+)")
 

@@ -18,7 +18,7 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.staging import staged_in
 from polytrain.errors import CheckpointError
-from polytrain.storage.at_once import at_once
+from polytrain.storage.at_once import small_at_once
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, expect_inside
@@ -123,8 +123,10 @@ def verify(start: StartingPoint) -> None:
     if start.location is None or start.files is None:
         return
     storage = start.location.open()
-    digests = at_once(lambda file: storage.digest(file.name), start.files)
-    for file, digest in zip(start.files, digests, strict=True):
+    digests = small_at_once(
+        lambda file: storage.digest(file.name), {file: file.size for file in start.files}
+    )
+    for file, digest in digests.items():
         _expect(digest, file, start.location)
     if start.location.is_local:
         Beneath(Path(start.location.address)).check()
@@ -187,9 +189,9 @@ def fetch(
             _expect(_get(storage, file.name, unfinished), file, location)
 
     if files is None:
-        list(at_once(lambda name: _get(storage, name, unfinished), storage.list("")))
+        small_at_once(lambda name: _get(storage, name, unfinished), storage.list(""))
     else:
-        list(at_once(get, files))
+        small_at_once(get, {file: file.size for file in files})
     with near_target.moving(unfinished.name, near_target, target.name) as move:
         move.finish()
 

@@ -32,7 +32,7 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.staging import STAGING, Stamps, beneath, is_unchanged, remove_with_root
 from polytrain.errors import CheckpointError
-from polytrain.storage.at_once import at_once
+from polytrain.storage.at_once import at_once, small_at_once
 from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, storage_errors
@@ -46,9 +46,6 @@ _SHOWN_WITHIN_S = 60.0
 """Longest time until a network file system shows files that another node wrote."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-
-_SMALL = 1 << 20
-"""Files below this size in bytes are stored concurrently."""
 
 
 class SnapshotChangedError(Exception):
@@ -177,11 +174,8 @@ class CheckpointStore:
                 )
             return StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank)
 
-        # Large files take all of a disk's or a network's bandwidth one by one, and training needs
-        # the CPUs that hash them.
-        small = [name for name, size in sizes.items() if size < _SMALL]
-        large = sizes.keys() - small
-        read = sorted([*at_once(store, small), *map(store, large)], key=lambda each: each.name)
+        stored = small_at_once(store, sizes)
+        read = [stored[name] for name in sorted(stored)]
         return StoredPart(
             files=tuple(each for each in read if each.name not in stored_already),
             left_out=tuple(
@@ -213,13 +207,13 @@ class CheckpointStore:
             raise CheckpointError(
                 f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
             )
-        names = sorted(sizes.keys() - stored_already.keys())
-        digests = at_once(
-            lambda name: self._storage.digest(f"{CHECKPOINTS}/{directory}/{name}"), names
+        digests = small_at_once(
+            lambda name: self._storage.digest(f"{CHECKPOINTS}/{directory}/{name}"),
+            {name: size for name, size in sizes.items() if name not in stored_already},
         )
         files = (
-            StoredFile(name=name, size=sizes[name], sha256=digest, rank=rank)
-            for name, digest in zip(names, digests, strict=True)
+            StoredFile(name=name, size=sizes[name], sha256=digests[name], rank=rank)
+            for name in sorted(digests)
         )
         return StoredPart(files=tuple(files))
 
@@ -306,10 +300,12 @@ class CheckpointStore:
         wrong = differences(manifest, self._sizes(manifest.directory)) or self._foreign(manifest)
         if wrong:
             return wrong
-        digests = at_once(lambda file: self._digest(manifest, file), manifest.files)
+        digests = small_at_once(
+            lambda file: self._digest(manifest, file), {file: file.size for file in manifest.files}
+        )
         return tuple(
             f"{file.name} differs from what was committed"
-            for file, digest in zip(manifest.files, digests, strict=True)
+            for file, digest in digests.items()
             if digest != file.sha256
         )
 

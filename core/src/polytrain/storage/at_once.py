@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,6 +11,25 @@ Answer = TypeVar("Answer")
 
 _CALLS = 16
 """Maximum concurrent calls."""
+
+
+_SMALL = 1 << 20
+"""Files below this size in bytes are handled concurrently."""
+
+
+def small_at_once(call: Callable[[Item], Answer], sizes: Mapping[Item, int]) -> dict[Item, Answer]:
+    """Return the answers to a call with each file, by file. Only small ones are concurrent.
+
+    A large one alone takes all of a disk's or a network's bandwidth, and training needs the CPUs
+    that would hash several.
+
+    Args:
+        call: handles one file.
+        sizes: file → its bytes.
+    """
+    small = [file for file, size in sizes.items() if size < _SMALL]
+    answers = dict(zip(small, at_once(call, small), strict=True))
+    return {file: answers[file] if file in answers else call(file) for file in sizes}
 
 
 def at_once(call: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:

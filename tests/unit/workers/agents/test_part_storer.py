@@ -6,6 +6,7 @@ import asyncio
 import errno
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +153,38 @@ def test_of_a_storage_that_fails_all_states_are_retried_once(
 
         return self._retrying(put, syncs=True)
 
-    monkeypatch.setattr(part_storer, "_STATE_WITHIN_S", 0.5)
     monkeypatch.setattr(LocalStorage, "put", fails)
-    store = CheckpointStore(location=Location.of(tmp_path, retry_s=600))
+    store = CheckpointStore(location=Location.of(tmp_path, retry_s=0.2))
     states = [part(store, number) for number in (1, 2)]
     as_events = [of_state(Copy(each, False, False), is_copy=True) for each in states]
     events = told(store, *zip(states, as_events, strict=True))
     assert [type(each) for each in events] == [StateUnwritten, StateUnwritten]
     assert len([path for path in calls if "000002" in path]) == 1
+
+
+def test_a_storage_that_failed_in_one_attempt_is_retried_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may be hours later, and one call fails by chance."""
+    calls: list[str] = []
+    own = LocalStorage.put
+
+    def put(self: LocalStorage, file: Path, path: str, *, move: bool) -> str:
+        def once() -> str:
+            calls.append(path)
+            if "000001" in path or calls.count(path) == 1:
+                raise OSError(errno.EIO, "no answer")
+            return own(self, file, path, move=move)
+
+        return self._retrying(once, syncs=True)
+
+    monkeypatch.setattr(LocalStorage, "put", put)
+    store = CheckpointStore(location=Location.of(tmp_path, retry_s=0.2))
+    states = [part(store, number) for number in (1, 2)]
+    states[1] = replace(states[1], attempt_id=replace(ATTEMPT, attempt=ATTEMPT.attempt + 1))
+    as_events = [of_state(Copy(each, False, False), is_copy=True) for each in states]
+    events = told(store, *zip(states, as_events, strict=True))
+    assert [type(each) for each in events] == [StateUnwritten, StateWritten]
 
 
 def test_a_state_is_stored_beside_the_checkpoints(tmp_path: Path) -> None:

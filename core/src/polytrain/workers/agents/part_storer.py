@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import (
     PartStored,
     PartVoid,
@@ -64,8 +65,10 @@ class PartStorer:
         self._late: asyncio.Future[Outcome] | None = None
         """A state that the storage still hasn't taken: the next ones don't wait for it again."""
 
-        # That a state comes too late says nothing about the storage of checkpoints.
-        self._health_of_states = StorageHealth()
+        self._health_of_states: tuple[AttemptId | None, StorageHealth] = None, StorageHealth()
+        """That of the storage as the states of one attempt have met it. That a state comes too late
+        says nothing about the storage of checkpoints, or about that of a later attempt."""
+
         self._tasks: set[asyncio.Task[None]] = set()
         self._rank_0: dict[tuple[int, int], asyncio.Future[StoredAlready | None]] = {}
         """Attempt and number of a checkpoint → future files of rank 0, for a waiting part."""
@@ -144,12 +147,16 @@ class PartStorer:
     async def _store_state(self, part: StagedPart, as_event: AsEvent) -> None:
         limit_s = _limit_s(part)
         location = self._store.location
+        if self._health_of_states[0] != part.attempt_id:
+            self._health_of_states = part.attempt_id, StorageHealth()
         limited = replace(
             location,
             retry_s=min(location.retry_s, limit_s),
-            health=self._health_of_states,
+            health=self._health_of_states[1],
         )
+        reason = f"{location.address} is still taking an earlier state"
         if self._late is None or self._late.done():
+            reason = f"{location.address} hasn't taken its state within {limit_s:.0f} s"
             storing = asyncio.get_running_loop().run_in_executor(
                 self._thread_of_states, _stored, CheckpointStore(location=limited), part, {}
             )
@@ -163,7 +170,7 @@ class PartStorer:
             attempt=part.attempt_id.attempt,
             rank=part.rank,
             checkpoint=part.checkpoint,
-            reason=f"{location.address} hasn't taken its state within {limit_s:.0f} s",
+            reason=reason,
         )
         self._emit(as_event(late))
 
