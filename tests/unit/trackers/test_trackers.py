@@ -84,9 +84,11 @@ def test_a_metric_with_the_name_of_a_column_has_one_of_its_own(tmp_path: Path) -
     sink.write(rows_of({"step": 100, "loss": 0.5}))
     sink.amend(Row(step=1, time=9.0, metrics={"time": 2.5}))
     again = CSV().open(run_in(tmp_path, str(tmp_path / "metrics.csv")))
-    again.write(rows_of({}, {"step": 200}))
+    again.write(rows_of({}, {"step": 200}, {"step": 300, "xstep": 4}))
     table = pd.read_csv(tmp_path / "metrics.csv")
-    assert list(table) == ["step", "time", "xstep", "loss", "xtime"]
+    assert list(table) == ["step", "time", "xstep", "loss", "xtime", "xxstep"]
+    assert table.iloc[-1][["step", "xstep", "xxstep"]].tolist() == [3, 4, 300]
+    table = table[:2]
     assert table["step"].tolist() == [1, 2]
     assert table["xstep"].tolist() == [100, 200]
     assert table["xtime"][0] == 2.5

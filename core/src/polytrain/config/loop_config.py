@@ -1,4 +1,4 @@
-"""What a training function is called with, and what its signature allows: a dict, or an object."""
+"""The arguments that a training function is called with: a dict, or an object of its own type."""
 
 from __future__ import annotations
 

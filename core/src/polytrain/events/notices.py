@@ -1,4 +1,4 @@
-"""What a user is told of a run that is moved to other nodes, or back to an earlier checkpoint."""
+"""Notices of a preemption, and of a rollback to an earlier checkpoint."""
 
 from __future__ import annotations
 

@@ -112,12 +112,12 @@ class FailedAttempt:
     """Errors of all ranks that may recur."""
 
     progress: int = 0
-    """Step of the newest reported checkpoint when all processes were gone; 0 if there was none. The
-    state of a survivor is none: it only saves what would be repeated."""
+    """Step of the newest reported checkpoint when all processes were gone; 0 if there was none.
+    What a failed attempt has left is none, be it a survivor's state, copies, or a report that was
+    being made: it only saves what would be repeated."""
 
     rescued: int = 0
-    """How many steps after the newest reported checkpoint the attempt began, with the state of a
-    survivor."""
+    """How many steps after `progress` the attempt began, with what a failed one had left."""
 
     has_reported: bool = True
     lasted_s: float = 0.0

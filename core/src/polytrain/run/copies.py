@@ -1,4 +1,4 @@
-"""Where the copies of the ranks' states lie, which one is sent next, and which ones are stored.
+"""Tracks the copies of all ranks' states: on which nodes they are, sent, dropped or stored.
 
 Each rank's agent says what it has. The newest copy that all ranks have becomes a checkpoint once
 all processes are gone, and no survivor has written a state.

@@ -39,7 +39,7 @@ _ROUNDING = 1e-5
 """Relative and absolute difference between predictions that are equal but for rounding."""
 
 _TRAINED = 1e-3
-"""The same, after training whose sums were rounded differently."""
+"""Difference between predictions after training whose sums were rounded differently."""
 
 TrainingFunction = Callable[[Mapping[str, Any]], None]
 

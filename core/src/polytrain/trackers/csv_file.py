@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -200,8 +200,18 @@ def _renamed(row: Row) -> Row:
     """Return a row without metrics that are named as the first columns."""
     if row.metrics.keys().isdisjoint(_FIRST):
         return row
-    metrics = {f"x{name}" if name in _FIRST else name: row.metrics[name] for name in row.metrics}
-    return replace(row, metrics=metrics)
+    return replace(
+        row, metrics={_free(name, row.metrics): row.metrics[name] for name in row.metrics}
+    )
+
+
+def _free(name: str, metrics: Collection[str]) -> str:
+    """Return a metric's column, which is no other metric's."""
+    if name not in _FIRST:
+        return name
+    while (name := f"x{name}") in metrics:
+        pass
+    return name
 
 
 def _written(lines: Iterable[Sequence[Any]]) -> str:

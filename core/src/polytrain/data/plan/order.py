@@ -23,7 +23,17 @@ Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Permutation:
-    """A random order of 0 … size - 1, the same on every machine for the same key."""
+    """A random order of 0 … size - 1, the same on every machine for the same key.
+
+    It takes no memory: the number at each place is computed. Fewer than 64 numbers are sorted by
+    random words that the key gives: all orders are equally likely.
+
+    More numbers go through a Feistel network over pairs (x mod a, x div a), where a * b is barely
+    more than `size`. Each round shifts one half by a hash of the other half and a key. Results
+    outside 0 … size - 1 are mapped again until they are inside.
+    J. Black, P. Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002 (the generalized
+    Feistel construction, and cycle walking).
+    """
 
     def __init__(self, size: int, *key: int) -> None:
         """

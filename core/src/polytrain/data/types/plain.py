@@ -48,7 +48,12 @@ Missing: TypeAlias = str | InLists
 
 
 def noted(schema: pa.Schema, missing: Collection[Missing]) -> pa.Schema:
-    """The schema, with notes at these columns of what is missing there."""
+    """Return the schema, with notes at these columns of what is missing there.
+
+    NumPy has no missing whole number, truth value or tensor: an array of them has another type
+    where a value is missing. Which batches hold such a row is chance, so the whole column is noted,
+    and has that type in all batches. Numbers that lists lack are noted too.
+    """
     fields = []
     for field in schema:
         notes = dict(field.metadata or {})

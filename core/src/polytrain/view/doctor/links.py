@@ -149,9 +149,10 @@ def findings_of_links(
 ) -> Iterator[Finding]:
     """Yield findings on the connections of nodes. Ray is running.
 
-    By plain TCP, nodes connect to each other (see `policy.links`). By every backend, each node has
-    rank 0 in a pair with the next node; by the first, each two of a few nodes join, and their GPUs
-    if both have some. Backends aren't tried between nodes that plain TCP doesn't connect.
+    By plain TCP, nodes connect to each other (see `policy.connections`). By every backend, each
+    node has rank 0 in a pair with the next node; by the first, each two of a few nodes join, and
+    their GPUs if both have some. Backends aren't tried between nodes that plain TCP doesn't
+    connect.
 
     Args:
         backends: whose transports are tried.

@@ -28,7 +28,7 @@ _KILL_TIMEOUT_S = 60.0
 # Modules that every run's zygotes import: most training functions use numpy. Runs with data add
 # pandas, which Arrow's conversions use.
 PRELOAD = ("polytrain.workers.session.worker_process", "numpy")
-PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.spec")
+PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

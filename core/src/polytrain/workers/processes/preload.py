@@ -232,7 +232,11 @@ Answer = tuple[socket.socket, list[Any]]
 
 @dataclass(slots=True)
 class Preloaded:
-    """The preloaded zygote: its process, the connection to it, and the clients of its workers."""
+    """The preloaded zygote: its process, the connection to it, and the clients of its workers.
+
+    Clients connect only to the node's zygote. It forwards their requests over a socket that the
+    fork has inherited, so the preloaded zygote needs no address, which others could take.
+    """
 
     pid: int
     pidfd: int
