@@ -40,8 +40,7 @@ def outcome(result: Result) -> object:
 def countable() -> Iterator[None]:
     """The calls of a run come in one order, so that the n-th is the same every time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polytrain.checkpoint.store._READERS", 1)
-        patch.setattr("polytrain.storage.remote._READERS", 1)
+        patch.setattr("polytrain.storage.at_once._CALLS", 1)
         # On a slow machine there would be one more now and then.
         patch.setattr("polytrain.run.lease._BEAT_EVERY_S", 3600)
         yield

@@ -97,7 +97,10 @@ def read_csv(run: TrackedRun) -> dict[int, dict[str, Any]]:
     for step, _, *cells in lines:
         assert int(step) not in rows
         named = zip(header[2:], cells, strict=True)
-        rows[int(step)] = {name: json.loads(cell) for name, cell in named if cell}
+        values = {name: json.loads(cell) for name, cell in named if cell}
+        # The column `step` is the report's.
+        values["step"] = values.pop("xstep")
+        rows[int(step)] = values
     return rows
 
 
