@@ -105,15 +105,17 @@ def test_whoever_waits_rests() -> None:
     assert waited < 0.02
 
 
-def test_ranks_that_give_other_sizes_are_reported() -> None:
+@pytest.mark.parametrize("size", [0, 1])
+def test_ranks_that_give_other_sizes_are_reported(size: int) -> None:
     def take_part(sums: SharedSums, rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
-            run(sums.add_up([torch.ones(1 + rank)]))
+            run(sums.add_up([torch.ones(2 if rank else size)]))
         return str(caught.value)
 
     first, second = play(2, take_part)
-    assert "rank 0 has a tensor of 4 bytes where rank 1 has a tensor of 8 bytes" in first
-    assert "rank 1 has a tensor of 8 bytes where rank 0 has a tensor of 4 bytes" in second
+    own = f"a tensor of {4 * size} bytes"
+    assert f"rank 0 has {own} where rank 1 has a tensor of 8 bytes" in first
+    assert f"rank 1 has a tensor of 8 bytes where rank 0 has {own}" in second
 
 
 @settings(deadline=None, max_examples=40)

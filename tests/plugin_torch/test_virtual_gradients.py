@@ -194,3 +194,14 @@ def test_parameters_are_left_alone_afterwards(twins: Twins) -> None:
     gradients.close()
     model(X).sum().backward()
     assert twins.lengths == []
+
+
+def test_gradients_that_overlap_are_taken_apart() -> None:
+    """A user's backward function may return views that begin at different places."""
+    values = torch.arange(4.0)
+    seen: set[int] = set()
+    one, other = virtual_gradients._apart([values[0:2], values[1:3]], seen)
+    assert one is not None
+    assert other is not None
+    one.mul_(10)
+    assert other.tolist() == [1, 2]

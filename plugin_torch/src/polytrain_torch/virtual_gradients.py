@@ -312,13 +312,15 @@ def _apart(gradients: Each, seen: set[int]) -> Each:
 
     Args:
         gradients: the gradients.
-        seen: addresses of the gradients of other parameters; gets those of these.
+        seen: addresses of the memory of other parameters' gradients; gets those of these.
     """
     apart: list[torch.Tensor | None] = []
     for each in gradients:
-        one = each.clone() if each is not None and each.data_ptr() in seen else each
+        # Views may overlap wherever they begin.
+        is_shared = each is not None and each.untyped_storage().data_ptr() in seen
+        one = each.clone() if is_shared and each is not None else each
         if one is not None:
-            seen.add(one.data_ptr())
+            seen.add(one.untyped_storage().data_ptr())
         apart.append(one)
     return apart
 

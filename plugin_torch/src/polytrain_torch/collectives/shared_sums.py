@@ -210,6 +210,10 @@ class SharedSums:
 def _pieces(vector: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Cut a vector into pieces of a slot, each a list of one-dimensional parts."""
     most = _SLOT // vector[0].element_size()
+    if not any(map(torch.numel, vector)):
+        # Another rank's may not be empty: all meet.
+        yield [vector[0].detach().view(-1)]
+        return
     piece: list[torch.Tensor] = []
     room = most
     for tensor in vector:
