@@ -185,6 +185,45 @@ def test_weights_that_were_changed_before_a_queued_step_are_not_written(
     within(train)
 
 
+def test_a_step_on_another_stream_is_trained_and_not_kept(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events say nothing about the stream of the points."""
+
+    def train() -> None:
+        gpu = simulate_gpu(monkeypatch)
+        rank = Rank(monkeypatch)
+        rank.step()
+        rank.report()
+        gpu.work_off()
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: object())
+        queue_step(rank)
+        with pytest.raises(NotCleanError, match="more than one stream"):
+            rank.keeper.hold(0, iter([True] * 500 + [False] * 5).__next__)
+
+    within(train)
+
+
+def test_two_threads_copy_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training may make a copy while the thread of a survivor writes the state."""
+    simulate_gpu(monkeypatch)
+    copies = GpuCopies(torch.device("cpu"))
+    tensors = [torch.full((1 << 20,), float(number)) for number in range(8)]
+    found: list[bool] = []
+
+    def copy(own: list[torch.Tensor]) -> None:
+        for _ in range(20):
+            copied = copies.copied(own)
+            found.append(all(torch.equal(copied[key_of(each)], each) for each in own))
+
+    threads = [threading.Thread(target=copy, args=(tensors[n::2],)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 40
+
+
 def test_weights_that_an_evaluation_swaps_on_a_gpu_are_not_written(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -44,12 +45,43 @@ def pinned(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
+class GpuQueue:
+    """The stream on which the training queues its work: events of another one would say nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.current_stream(device)
+
+    def expect_current(self) -> None:
+        """
+        Raises:
+            RuntimeError: another stream is current.
+        """
+        if torch.cuda.current_stream(self._device) != self._stream:
+            raise RuntimeError("its steps use more than one stream of the GPU")
+
+    def mark(self) -> torch.cuda.Event:
+        """Return an event at the end of what is queued.
+
+        Raises:
+            RuntimeError: another stream is current.
+        """
+        self.expect_current()
+        return self._stream.record_event()
+
+    def wait(self) -> None:
+        """Wait until all that is queued is done."""
+        self._stream.synchronize()
+
+
 class GpuCopies:
     """Copies from one GPU to the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pinned = [pinned(_CHUNK) for _ in range(2)]
+        # The training copies its state, too, while the thread of a survivor may.
+        self._lock = threading.Lock()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -60,7 +92,7 @@ class GpuCopies:
     def copied(self, tensors: Sequence[torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Return copies of tensors on the host, by their keys."""
         found, pending = {}, _Pending(self._pinned)
-        with self.aside():
+        with self._lock, self.aside():
             for tensor in tensors:
                 source = tensor.detach()
                 if not _is_dense(source):
@@ -104,7 +136,8 @@ class _Pending:
 class GpuBuffers:
     """Buffers that a GPU writes behind small states, into the memory that outlives the process."""
 
-    def __init__(self, buffers: Sequence[torch.Tensor]) -> None:
+    def __init__(self, buffers: Sequence[torch.Tensor], queue: GpuQueue) -> None:
+        self._queue = queue
         self._views = [_bytes_of(each.detach()) for each in buffers if each.nbytes]
         size = sum(map(len, self._views))
         self.size = STAMPS.size + size
@@ -139,7 +172,11 @@ class GpuBuffers:
 
         Args:
             at: where `room` is in the memory.
+
+        Raises:
+            RuntimeError: another stream is current than that of the points.
         """
+        self._queue.expect_current()
         self._number += 1
         begin = at + STAMPS.size
         torch.cat(self._views, out=self._together)

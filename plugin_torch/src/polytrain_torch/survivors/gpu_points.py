@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from polytrain.extension import NotCleanError
+
 _MOST = 4
 """Number of points that the GPU may be behind: fewer than states are kept of."""
 
@@ -73,8 +75,8 @@ class GpuPoints(Generic[PointT]):
         self._passed.append(_Passed(point, self._mark()))
 
     def amend(self, point: PointT) -> None:
-        """Note that more is known of the last point."""
-        self._passed[-1].point = point
+        """Note that more is known of the last point, before a step follows it."""
+        self._passed[-1].point, self._passed[-1].reached = point, self._mark()
 
     def leave(self, versions: Sequence[int]) -> None:
         """Note that an optimizer's step is about to be queued.
@@ -100,6 +102,11 @@ class GpuPoints(Generic[PointT]):
 
         Args:
             number: the point's number.
+
+        Raises:
+            NotCleanError: the point was too long ago.
         """
-        found = next(each for each in self._passed if each.point.number == number)
+        found = next((each for each in self._passed if each.point.number == number), None)
+        if found is None:
+            raise NotCleanError("its reports have gone on from the state that its GPU had")
         return None if found.left is None else found.versions

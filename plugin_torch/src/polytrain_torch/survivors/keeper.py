@@ -54,7 +54,7 @@ _MOST_SMALL = 16 << 20
 """Bytes that may be copied at each point."""
 
 _ROOM = 1 << 20
-"""Bytes for a small state to grow. The memory is taken only once they are written."""
+"""Bytes for a small state to grow. On CPUs the memory is taken only once they are written."""
 
 _SETTLED_S = 0.02
 """A training that has stood still for so long at a point waits for the lost rank."""
@@ -230,8 +230,7 @@ class Keeper:
             is_held = self._is_held
             if not is_held:
                 self._is_dirty = self._has_stepped = True
-                if self._gpu_points is not None:
-                    self._gpu_points.leave(self._live.versions())
+                self._leave_point()
         if is_held:
             # The agent kills this process: its state belongs to the next attempt.
             threading.Event().wait()
@@ -245,6 +244,14 @@ class Keeper:
                 self._foreign = f"its variables can't be looked at: {why}"
         if not self._foreign and optimizer not in self._live.optimizers.values():
             self._foreign = f"an optimizer that steps isn't in {self._whose}"
+
+    def _leave_point(self) -> None:
+        if self._gpu_points is not None:
+            try:
+                self._gpu_points.leave(self._live.versions())
+            except Exception as error:  # the training continues
+                # Nobody would see that the GPU leaves the point.
+                self.refuse(str(error))
 
     def before_batch(self, frame: FrameType | None) -> None:
         """Note that the loop is about to get its next batch."""
@@ -271,11 +278,15 @@ class Keeper:
         point = self._point
         if point is None or point.frames is None or point.is_over or self._has_stepped:
             return
-        point = replace(point, is_over=True, sample=self._live.sample())
-        with self._lock:
-            self._point = point
-            if self._gpu_points is not None:
-                self._gpu_points.amend(point)
+        try:
+            point = replace(point, is_over=True, sample=self._live.sample())
+            with self._lock:
+                self._point = point
+                if self._gpu_points is not None:
+                    self._gpu_points.amend(point)
+        except Exception as error:  # a GPU that can't take it; the training continues
+            self.refuse(str(error))
+            return
         if self._survivor.copies is not None and self._survivor.copies.is_unconfirmed:
             try:
                 self._prove(point)
@@ -446,8 +457,8 @@ class Keeper:
         assert self._point is not None
         self._written = self._point
         live = self._live
-        if live.gpu is not None:
-            torch.cuda.current_stream().synchronize()
+        if live.gpu_queue is not None:
+            live.gpu_queue.wait()
         self._prove(self._point)
         if live.is_sharded:
             live.expect_finite([live.buffers], {})
@@ -494,8 +505,8 @@ class Keeper:
         by_gpu = live.gpu_buffers
         size = sum(map(len, (*pieces, *live.views))) + (0 if by_gpu is None else by_gpu.size)
         self._size = size + live.large_bytes()
-        if live.gpu is not None:
-            self._gpu_points = GpuPoints(lambda: torch.cuda.current_stream().record_event())
+        if live.gpu_queue is not None:
+            self._gpu_points = GpuPoints(live.gpu_queue.mark)
         if live.is_sharded:
             self._size *= get_context().get_local_world_size()
         elif size > _MOST_SMALL:

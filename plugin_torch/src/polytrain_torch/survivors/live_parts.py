@@ -16,7 +16,14 @@ from polytrain_torch.checkpoints.sharded_parts import is_consolidated
 from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.private import ANY_BATCH_NORM, saves_plainly, versions_of
 from polytrain_torch.survivors import points
-from polytrain_torch.survivors.gpu_copies import GpuBuffers, GpuCopies, Key, is_on_gpu, key_of
+from polytrain_torch.survivors.gpu_copies import (
+    GpuBuffers,
+    GpuCopies,
+    GpuQueue,
+    Key,
+    is_on_gpu,
+    key_of,
+)
 from polytrain_torch.survivors.kept_by_rank import State
 
 _SAMPLED = 64
@@ -54,6 +61,9 @@ class LiveParts:
 
         self.gpu: GpuCopies | None = None
         """Copies the tensors to the host; None if they are there."""
+
+        self.gpu_queue: GpuQueue | None = None
+        """Where the training queues its work for the GPU; None without one."""
 
         self.gpu_buffers: GpuBuffers | None = None
         """The buffers, if they are on a GPU, which writes them itself; None if there are none."""
@@ -97,9 +107,13 @@ class LiveParts:
             return "its ranks' parameters would have to be compared after each step, on GPUs"
         if why_not is None:
             if gpus:
-                self.gpu = GpuCopies(*gpus)
+                [device] = gpus
+                self.gpu, self.gpu_queue = GpuCopies(device), GpuQueue(device)
                 if self.buffers and not self.is_sharded:
-                    self.gpu_buffers = GpuBuffers(self.buffers)
+                    self.gpu_buffers = GpuBuffers(self.buffers, self.gpu_queue)
+                with self.gpu.aside():
+                    # Its memory stays with that stream: later no thread has to take any there.
+                    self.sample()
             else:
                 self.views = [_bytes_of(buffer) for buffer in self.buffers]
             self._addresses = [buffer.data_ptr() for buffer in self.buffers]
@@ -115,6 +129,8 @@ class LiveParts:
             return "its tensors are on a device"
         if len(devices) > 1:
             return "its tensors are on several GPUs"
+        if {each.index for each in devices} != {torch.cuda.current_device()}:
+            return "its tensors aren't on the current GPU: call torch.cuda.set_device first"
         if not all(map(is_on_gpu, (*self._parameters, *self.buffers))):
             return "a part of the model is on a GPU, and another part isn't"
         if sum(each.nbytes for each in self._large_on_cpu) > _MOST_ON_CPU:
@@ -204,7 +220,7 @@ class LiveParts:
     def on_cpu(self) -> Sequence[torch.Tensor]:
         """Return copies of what isn't on the GPU: the CPU changes it before the GPU gets there."""
         found = self._large_on_cpu
-        if any(each.ndim for each in found):
+        if any(each.ndim for each in found) or len({each.dtype for each in found}) > 1:
             return [each.detach().clone() for each in found]
         # Numbers; most optimizers have one for each parameter.
         return torch.stack(found).unbind() if found else []
