@@ -2,7 +2,7 @@
 
 All rows train in one run, each with models of its own on the same batches. Other rows are held
 elsewhere: `torch.compile` in `test_virtual_compiled`, losses of single ranks in
-`test_virtual_workers`, and what is refused (SyncBatchNorm) or told in
+`test_virtual_workers`, and errors (SyncBatchNorm) and warnings in
 `tests/plugin_torch/test_virtual_workers`.
 """
 

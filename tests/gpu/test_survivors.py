@@ -13,10 +13,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.plugin_torch.kept_ranks import Session, state_of, written
 
 from polytrain import (
     CheckpointConfig,
@@ -26,7 +28,7 @@ from polytrain import (
     ScalingConfig,
     make_trainer,
 )
-from polytrain.extension import KeptStates, NotCleanError, Place
+from polytrain.extension import NotCleanError
 
 STEPS = 3 * 5
 
@@ -194,26 +196,6 @@ def test_copies_serve_if_no_rank_is_left(
     assert steps_of(tmp_path / "killed") == ranks * STEPS
 
 
-class Session:
-    """A rank's session, to which nothing is sent."""
-
-    can_keep = True
-    copies = None
-    reads_checkpoint = 0
-    kept: KeptStates | None = None
-    why_not = ""
-
-    def place(self) -> Place:
-        return Place(step=1, metrics={}, positions={})
-
-    def keep(self, _: Any, *, capacity: int, size: int) -> KeptStates:
-        self.kept = KeptStates.new(capacity)
-        return self.kept
-
-    def keep_nothing(self, why: str) -> None:
-        self.why_not = why
-
-
 class Rank:
     """Trains on the GPU, and tells its keeper of it as hooks and loaders do."""
 
@@ -227,14 +209,8 @@ class Rank:
         torch.manual_seed(1)
         self.session = Session()
         monkeypatch.setattr(keeper, "survivor", lambda: self.session)
-        block = (torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256))
-        self.model = torch.nn.Sequential(
-            *(
-                type(each)(*((256, 256) if number % 2 == 0 else (256,)))
-                for _ in range(layers)
-                for number, each in enumerate(block)
-            )
-        ).cuda()
+        blocks = [(torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256)) for _ in range(layers)]
+        self.model = torch.nn.Sequential(*chain.from_iterable(blocks)).cuda()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=fused)
         self.keeper = keeper.Keeper({"model": self.model, "optimizer": self.optimizer}, {})
         self.rows = torch.randn(64, 256, device="cuda")
@@ -258,29 +234,6 @@ class Rank:
         point = self.keeper.hold(0, lambda: time.monotonic() < until)
         directory.mkdir()
         self.keeper.write({0: self.states()}, point, directory)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            name: value.cpu()
-            for name, value in {
-                **self.model.state_dict(),
-                **{
-                    f"{number} {name}": value
-                    for number, its in self.optimizer.state_dict()["state"].items()
-                    for name, value in its.items()
-                },
-            }.items()
-        }
-
-
-def written(directory: Path) -> dict[str, Any]:
-    import torch
-
-    optimizer = torch.load(directory / "state.pt")["parts"]["optimizer"]["state"]
-    return {
-        **torch.load(directory / "model.pt"),
-        **{f"{number} {name}": v for number, its in optimizer.items() for name, v in its.items()},
-    }
 
 
 def within(path: Path, function: Callable[[], None]) -> None:
@@ -315,7 +268,7 @@ def test_a_gpu_that_waits_for_a_lost_rank_has_the_state_before_the_step(
             rank.step()
             rank.report()
         torch.cuda.synchronize()
-        expected = rank.state()
+        expected = state_of(rank.model, rank.optimizer)
         for _ in range(ahead):
             # In place of a collective that a lost rank should have joined.
             rank.model[0].weight.register_post_accumulate_grad_hook(lambda _: wait_on_gpu())
@@ -346,11 +299,10 @@ def test_a_gpu_that_is_inside_of_a_step_has_no_state(
         rank.step()
         rank.report()
         rank.model(rank.rows).square().mean().backward()
-        torch.cuda.synchronize()
         rank.keeper.before_step(rank.optimizer)
+        torch.cuda.synchronize()
         torch.cuda._sleep(int(4e9))
         rank.optimizer.step()
-        time.sleep(0.1)
         with pytest.raises(NotCleanError, match="inside of an optimizer's step"):
             rank.write(tmp_path / "written", within_s=0.5)
 

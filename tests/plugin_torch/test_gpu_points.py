@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.plugin_torch.kept_ranks import state_of, written
 from tests.plugin_torch.simulated_gpu import SimulatedGpu, simulate_gpu
 from tests.plugin_torch.test_keeper import Rank, Within, World, within
 
@@ -119,16 +120,14 @@ def test_buffers_count_once_their_stamp_has_arrived() -> None:
     assert arrived(STAMPS.pack(3, 3) + b"buffers") == b"buffers"
 
 
-def state_of(rank: Rank) -> dict[str, torch.Tensor]:
-    by_parameter = rank.optimizer.state_dict()["state"].items()
-    optimizer = {f"{n} {name}": each for n, its in by_parameter for name, each in its.items()}
-    return {name: each.clone() for name, each in {**rank.model.state_dict(), **optimizer}.items()}
-
-
-def written(directory: Path) -> dict[str, Any]:
-    by_parameter = torch.load(directory / "state.pt")["parts"]["optimizer"]["state"].items()
-    optimizer = {f"{n} {name}": each for n, its in by_parameter for name, each in its.items()}
-    return {**torch.load(directory / "model.pt"), **optimizer}
+def at_a_point(monkeypatch: pytest.MonkeyPatch) -> tuple[SimulatedGpu, Rank]:
+    """A GPU, and a rank that has reported after a step, which the GPU has done."""
+    gpu = simulate_gpu(monkeypatch)
+    rank = Rank(monkeypatch)
+    rank.step()
+    rank.report()
+    gpu.work_off()
+    return gpu, rank
 
 
 def queue_step(rank: Rank) -> None:
@@ -153,7 +152,7 @@ def test_the_state_of_the_point_of_the_gpu_is_written(
             rank.step()
             rank.report()
             gpu.work_off()
-        expected = state_of(rank)
+        expected = state_of(rank.model, rank.optimizer)
         for _ in range(ahead):
             queue_step(rank)
             rank.report()
@@ -191,11 +190,7 @@ def test_a_step_on_another_stream_is_trained_and_not_kept(
     """Its events say nothing about the stream of the points."""
 
     def train() -> None:
-        gpu = simulate_gpu(monkeypatch)
-        rank = Rank(monkeypatch)
-        rank.step()
-        rank.report()
-        gpu.work_off()
+        _, rank = at_a_point(monkeypatch)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: object())
         queue_step(rank)
         with pytest.raises(NotCleanError, match="more than one stream"):
@@ -228,11 +223,7 @@ def test_weights_that_an_evaluation_swaps_on_a_gpu_are_not_written(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def train() -> None:
-        gpu = simulate_gpu(monkeypatch)
-        rank = Rank(monkeypatch)
-        rank.step()
-        rank.report()
-        gpu.work_off()
+        _, rank = at_a_point(monkeypatch)
         rank.model[0].weight.data.mul_(0.5)
         with pytest.raises(NotCleanError, match="changed after the step"):
             rank.write(tmp_path)
@@ -246,11 +237,7 @@ def test_a_state_that_the_gpu_leaves_while_it_is_copied_is_not_written(
     """An aborted collective lets the GPU go on, with gradients that are torn."""
 
     def train() -> None:
-        gpu = simulate_gpu(monkeypatch)
-        rank = Rank(monkeypatch)
-        rank.step()
-        rank.report()
-        gpu.work_off()
+        gpu, rank = at_a_point(monkeypatch)
         queue_step(rank)
         copied = GpuCopies.copied
 
@@ -259,7 +246,7 @@ def test_a_state_that_the_gpu_leaves_while_it_is_copied_is_not_written(
             return copied(*arguments)
 
         monkeypatch.setattr(GpuCopies, "copied", copied_late)
-        with pytest.raises(NotCleanError, match="gone on with its step"):
+        with pytest.raises(NotCleanError, match="began the next step while its state was copied"):
             rank.write(tmp_path)
 
     within(train)

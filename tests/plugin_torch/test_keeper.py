@@ -11,33 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.plugin_torch.kept_ranks import Session
 
-from polytrain.extension import KeptState, KeptStates, NotCleanError, Place
+from polytrain.extension import KeptState, NotCleanError, Place
 from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 
 Run = Callable[..., Any]
-
-
-class Session:
-    """A rank's session, to which nothing is sent."""
-
-    can_keep = True
-    copies = None
-    reads_checkpoint = 0
-    kept: KeptStates | None = None
-    why_not = ""
-
-    def place(self) -> Place:
-        return Place(step=1, metrics={}, positions={})
-
-    def keep(self, _: Keeper, *, capacity: int, size: int) -> KeptStates:
-        self.kept = KeptStates.new(capacity)
-        return self.kept
-
-    def keep_nothing(self, why: str) -> None:
-        self.why_not = why
 
 
 class World:

@@ -316,10 +316,11 @@ def _apart(gradients: Each, seen: set[int]) -> Each:
     """
     apart: list[torch.Tensor | None] = []
     for each in gradients:
-        # Views may overlap wherever they begin.
-        is_shared = each is not None and each.untyped_storage().data_ptr() in seen
-        one = each.clone() if is_shared and each is not None else each
+        one = each
         if one is not None:
+            # Views may overlap wherever they begin.
+            if one.untyped_storage().data_ptr() in seen:
+                one = one.clone()
             seen.add(one.untyped_storage().data_ptr())
         apart.append(one)
     return apart

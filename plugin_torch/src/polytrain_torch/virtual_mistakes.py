@@ -89,8 +89,8 @@ def checked_averages(is_in_loop: Callable[[], bool]) -> Iterator[None]:
         AveragedModel.update_parameters = original
 
 
-class KeptStates:
-    """The states that checkpoints hold, before and after a loop.
+class UnchangedParts:
+    """The parts of a training state that the loop must not change.
 
     Models that virtual workers train, optimizers and metrics are left out. Averages that begin with
     the model's weights don't change before its first step, so states are compared in loops 1, 2, 4,

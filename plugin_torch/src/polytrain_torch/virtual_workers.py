@@ -40,8 +40,8 @@ from polytrain_torch.randomness import function_seed, seed_place, share_function
 from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.virtual_gradients import Gradients, Vector, join
 from polytrain_torch.virtual_mistakes import (
-    KeptStates,
     LearningRates,
+    UnchangedParts,
     checked_averages,
     watched_ranks,
 )
@@ -208,7 +208,7 @@ class VirtualWorkers:
         self._is_deterministic = True
         self._read_of_ranks: set[str] = set()
         self._rates = LearningRates()
-        self._states = KeptStates()
+        self._states = UnchangedParts()
         self._proofs = Proofs()
         self._on_node: SummingGroup | None = None
         self._between_nodes: SocketSums | None = None

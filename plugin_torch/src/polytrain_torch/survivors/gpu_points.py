@@ -108,5 +108,5 @@ class GpuPoints(Generic[PointT]):
         """
         found = next((each for each in self._passed if each.point.number == number), None)
         if found is None:
-            raise NotCleanError("its reports have gone on from the state that its GPU had")
+            raise NotCleanError("it has made too many reports since the state that its GPU had")
         return None if found.left is None else found.versions

@@ -617,7 +617,7 @@ class Keeper:
         with self._lock:
             now = self._clean_point()
             if self._gpu_points is not None and (now is None or now.number != found.number):
-                raise NotCleanError("its GPU has gone on with its step")
+                raise NotCleanError("its GPU began the next step while its state was copied")
         # Since the agent has read this rank's, it may have reached another point.
         kept = {**kept, mine: self._kept.read()}
         if self._depot is not None:

@@ -1,0 +1,53 @@
+"""What tests of the states that ranks keep have in common. Importing it imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polytrain.extension import KeptStates, Place
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Session:
+    """A rank's session, to which nothing is sent."""
+
+    can_keep = True
+    copies = None
+    reads_checkpoint = 0
+    kept: KeptStates | None = None
+    why_not = ""
+
+    def place(self) -> Place:
+        return Place(step=1, metrics={}, positions={})
+
+    def keep(self, _: Any, *, capacity: int, size: int) -> KeptStates:
+        self.kept = KeptStates.new(capacity)
+        return self.kept
+
+    def keep_nothing(self, why: str) -> None:
+        self.why_not = why
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Copies of a model's and its optimizer's tensors as they are now, on the CPU."""
+    found = _by_name(model.state_dict(), optimizer.state_dict()["state"])
+    return {name: each.detach().cpu().clone() for name, each in found.items()}
+
+
+def written(directory: Path) -> dict[str, torch.Tensor]:
+    """The same of a state that was written."""
+    import torch
+
+    parts = torch.load(directory / "state.pt")["parts"]
+    return _by_name(torch.load(directory / "model.pt"), parts["optimizer"]["state"])
+
+
+def _by_name(
+    model: Mapping[str, torch.Tensor], optimizer: Mapping[int, Mapping[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    its = {f"{n} {name}": each for n, state in optimizer.items() for name, each in state.items()}
+    return {**model, **its}
