@@ -13,6 +13,7 @@ from polytrain_plugins import backend_names
 
 pytest_plugins = [
     "pytester",
+    "tests.descriptors",
     "tests.machine",
     "tests.minutes",
     "tests.problems",

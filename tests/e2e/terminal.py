@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import select
 import signal
 import struct
 import sys
@@ -16,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyte
+
+from polytrain.linux.processes import is_readable
 
 _PATIENCE_S = 120.0
 
@@ -55,7 +56,7 @@ class Terminal:
 
     def resize(self, columns: int, rows: int) -> None:
         """Change the size, as a window's frame does. What was written before is shown first."""
-        while select.select([self._descriptor], [], [], 0)[0] and self._show_some(time.monotonic()):
+        while is_readable(self._descriptor) and self._show_some(time.monotonic()):
             pass
         self._screen.resize(rows, columns)
         size = struct.pack("HHHH", rows, columns, 0, 0)
@@ -81,7 +82,7 @@ class Terminal:
 
     def _show_some(self, deadline: float) -> bool:
         left_s = max(0.0, deadline - time.monotonic())
-        if not select.select([self._descriptor], [], [], left_s)[0]:
+        if not is_readable(self._descriptor, left_s):
             return True
         try:
             data = os.read(self._descriptor, 1 << 16)

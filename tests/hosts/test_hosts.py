@@ -157,6 +157,12 @@ def test_hosts_end_with_a_process_that_is_killed(state: str) -> None:
     assert eventually(lambda: not _processes(f"polytrain-hosts-{owner.pid}"))
 
 
+@pytest.mark.usefixtures("many_open_files")
+def test_hosts_live_though_many_files_are_open() -> None:
+    with hosts(2) as (a, b), serving(b):
+        assert reaches(a, b) == "yes"
+
+
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "polytrain.testing.hosts.testbed.why_no_hosts", lambda: "only root may do that"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
-import select
 import signal
 import socket
 import sys
@@ -20,6 +19,7 @@ import pytest
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.events.output import Output
 from polytrain.functions.pickling import dumps
+from polytrain.linux.processes import is_readable
 from polytrain.testing.processes import eventually
 from polytrain.validation import local_validator
 from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
@@ -131,7 +131,7 @@ def test_the_next_one_starts_a_zygote_if_the_last_one_was_killed(tmp_path: Path)
         zygote = outcome.metrics["zygote"]
         ended = os.pidfd_open(zygote)
         os.kill(zygote, signal.SIGKILL)
-        assert select.select([ended], [], [], 60)[0]
+        assert is_readable(ended, 60)
         os.close(ended)
         assert isinstance(made.validate(task(tmp_path, kill=False)), Validated)
 

@@ -20,7 +20,7 @@ def keep_host(owner: int) -> None:
     """Be process 1 of a host: let the kernel reap orphans, and wait for the end of the owner."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
-    select.select([owner], [], [])
+    _wait_for(owner)
 
 
 def keep_switch(owner: int, groups: Path) -> None:
@@ -35,9 +35,17 @@ def keep_switch(owner: int, groups: Path) -> None:
     groups.mkdir()
     try:
         print("ready", flush=True)
-        select.select([owner, sys.stdin], [], [])
+        _wait_for(owner, sys.stdin.fileno())
     finally:
         _remove(groups)
+
+
+def _wait_for(*descriptors: int) -> None:
+    """Wait until one of the descriptors can be read. Unlike `select`, `poll` takes any number."""
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    waiting.poll()
 
 
 def _remove(groups: Path) -> None:
