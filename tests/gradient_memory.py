@@ -53,13 +53,15 @@ def report_peak(config: Mapping[str, Any]) -> None:
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
-    report({"sets": peak / sum(each.nbytes for each in model.parameters())})
+    most = torch.tensor(peak / sum(each.nbytes for each in model.parameters()))
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    report({"sets": most.item()})
 
 
 def peak(
     storage: Path, workers: int, virtual_workers: int | None, *, sockets: bool = False
 ) -> float:
-    """Return the most sets of gradients that a step of rank 0 has, beside DDP's own buckets.
+    """Return the most sets of gradients that a step of any rank has, beside DDP's own buckets.
 
     Args:
         storage: a directory for the run.

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from polytrain_torch import virtual_gradients
-from polytrain_torch.virtual_gradients import Gradients, Vector, join
+from polytrain_torch.collectives.tree_sums import Vector, join
+from polytrain_torch.virtual_gradients import Gradients
 
 LAYERS, WIDTH = 4, 8
 
@@ -141,6 +142,45 @@ def test_a_rank_that_waited_sums_again_what_another_rank_changed(twins: Twins) -
     alone[:3](X).square().sum().backward()
     assert len(twins.lengths) == LAYERS + 1
     assert are_equal(values_of(model), values_of(alone))
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_rank_with_several_subtrees_begins_fewer_sums_early(twins: Twins, clips: bool) -> None:
+    """Rank 1 of 2 has the virtual workers 3 to 5: the pair of the last two, and one."""
+    subtrees: list[int] = []
+    begun_early = 0
+
+    def begin(sums: list[Vector]) -> Callable[[], Vector]:
+        subtrees.append(len(sums))
+        total = join(sums.pop(0))
+        return lambda: [total.add_(join(sums.pop(0)))]
+
+    def body(of: torch.nn.Sequential, number: int) -> None:
+        of(X * number).square().sum().backward()
+        if clips:
+            of[3].weight.grad.data.clamp_(-0.1, 0.1)
+
+    model, alone = network(), network()
+    gradients = Gradients(model.parameters(), 6, begin, overlaps=True)
+    gradients.begin()
+    for number in (5, 4, 3):
+        if number == 3:
+            gradients.expect_last(number)
+        body(model, number)
+        begun_early = len(subtrees)
+        gradients.take(number)
+    gradients.average()
+    sums = {}
+    for number in (5, 4, 3):
+        alone.zero_grad()
+        body(alone, number)
+        sums[number] = values_of(alone)
+    for parameter, *parts in zip(model.parameters(), sums[3], sums[4], sums[5], strict=True):
+        first, second, third = parts
+        assert torch.equal(parameter.grad, (first + (second + third)) / 6)
+    # One set that is made, two that are held, and half a set of sums: below 1 + log2(6).
+    assert begun_early == LAYERS // 2
+    assert subtrees == [2] * (LAYERS + clips)
 
 
 def test_reading_a_gradient_in_the_loop_sums_nothing_again(twins: Twins) -> None:

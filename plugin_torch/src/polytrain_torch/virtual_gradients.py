@@ -9,24 +9,26 @@ so neither buckets nor times change a bit.
 The training function may still change a gradient within the loop whose sum has begun: by a second
 backward pass, or by clipping. The last bucket, whose sum begins after the loop, tells all ranks of
 that. They sum the bucket again, and begin no sum early from then on.
+
+A sum that begins early is made in memory of its own, since its gradients are still needed. So only
+as many begin early as leave a rank with at most log2(C) sets of gradients more than one.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.collectives.tree_sums import Node, Tree, leaf
+from polytrain_torch.collectives.tree_sums import Node, Tree, Vector, join, leaf, most_values
 from polytrain_torch.private import is_unwritten, mark_unwritten
 
 Each = Sequence[torch.Tensor | None]
 """A gradient for each parameter; None if it has none."""
-
-Vector = Sequence[torch.Tensor]
-"""Elements of contiguous tensors, one after the other."""
 
 Begin = Callable[[list[Vector]], Callable[[], Vector]]
 """Begins to add the sums of all ranks' subtrees; the function that it returns waits for the sum.
@@ -63,14 +65,17 @@ class Gradients:
         self._begin = begin
         size = _BUCKET if overlaps else _BUCKET_AFTERWARDS
         self._buckets = [*_divided(parameters, count, size)]
-        self._overlaps = overlaps and len(self._buckets) > 1
+        self._early = self._buckets[: _number_of_early(self._buckets, count) if overlaps else 0]
+        """The buckets whose sums may begin early, on any rank."""
+
+        self._overlaps = bool(self._early)
         self._earlier: list[Each] = []
         self._lock = threading.Lock()
         self._last: int | None = None
         """The virtual worker whose backward pass is this rank's last; None at other times."""
 
         self._missing: list[set[int]] = []
-        """Ids of the parameters of each bucket that the backward pass hasn't reached."""
+        """Ids of the parameters of each early bucket that the backward pass hasn't reached."""
 
         self._begun: list[Callable[[], torch.Tensor]] = []
         """Waits for the sums of the first buckets."""
@@ -80,12 +85,12 @@ class Gradients:
 
         self._bucket_of = {
             id(each): number
-            for number, bucket in enumerate(self._buckets)
+            for number, bucket in enumerate(self._early)
             for each in bucket.parameters
         }
         self._hooks = [
             each.register_post_accumulate_grad_hook(self._reached)
-            for bucket in self._buckets[: -1 if self._overlaps else 0]
+            for bucket in self._early
             for each in bucket.parameters
         ]
 
@@ -102,7 +107,7 @@ class Gradients:
     def expect_last(self, virtual_worker: int) -> None:
         """Let sums begin in the backward pass of this virtual worker, this rank's last."""
         if self._overlaps:
-            self._missing = [{*map(id, bucket.parameters)} for bucket in self._buckets]
+            self._missing = [{*map(id, bucket.parameters)} for bucket in self._early]
             self._last = virtual_worker
 
     def expect_none(self) -> None:
@@ -126,17 +131,15 @@ class Gradients:
             for bucket, earlier in zip(self._buckets, self._earlier, strict=True):
                 bucket.set_own(earlier)
             return
-        marks: list[bool] = []
-        if self._hooks:
-            marks = [*self._changed, *[False] * (len(self._buckets) - len(self._changed))]
-        for bucket in self._buckets[len(self._begun) :]:
+        marks = [*self._changed, *[False] * (len(self._early) - len(self._changed))]
+        for number, bucket in [*enumerate(self._buckets)][len(self._begun) :]:
             is_last = bucket is self._buckets[-1]
-            # Where sums begin early, another rank may have all ranks make this one again.
-            sums = bucket.sums(marks if is_last else (), keeps=bool(self._hooks))
+            # Another rank may have begun this sum early, and have all ranks make it again.
+            sums = bucket.sums(marks if is_last else (), keeps=number < len(self._early))
             self._begun.append(self._begin(sums))
         totals = [wait() for wait in self._begun]
         self._begun = []
-        # The last bucket has a mark for each bucket: more than 0 if any rank has changed it.
+        # The last bucket has a mark for each early one: more than 0 if any rank has changed it.
         changed = [mark > 0 for mark in self._buckets[-1].marks(totals[-1], len(marks))]
         for number in (n for n, is_changed in enumerate(changed) if is_changed):
             self._overlaps = False
@@ -152,9 +155,9 @@ class Gradients:
             if self._last is None:
                 return
             self._missing[self._bucket_of[id(parameter)]].discard(id(parameter))
-            # All ranks begin the buckets in the same order. The last one waits for the loop's end.
-            while not self._missing[len(self._begun)]:
-                sums = self._buckets[len(self._begun)].early_sums(self._last)
+            # All ranks begin the buckets in the same order.
+            while len(self._begun) < len(self._early) and not self._missing[len(self._begun)]:
+                sums = self._early[len(self._begun)].early_sums(self._last)
                 if sums is None:
                     self._last = None
                     return
@@ -198,18 +201,19 @@ class _Bucket:
     def early_sums(self, virtual_worker: int) -> list[Vector] | None:
         """Return the sums of this rank's subtrees, and leave all gradients as they are.
 
-        None if a change of a gradient couldn't be seen.
+        The first is a new tensor. None if a change of a gradient couldn't be seen.
         """
         gradients = [parameter.grad for parameter in self.parameters]
         if any(each is None or not mark_unwritten(each) for each in gradients):
             return None
         self._early = gradients
-        tree: Tree[torch.Tensor] = Tree(self._count, torch.Tensor.add_)
+        tree: Tree[Vector] = Tree(self._count, _added_to_joined)
         with torch.no_grad():
             for node, held in self._tree.held:
-                tree.take(node, join(self._vector(held, ())))
-            tree.take(leaf(self._count, virtual_worker), join(self._vector(gradients, ())))
-        return [[each] for each in tree.taken()]
+                tree.take(node, self._vector(held, ()))
+            last = join(self._vector(gradients, ()))
+            tree.take(leaf(self._count, virtual_worker), [last])
+        return tree.taken()
 
     def compare(self, virtual_worker: int) -> bool:
         """Take the gradients whose sum has begun; return whether they have changed since."""
@@ -326,9 +330,12 @@ def _apart(gradients: Each, seen: set[int]) -> Each:
     return apart
 
 
-def join(vector: Vector) -> torch.Tensor:
-    """Return a vector as one new tensor."""
-    return torch.cat([each.view(-1) for each in vector])
+def _added_to_joined(left: Vector, right: Vector) -> Vector:
+    """Add a vector to one that is in one tensor, in place."""
+    [joined] = left
+    for part, theirs in zip(joined.split([each.numel() for each in right]), right, strict=True):
+        part.add_(theirs.view(-1))
+    return left
 
 
 def _as_gradient(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -378,3 +385,16 @@ def _divided(parameters: Iterable[torch.Tensor], count: int, size: int) -> Itera
                 bucket = []
         if bucket:
             yield _Bucket(bucket, count)
+
+
+def _number_of_early(buckets: Sequence[_Bucket], count: int) -> int:
+    """Return how many sums may begin during the backward pass: not the last, nor too many.
+
+    Args:
+        buckets: the buckets, in the order of their sums.
+        count: number of virtual workers.
+    """
+    bytes_of = [sum(each.nbytes for each in bucket.parameters) for bucket in buckets]
+    most = math.log2(count) + 1 - most_values(count, dist.get_world_size())
+    room = most * sum(bytes_of)
+    return sum(begun <= room for begun in accumulate(bytes_of[:-1]))

@@ -32,13 +32,13 @@ from polytrain_torch.checkpoints.arithmetic import (
 )
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.socket_sums import SocketSums
-from polytrain_torch.collectives.tree_sums import summed
+from polytrain_torch.collectives.tree_sums import Vector, joined, summed
 from polytrain_torch.models.buffers import Buffers
 from polytrain_torch.models.proof import Proofs
 from polytrain_torch.private import compiled_by_shape
 from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
 from polytrain_torch.row_weights import weighted_loop
-from polytrain_torch.virtual_gradients import Gradients, Vector, join
+from polytrain_torch.virtual_gradients import Gradients
 from polytrain_torch.virtual_mistakes import (
     LearningRates,
     UnchangedParts,
@@ -460,14 +460,10 @@ class VirtualWorkers:
             self._on_node.add_up(sums)
             total = sums[0]
             return lambda: total
-        joined = []
-        while sums:
-            # One by one: the gradients of which a sum is made may be released.
-            joined.append(join(sums.pop(0)))
         if is_on_cpu and self._between_nodes is not None:
-            wait = self._between_nodes.begin(self.count, joined)
+            wait = self._between_nodes.begin(self.count, sums)
             return lambda: [wait()]
-        total = [summed(self.count, joined)]
+        total = [summed(self.count, joined(sums))]
         return lambda: total
 
 

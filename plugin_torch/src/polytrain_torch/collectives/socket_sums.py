@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from polytrain_torch.collectives.operation_queue import OperationQueue
-from polytrain_torch.collectives.tree_sums import summed
+from polytrain_torch.collectives.tree_sums import Vector, join, joined, summed
 from polytrain_torch.private import timeout_of
 
 _CPU = torch.device("cpu")
@@ -28,11 +28,20 @@ class SocketSums:
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._queue = OperationQueue()
 
-    def begin(self, leaves: int, sums: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Begin to add up, and return a function that waits for the sum; see `tree_sums.summed`."""
-        return self._queue.run(self._adding(leaves, sums), sums[0], blocks=False).wait
+    def begin(self, leaves: int, sums: list[Vector]) -> Callable[[], torch.Tensor]:
+        """Begin to add up, and return a function that waits for the sum.
 
-    def _adding(self, leaves: int, sums: list[torch.Tensor]) -> Iterator[float]:
+        Args:
+            leaves: number of virtual workers.
+            sums: of this rank's subtrees, from the first to the last. The first is copied; the
+                others must stay as they are until the sum is made. They are taken out of the list.
+        """
+        total = join(sums.pop(0))
+        return self._queue.run(self._adding(leaves, total, sums), total, blocks=False).wait
+
+    def _adding(self, leaves: int, total: torch.Tensor, others: list[Vector]) -> Iterator[float]:
         # To the queue's thread: waiting for sockets is what takes the time.
         yield math.inf
-        summed(leaves, sums, self._group)
+        with torch.no_grad():
+            # Not before: many sums may wait for their turn.
+            summed(leaves, [total, *joined(others)], self._group)

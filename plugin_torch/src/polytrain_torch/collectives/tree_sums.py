@@ -23,6 +23,19 @@ from polytrain_plugins import virtual_workers_of
 
 AnyValue = TypeVar("AnyValue")
 
+Vector = Sequence[torch.Tensor]
+"""Elements of contiguous tensors, one after the other."""
+
+
+def join(vector: Vector) -> torch.Tensor:
+    """Return a vector as one new tensor."""
+    return torch.cat([each.view(-1) for each in vector])
+
+
+def joined(vectors: list[Vector]) -> list[torch.Tensor]:
+    """Take vectors out of a list one by one, so that each may be released, and join each."""
+    return [join(vectors.pop(0)) for _ in range(len(vectors))]
+
 
 class Node(NamedTuple):
     """A subtree of `1 << level` virtual workers: from the end, those from `number << level` on."""
@@ -85,6 +98,19 @@ def all_subtrees(leaves: int, world_size: int) -> tuple[Node, ...]:
     return tuple(
         node for rank in range(world_size) for node in reversed(subtrees(leaves, world_size, rank))
     )
+
+
+@cache
+def most_values(leaves: int, world_size: int) -> int:
+    """Return the most values that a rank has at once: those that it holds, and its last one."""
+    ranks = (virtual_workers_of(leaves, world_size, rank) for rank in range(world_size))
+    most = 0
+    for own in ranks:
+        tree: Tree[Any] = Tree(leaves, lambda left, _: left)
+        for virtual_worker in reversed(own):
+            most = max(most, len(tree.held) + 1)
+            tree.take(leaf(leaves, virtual_worker), None)
+    return most
 
 
 def add_subtrees(leaves: int, world_size: int, sums: Sequence[torch.Tensor]) -> torch.Tensor:
