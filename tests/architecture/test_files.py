@@ -36,7 +36,7 @@ OTHER_FILES = {
     "view/cli/run.py": "the job file that the user names",
     "view/page/ending.py": "the page that the user names",
     "view/page/rendering.py": "files of the package",
-    "prediction/output_files.py": "a model's directory that was checked, and a temporary one",
+    "prediction/model_files.py": "a model's directory that was checked, and a temporary one",
     "trackers/wandb.py": "the directory that W&B itself writes to",
     "trackers/wandb_file.py": "W&B's own file",
     "record/near_runs.py": "the directory that the user keeps runs in, each of which may be a link",

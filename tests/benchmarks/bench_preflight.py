@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from harness import OURS, Bound, Figure, conclude, parse, running_ray, take_turns
 
-from polytrain.policy.connections import targets
+from polytrain.policy.links import targets
 from polytrain.workers.ray.links import LinkEnd, failed_links
 
 _NODES = (2, 4, 8)

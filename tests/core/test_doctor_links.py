@@ -16,7 +16,7 @@ import pytest
 from tests.sweeps import only_in_sweep
 
 from polytrain.backends.reference import Reference, ReferenceEngine
-from polytrain.policy.connections import FailedLink
+from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
 from polytrain.view.doctor import links
 from polytrain.view.doctor.finding import Finding, Verdict, checked

@@ -11,7 +11,7 @@ from tests.core.fake_cluster import FakeCluster
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import AgentsPlaced, DrainWanted, PlacementFailed, Purpose
 from polytrain.policy.autoscaling import Outlook
-from polytrain.policy.connections import FailedLink
+from polytrain.policy.links import FailedLink
 from polytrain.workers.driver.worker_pool import WorkerPool
 
 NOBODY = frozenset[str]()

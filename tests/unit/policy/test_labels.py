@@ -11,7 +11,7 @@ from polytrain import ScalingConfig
 from polytrain.api.cluster_checks import cluster_problems, label_problems
 from polytrain.api.config_checks import config_problems
 from polytrain.config.configs import RunConfig
-from polytrain.policy.autoscaling import NODE_ID, allowed, meets, without
+from polytrain.policy.labels import NODE_ID, allowed, meets, without
 
 NODES = {
     "a": {NODE_ID: "a", "tier": "small"},

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from polytrain.policy.connections import ALL_UP_TO, FailedLink, described, remedy_for, targets
+from polytrain.policy.links import ALL_UP_TO, FailedLink, described, remedy_for, targets
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5, ALL_UP_TO])

@@ -38,13 +38,13 @@ from polytrain.policy.placement import NodeAddress, members
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
+from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StopRequests
-from polytrain.run.run import AttachedWork
 from polytrain.run.states import Conclude, State
 from polytrain.run.survivors import Survivors
 from polytrain.storage.location import Location

@@ -9,7 +9,7 @@ from typing import Any
 from polytrain import FailureConfig, Rollback, RunConfig
 from polytrain.backends.reference import Reference
 from polytrain.config.run_spec import RunSpec
-from polytrain.run.run import ConfigChanges
+from polytrain.run.config_changes import ConfigChanges
 
 
 def halved(config: dict[str, Any], rollback: Rollback) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from polytrain.policy.stop_rule import Limit, StopRule
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.record.history import read_history
 from polytrain.record.journal import Journal
-from polytrain.run.run import AttachedWork
+from polytrain.run.attached_work import AttachedWork
 from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.agents.calls import AgentEvent

@@ -42,7 +42,7 @@ from polytrain.config.listening import port_problems
 from polytrain.config.run_spec import RunSpec
 from polytrain.errors import CheckpointError
 from polytrain.output.observers import follow_record
-from polytrain.policy.autoscaling import allowed
+from polytrain.policy.labels import allowed
 from polytrain.policy.scaling import (
     choose_cluster,
     local_problems,

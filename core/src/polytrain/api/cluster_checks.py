@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.config.configs import ScalingConfig
-from polytrain.policy.autoscaling import Labels, allowed
+from polytrain.policy.labels import Labels, allowed
 from polytrain.policy.scaling import Capacity, worker_capacity
 from polytrain.text.described import numbered
 from polytrain_plugins import Problem

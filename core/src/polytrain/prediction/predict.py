@@ -38,7 +38,8 @@ from polytrain.prediction.checks import (
     with_keys,
 )
 from polytrain.prediction.local_workers import InlineWorkers, LocalWorkers
-from polytrain.prediction.output_files import ModelFiles, OutputFiles, digest_of
+from polytrain.prediction.model_files import ModelFiles, digest_of
+from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import PART_ROWS, Part, Unit, default_part_rows, divided, units
 from polytrain.prediction.predictor import PredictionTask, joined
 from polytrain.prediction.record import PredictionRecord, split_options, this_python

@@ -19,7 +19,8 @@ from polytrain.data.read.describe import Source
 from polytrain.data.read.pieces import in_steps
 from polytrain.data.shards.rows import PieceRows
 from polytrain.functions.pickling import dumps
-from polytrain.prediction.output_files import ModelFiles, OutputFiles
+from polytrain.prediction.model_files import ModelFiles
+from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import Part, Unit, cut
 from polytrain.workers.processes.channel import ConnectionClosedError, SocketChannel
 from polytrain_plugins import Backend, Predictions

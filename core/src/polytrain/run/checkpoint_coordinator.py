@@ -29,9 +29,9 @@ from polytrain.policy.retention import missing_score
 from polytrain.policy.validation import Validation, ValidationStatus
 from polytrain.record.entries import CheckpointCommitted, CheckpointDropped
 from polytrain.record.journal import Journal
+from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.lease import Lease
-from polytrain.run.run import AttachedWork
 from polytrain.workers.agents.calls import Acknowledge, StoreRest
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain_plugins import RunInfo

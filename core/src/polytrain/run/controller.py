@@ -44,11 +44,13 @@ from polytrain.record.entries import (
     StopConditionMet,
 )
 from polytrain.record.journal import Journal
+from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import (
     CheckpointCoordinator,
     lease_lost,
 )
+from polytrain.run.config_changes import ConfigChanges, OnRollbackError
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.lease import Lease
@@ -57,7 +59,6 @@ from polytrain.run.machine import begin, note, step
 from polytrain.run.program import commit_search
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StacksRequests, StopRequests
-from polytrain.run.run import AttachedWork, ConfigChanges, OnRollbackError
 from polytrain.run.states import (
     AcquireWorkers,
     Action,

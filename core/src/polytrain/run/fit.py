@@ -37,8 +37,10 @@ from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
 from polytrain.record.run_facts import Program
+from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
+from polytrain.run.config_changes import ConfigChanges
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.identity import code_of, salt_of
@@ -48,7 +50,7 @@ from polytrain.run.program import command_line, script
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests
 from polytrain.run.resume import function_fingerprint, unreported, versions_of
-from polytrain.run.run import AttachedWork, ConfigChanges, Run
+from polytrain.run.run import Run
 from polytrain.run.states import Conclude, State
 from polytrain.run.survivors import Survivors
 from polytrain.storage.location import Location

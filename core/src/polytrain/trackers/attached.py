@@ -15,8 +15,8 @@ from polytrain.record.progress import Progress
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain.trackers.delivery import TrackedFacts
+from polytrain.trackers.given import tracker_problems, trackers_of
 from polytrain.trackers.prometheus import Figures, Prometheus
-from polytrain.trackers.state import tracker_problems, trackers_of
 from polytrain.trackers.tracking import Tracking
 from polytrain_plugins import Problem, RunInfo
 

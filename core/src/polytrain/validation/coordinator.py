@@ -23,7 +23,8 @@ from polytrain.functions.pickling import code_in, pickled_for_ray, pickled_with
 from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
 from polytrain.record.entries import ValidationEnded, ValidationRequested
 from polytrain.record.journal import Journal
-from polytrain.run.run import AttachedWork, Run
+from polytrain.run.attached_work import AttachedWork
+from polytrain.run.run import Run
 from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
 from polytrain.workers.agents.agent_spec import zygote_for

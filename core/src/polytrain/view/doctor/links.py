@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from polytrain.api.backend_checks import missing_modules
-from polytrain.policy.connections import ALL_UP_TO, FailedLink, described, remedy_for, targets
+from polytrain.policy.links import ALL_UP_TO, FailedLink, described, remedy_for, targets
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked, failed_with
 from polytrain.workers.ray.links import LinkEnd

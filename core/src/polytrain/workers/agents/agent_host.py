@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from polytrain.errors import FailureKind
-from polytrain.policy.connections import FailedLink
+from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec

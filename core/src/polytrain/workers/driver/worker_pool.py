@@ -22,7 +22,7 @@ from polytrain.events.attempt import (
     Purpose,
 )
 from polytrain.policy.autoscaling import Outlook
-from polytrain.policy.connections import FailedLink, described, remedy_for
+from polytrain.policy.links import FailedLink, described, remedy_for
 from polytrain.policy.placement import NodeAddress, PlacementPolicy, rank_order
 from polytrain.policy.scaling import STARTING_S, SizePolicy, Starting, expected, worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, Gone

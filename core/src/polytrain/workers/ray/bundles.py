@@ -17,7 +17,7 @@ from typing import Any
 from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from polytrain.policy.autoscaling import without
+from polytrain.policy.labels import without
 from polytrain.ray_api.state import living_nodes
 from polytrain.workers.ray.reservation import Guard, Reservation
 

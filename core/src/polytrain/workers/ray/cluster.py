@@ -20,7 +20,7 @@ from polytrain.config.configs import ScalingConfig
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
 from polytrain.events.notices import LeavingNode
-from polytrain.policy.autoscaling import allowed
+from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes, node_addresses
 from polytrain.workers.agents.agent_host import Delivery

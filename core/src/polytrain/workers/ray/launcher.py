@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polytrain.config.runtime_env import named
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import AutoscalerDemand, Outlook, outlook
-from polytrain.policy.connections import FailedLink
+from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import SHARED_RESOURCES, NodeAddress
 from polytrain.policy.scaling import Starting
 from polytrain.ray_api.state import death_of_node, is_refused, node_addresses

@@ -14,7 +14,7 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 
-from polytrain.policy.connections import FailedLink, targets
+from polytrain.policy.links import FailedLink, targets
 from polytrain_plugins import listening_socket
 
 _WORD_BYTES = 16
