@@ -135,6 +135,7 @@ def losses(backend: str, **cases: dict[str, Any]) -> list[Any]:
                 **{"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0},
             },
             poisson={"objective": "count:poisson"},
+            classes={"objective": "multi:softprob", "num_class": 2, "subsample": 0.5},
         ),
         *losses(
             "lightgbm",

@@ -151,6 +151,11 @@ class XGBoost(Booster):
         return self.params.get("objective") in QUANTILES and self.params.get("booster") == "dart"
 
     @property
+    def has_several_classes(self) -> bool:
+        """Whether XGBoost's objective gives each row a score for each class."""
+        return self.obj is None and str(self.params.get("objective")).startswith("multi:")
+
+    @property
     def seed(self) -> int:
         """Seed of all random draws."""
         return int(self.params.get("seed", self.params.get("random_state", 0)))

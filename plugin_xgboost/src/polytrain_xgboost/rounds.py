@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import xgboost
 
 from polytrain.boosting.sampling import Mask, Objective, drawn, of_rows
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.matrices import TrainingData
+
+_LEAST_HESSIAN = np.float32(1e-16)
+"""XGBoost's own, of a row and class in its objectives for several classes."""
 
 _COLUMN_DRAWS = ("colsample_bytree", "colsample_bylevel", "colsample_bynode")
 
@@ -40,10 +44,12 @@ def boost(
     if any(float(params.get(name, 1)) != 1 for name in _COLUMN_DRAWS):
         _reset_column_draws(booster, params["tree_method"])
     objective: Objective | None = options.obj
+    mask = drawn_rows(data, round_, options)
+    if objective is None and mask is not None and options.has_several_classes:
+        objective = _softmax
     if objective is not None and params.get("booster") == "dart":
         # DART drops trees before XGBoost sets the round's seed.
         booster.set_param({"seed": options.seed + round_})
-    mask = drawn_rows(data, round_, options)
     if mask is None:
         booster.update(data.train, round_, objective)
         return
@@ -68,6 +74,20 @@ def drawn_rows(data: TrainingData, round_: int, options: XGBoost) -> Mask | None
         first=data.first_row,
         rows=len(data.weights),
     )
+
+
+def _softmax(scores: np.ndarray[Any, Any], train: xgboost.DMatrix) -> tuple[Any, Any]:
+    """Return the gradients and hessians of XGBoost's objectives for several classes.
+
+    XGBoost's own gives a row of weight 0 a tiny hessian. Sums with these are rounded, so their last
+    bits would depend on how rows are split.
+    """
+    powers = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    chances = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    weights = train.get_weight()[:, np.newaxis] if len(train.get_weight()) else np.float32(1)
+    wanted = train.get_label()[:, np.newaxis] == np.arange(scores.shape[1])
+    hessians = np.maximum(2 * chances * (1 - chances) * weights, _LEAST_HESSIAN)
+    return (chances - wanted.astype(np.float32)) * weights, hessians
 
 
 def _reset_column_draws(booster: xgboost.Booster, method: str) -> None:
