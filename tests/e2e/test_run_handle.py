@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
+from polytrain.testing.processes import eventually
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1], ids=["inline", "process"])
 
@@ -62,6 +65,18 @@ def three_steps() -> None:
 def fails() -> None:
     polytrain.report({"loss": 1.0})
     raise ValueError("the loss is not finite")
+
+
+def test_ended_runs_whose_handles_nobody_holds_are_not_kept(tmp_path: Path) -> None:
+    """A service starts thousands of runs, each with reports, a history and return values."""
+    handles = []
+    for number in range(3):
+        handle = trainer(tmp_path / str(number), three_steps, 0).fit(wait=False)
+        handle.result()
+        handles.append(weakref.ref(handle))
+        del handle
+    # The thread of the last one may still be on its way out.
+    assert eventually(lambda: gc.collect() >= 0 and not any(handle() for handle in handles))
 
 
 @WORKERS

@@ -7,11 +7,11 @@ import math
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
 from typing import Any, Literal
 
@@ -129,9 +129,10 @@ class RunHandle:
         # Then `cancel`, which asyncio calls with the task that awaits, has no effect.
         self._future.set_running_or_notify_cancel()
         # Not a daemon: the interpreter would end it in the middle of the run.
-        thread = threading.Thread(target=self._train, args=(train,), name=f"polytrain {name}")
-        thread.start()
-        _call_at_exit(partial(self._end_with_program, thread))
+        self._thread = threading.Thread(target=self._train, args=(train,), name=f"polytrain {name}")
+        self._thread.start()
+        # What is registered stays so: a run keeps its handle by its thread, and only until its end.
+        _call_at_exit(_weakly(self._end_with_program))
 
     def __repr__(self) -> str:
         title, rows = self._shown()
@@ -157,7 +158,7 @@ class RunHandle:
             self._watcher.ended("finished" if result.finished else "stopped")
             self._future.set_result(result)
 
-    def _end_with_program(self, thread: threading.Thread) -> None:
+    def _end_with_program(self) -> None:
         # An exception that nobody has caught is here once its traceback is printed. At a prompt it
         # hasn't ended the program, and may be old.
         was_interrupted = not hasattr(sys, "ps1") and isinstance(
@@ -168,14 +169,15 @@ class RunHandle:
             if not self._ends_after(lambda: self._requests.request(stopped)):
                 self._ends_after(self._requests.end_at_once)
             self._explain("SIGINT")
-        thread.join()
+        self._thread.join()
 
     def _ends_after(self, call: Callable[[], None]) -> bool:
         """Call something, and wait for the run's end; return whether it comes before Ctrl-C."""
         try:
             call()
             # Not for the thread: one whose `join` was interrupted counts as ended.
-            wait([self._future])
+            while not self._future.done():
+                wait([self._future], _LONGEST_WAIT_S)
         except KeyboardInterrupt:
             return False
         return True
@@ -249,6 +251,18 @@ class RunHandle:
 
     def __await__(self) -> Generator[Any, None, Result]:
         return asyncio.wrap_future(self._future).__await__()
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls a method as long as its object exists, and doesn't keep it."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
 
 
 def _call_at_exit(wait: Callable[[], None]) -> None:
