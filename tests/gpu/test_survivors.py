@@ -214,6 +214,7 @@ class Rank:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=fused)
         self.keeper = keeper.Keeper({"model": self.model, "optimizer": self.optimizer}, {})
         self.rows = torch.randn(64, 256, device="cuda")
+        self.keeper.before_batch(sys._getframe(1))
 
     def step(self) -> None:
         self.model(self.rows).square().mean().backward()

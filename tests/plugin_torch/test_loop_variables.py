@@ -78,6 +78,24 @@ def frames_to_here(frame: FrameType | None) -> Frames:
     return tuple(found)
 
 
+def test_a_loop_stays_where_it_is_when_the_interpreter_replaces_an_instruction() -> None:
+    class Batches:
+        def __getitem__(self, _: int) -> Frames:
+            return frames_from(sys._getframe(1))[:1]
+
+        def __iter__(self) -> Iterator[Frames]:
+            for _ in range(100):
+                yield frames_from(sys._getframe(1))[:1]
+
+    batches = Batches()
+    by_number, in_turn = set(), set()
+    for number in range(100):
+        by_number.add(batches[number])
+    for frames in batches:
+        in_turn.add(frames)
+    assert (len(by_number), len(in_turn)) == (1, 1)
+
+
 def found_by(loop: Callable[[Training], None], **progress: Any) -> str | None:
     training = Training(progress)
     loop(training)

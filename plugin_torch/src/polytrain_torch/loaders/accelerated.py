@@ -44,6 +44,7 @@ from polytrain_torch.randomness import (
     seed_of,
 )
 from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors.byte_code import instruction_of
 from polytrain_torch.survivors.points import epoch_is_over, has_batch, next_batch
 
 with needed("accelerate"):
@@ -209,7 +210,7 @@ class _Place:
             skipped: how many rows the training function skips.
         """
         caller = sys._getframe().f_back
-        fetch = None if caller is None else (caller.f_code, caller.f_lasti)
+        fetch = None if caller is None else (caller.f_code, instruction_of(caller))
         # As in `zip(loader, loader)`: the other one is about to continue.
         is_beside = self._cursor.is_under_way and fetch == self._fetch
         self._fetch = fetch

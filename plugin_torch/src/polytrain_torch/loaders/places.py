@@ -17,6 +17,7 @@ from polytrain import get_context
 from polytrain.extension import Cursor, DataPosition, Plan, open_cursor
 from polytrain_torch.loaders.stream_places import resume_at_own_place
 from polytrain_torch.randomness import seed_of
+from polytrain_torch.survivors.byte_code import instruction_of
 
 _Calls = tuple[tuple[Any, int], ...]
 """Code object and instruction offset of each frame on the stack."""
@@ -101,6 +102,6 @@ def _calls() -> _Calls:
     frame: FrameType | None = sys._getframe()
     calls = []
     while frame is not None:
-        calls.append((frame.f_code, frame.f_lasti))
+        calls.append((frame.f_code, instruction_of(frame)))
         frame = frame.f_back
     return tuple(calls)

@@ -5,12 +5,26 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType
+from types import CodeType, FrameType
 
 _SUPPRESSES = ("suppress", "swallow", "ignore", "catch", "raises")
 """Parts of names of context managers that suppress errors. Others aren't expected to."""
 
 _VARIABLES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_GLOBAL", "LOAD_DEREF")
+
+_CACHE = dis.opmap["CACHE"]
+
+
+def instruction_of(frame: FrameType) -> int:
+    """Return the offset of the instruction that a frame is at.
+
+    After some rounds of a loop the interpreter replaces an instruction by one for the types that it
+    has met. `frame.f_lasti` may then point into the cache behind it.
+    """
+    at, code = frame.f_lasti, frame.f_code.co_code
+    while at > 0 and code[at] == _CACHE:
+        at -= 2
+    return at
 
 
 @functools.cache

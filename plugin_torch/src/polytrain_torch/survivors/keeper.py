@@ -39,6 +39,7 @@ from polytrain_torch.checkpoints.state_files import write_state
 from polytrain_torch.loaders import stream_places
 from polytrain_torch.models.parallel import after_forward
 from polytrain_torch.survivors import points
+from polytrain_torch.survivors.byte_code import instruction_of
 from polytrain_torch.survivors.depot import depot
 from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.gpu_copies import key_of
@@ -258,12 +259,12 @@ class Keeper:
         if self._why_not is not None:
             return
         if frame is not None and self._loop is None and not self._foreign:
-            self._fetches[frame.f_code, frame.f_lasti] = frames_from(frame)
+            self._fetches[frame.f_code, instruction_of(frame)] = frames_from(frame)
         if self._has_stepped or not self._frames:
             if (
                 not self._frames
                 or self._frames[0][0] is not frame
-                or (frame.f_lasti != self._frames[0][1])
+                or instruction_of(frame) != self._frames[0][1]
             ):
                 self._frames = frames_from(frame)
             self._pass(frames=self._frames)

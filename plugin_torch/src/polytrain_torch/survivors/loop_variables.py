@@ -20,6 +20,7 @@ from polytrain_torch.survivors.byte_code import (
     body_after,
     functions_of_loops,
     globals_of,
+    instruction_of,
     loops_of,
     read_after,
     targets_around,
@@ -33,14 +34,14 @@ _FETCHES, _AROUND = "fetches", "around"
 """The places of variables of `for` loops: of the one that fetches batches, or one around that."""
 
 Frames = tuple[tuple[FrameType, int], ...]
-"""The frames from a data loader's caller outwards, each with its last instruction."""
+"""The frames from a data loader's caller outwards, each with the instruction that it is at."""
 
 
 def frames_from(frame: FrameType | None) -> Frames:
     """Return the frames of the training function and what it has called, innermost first."""
     found = []
     while frame is not None and frame.f_globals.get("__name__") != _WORKER_PROCESS:
-        found.append((frame, frame.f_lasti))
+        found.append((frame, instruction_of(frame)))
         frame = frame.f_back
     return tuple(found)
 
