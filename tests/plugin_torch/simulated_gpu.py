@@ -6,6 +6,7 @@ their new values at once: only the events and the copies of buffers wait.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -21,23 +22,23 @@ class SimulatedGpu:
     """A queue of what the GPU has to do."""
 
     def __init__(self) -> None:
-        self._queued: list[Callable[[], None]] = []
+        self._queued: deque[Callable[[], None]] = deque()
         self._done = 0
 
     def queue(self, work: Callable[[], None] = lambda: None) -> SimulatedEvent:
         """Queue work; return the event that it is done."""
         self._queued.append(work)
-        return SimulatedEvent(self, len(self._queued))
+        return SimulatedEvent(self, self._done + len(self._queued))
 
     def work_off(self, *, but: int = 0) -> None:
         """Do all that is queued, but the last few."""
-        while self._done < len(self._queued) - but:
-            self._queued[self._done]()
+        while len(self._queued) > but:
+            self._queued.popleft()()
             self._done += 1
 
     def lose(self) -> None:
         """Drop what is queued: the process has been killed."""
-        del self._queued[self._done :]
+        self._queued.clear()
 
     def has_done(self, count: int) -> bool:
         return self._done >= count
@@ -83,7 +84,7 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     stream = SimpleNamespace(record_event=gpu.queue, synchronize=gpu.work_off)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
-    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0)
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda _: 0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "check_error", lambda _: None)
     fill = gpu_copies.GpuBuffers.fill

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -156,12 +158,15 @@ class GpuBuffers:
         """
         self._memory = torch.frombuffer(kept.memory, dtype=torch.uint8)
         address, size = self._memory.data_ptr(), self._memory.nbytes
-        error = torch.cuda.cudart().cudaHostRegister(address, size, 0)
+        runtime: Any = torch.cuda.cudart()
+        error = runtime.cudaHostRegister(address, size, 0)
         if int(error):
             # CUDA keeps the error for the next call, which would be the training's.
             with contextlib.suppress(RuntimeError):
                 torch.zeros_like(self._stamp)
         torch.cuda.check_error(error)
+        # At the process' end its memory is gone anyway.
+        weakref.finalize(self, _end_sharing, self._memory, self._queue, runtime).atexit = False
 
     def room(self) -> bytes:
         """Return what stands for the buffers until the GPU has written them."""
@@ -185,6 +190,13 @@ class GpuBuffers:
         self._stamp.fill_(self._number)
         stamp = self._stamp.view(torch.uint8)
         self._memory[begin - _STAMP : begin].copy_(stamp, non_blocking=True)
+
+
+def _end_sharing(memory: torch.Tensor, queue: GpuQueue, runtime: Any) -> None:
+    """Let the GPU share other memory at the same address."""
+    with contextlib.suppress(RuntimeError):  # what broke the GPU has been reported already
+        queue.wait()
+        runtime.cudaHostUnregister(memory.data_ptr())
 
 
 def arrived(content: bytes) -> bytes | None:

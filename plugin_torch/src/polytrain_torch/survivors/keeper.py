@@ -45,7 +45,7 @@ from polytrain_torch.survivors.generators import Generators, restorable
 from polytrain_torch.survivors.gpu_copies import key_of
 from polytrain_torch.survivors.gpu_points import GpuPoints
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank, State
-from polytrain_torch.survivors.live_parts import LiveParts
+from polytrain_torch.survivors.live_parts import LiveParts, OnCpu
 from polytrain_torch.survivors.loop_variables import Frames, Loop, fetch_of_step, frames_from
 from polytrain_torch.virtual_workers import current as virtual_workers
 
@@ -91,7 +91,7 @@ class _Point:
     of_library: Any = None
     """What a library's trainer knows here; None in the user's own loop."""
 
-    on_cpu: Sequence[torch.Tensor] = ()
+    on_cpu: OnCpu = ()
     """With parameters on a GPU, what of the optimizers' states is on the CPU."""
 
 

@@ -53,7 +53,7 @@ class KeptByRank:
     """Whether what a lost rank had alone must be known, and not another one's."""
 
     gpu_bytes: int = 0
-    """Bytes before a small state, where a GPU writes the buffers; 0 if they come behind it."""
+    """Bytes before a small state, where a GPU writes its buffers; the others come behind it."""
 
     def state(self, rank: int) -> tuple[State, list[torch.Tensor]]:
         """Return a rank's state and buffers at the point.
@@ -181,8 +181,9 @@ class KeptByRank:
     def _at(self, rank: int, point: int, *, is_forecast: bool = False) -> _Kept | None:
         for each in reversed(self.kept.get(rank, ())):
             if (each.point, each.is_forecast) == (point, is_forecast):
-                content, buffers = each.content[self.gpu_bytes :], None
-                if self.gpu_bytes and (buffers := arrived(each.content[: self.gpu_bytes])) is None:
+                content = each.content[self.gpu_bytes :]
+                on_gpu = arrived(each.content[: self.gpu_bytes]) if self.gpu_bytes else b""
+                if on_gpu is None:
                     continue
                 at, pieces = LENGTHS.size, []
                 for length in LENGTHS.unpack_from(content):
@@ -190,7 +191,7 @@ class KeptByRank:
                     at += length
                 *generators, small = pieces
                 state: State = pickle.loads(small) if small else {}
-                return {**state, "random": tuple(generators)}, buffers or content[at:]
+                return {**state, "random": tuple(generators)}, on_gpu + content[at:]
         return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,10 @@ _MOST_ON_CPU = 1 << 20
 """Bytes of an optimizer's state that may be on the CPU while its parameters are on a GPU."""
 
 
+OnCpu: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
+"""Copies of what isn't on the GPU; numbers of one type together."""
+
+
 class LiveParts:
     """This rank's parts: large tensors that nobody copies, and what is small beside them."""
 
@@ -50,8 +54,10 @@ class LiveParts:
                 self._others[name] = part
         self._parameters = [p for m in self.modules.values() for p in m.parameters()]
         self.buffers = self._buffers_now()
+        """Those on a GPU come first."""
+
         self.views: list[memoryview] = []
-        """The bytes of the buffers."""
+        """The bytes of those that are on the CPU."""
 
         self._addresses: list[int] = []
         """Where the buffers were when the views of them were made."""
@@ -66,7 +72,7 @@ class LiveParts:
         """Where the training queues its work for the GPU; None without one."""
 
         self.gpu_buffers: GpuBuffers | None = None
-        """The buffers, if they are on a GPU, which writes them itself; None if there are none."""
+        """The buffers on a GPU, which writes them itself; None if there are none."""
 
         self.is_sharded = False
         """Whether each rank has a part of the state, which it copies by itself."""
@@ -83,6 +89,9 @@ class LiveParts:
         self._large: list[torch.Tensor] = []
         self._large_on_cpu: list[torch.Tensor] = []
         """Those that aren't on a GPU, such as an optimizer's counts of steps."""
+
+        self._are_numbers = False
+        """Whether these are numbers of one type."""
 
     def begin(self, *, whose: str, copies_shards: bool, copies_gpu: bool) -> str | None:
         """Look at the parts before they are first kept; return the reason if they can't be.
@@ -109,13 +118,13 @@ class LiveParts:
             if gpus:
                 [device] = gpus
                 self.gpu, self.gpu_queue = GpuCopies(device), GpuQueue(device)
-                if self.buffers and not self.is_sharded:
-                    self.gpu_buffers = GpuBuffers(self.buffers, self.gpu_queue)
+                on_gpu = [*filter(is_on_gpu, self.buffers)]
+                if on_gpu and not self.is_sharded:
+                    self.gpu_buffers = GpuBuffers(on_gpu, self.gpu_queue)
                 with self.gpu.aside():
                     # Its memory stays with that stream: later no thread has to take any there.
                     self.sample()
-            else:
-                self.views = [_bytes_of(buffer) for buffer in self.buffers]
+            self.views = [_bytes_of(each) for each in self.buffers if not is_on_gpu(each)]
             self._addresses = [buffer.data_ptr() for buffer in self.buffers]
             self._may_be_infinite = {
                 number for number, each in enumerate(self.buffers) if not torch.isfinite(each).all()
@@ -131,7 +140,7 @@ class LiveParts:
             return "its tensors are on several GPUs"
         if {each.index for each in devices} != {torch.cuda.current_device()}:
             return "its tensors aren't on the current GPU: call torch.cuda.set_device first"
-        if not all(map(is_on_gpu, (*self._parameters, *self.buffers))):
+        if not all(map(is_on_gpu, self._parameters)):
             return "a part of the model is on a GPU, and another part isn't"
         if sum(each.nbytes for each in self._large_on_cpu) > _MOST_ON_CPU:
             return "an optimizer's state isn't on the GPU"
@@ -183,9 +192,9 @@ class LiveParts:
         return found if is_known else [*ddp_models()]
 
     def _buffers_now(self) -> list[torch.Tensor]:
-        """Return each buffer once."""
+        """Return each buffer once, those on a GPU first."""
         unique = {id(each): each for m in self.modules.values() for each in m.buffers()}
-        return list(unique.values())
+        return sorted(unique.values(), key=is_on_gpu, reverse=True)
 
     # What they hold
 
@@ -214,19 +223,19 @@ class LiveParts:
         count = sum(len(each.state) for each in self.optimizers.values())
         if len(self._large) == 0 or count != self._states:
             self._large, self._states = list(self._all_large()), count
-            self._large_on_cpu = [each for each in self._large if not is_on_gpu(each)]
+            self._large_on_cpu = [each.detach() for each in self._large if not is_on_gpu(each)]
+            kinds = {(each.dtype, each.ndim) for each in self._large_on_cpu}
+            self._are_numbers = len(kinds) == 1 and not self._large_on_cpu[0].ndim
         return self._large
 
-    def on_cpu(self) -> Sequence[torch.Tensor]:
+    def on_cpu(self) -> OnCpu:
         """Return copies of what isn't on the GPU: the CPU changes it before the GPU gets there."""
         found = self._large_on_cpu
-        if any(each.ndim for each in found) or len({each.dtype for each in found}) > 1:
-            return [each.detach().clone() for each in found]
-        # Numbers; most optimizers have one for each parameter.
-        return torch.stack(found).unbind() if found else []
+        # Most optimizers have one number for each parameter.
+        return torch.stack(found) if self._are_numbers else [each.clone() for each in found]
 
     def copies(
-        self, on_cpu: Sequence[torch.Tensor], *, with_buffers: bool = False
+        self, on_cpu: OnCpu, *, with_buffers: bool = False
     ) -> dict[Key, torch.Tensor]:
         """Return copies on the host of what is on a GPU, by their keys; empty if nothing is.
 
