@@ -234,9 +234,7 @@ class LiveParts:
         # Most optimizers have one number for each parameter.
         return torch.stack(found) if self._are_numbers else [each.clone() for each in found]
 
-    def copies(
-        self, on_cpu: OnCpu, *, with_buffers: bool = False
-    ) -> dict[Key, torch.Tensor]:
+    def copies(self, on_cpu: OnCpu, *, with_buffers: bool = False) -> dict[Key, torch.Tensor]:
         """Return copies on the host of what is on a GPU, by their keys; empty if nothing is.
 
         Args:
