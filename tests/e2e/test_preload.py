@@ -55,8 +55,8 @@ def train():
     polytrain.collective.barrier()
     if attempt == 0:
         if rank == 1:
-            assert eventually(lambda: len(importers()) == 3)
-            assert eventually(lambda: is_settled(importers()[2]))
+            assert eventually(lambda: len(importers()) == IMPORTERS)
+            assert eventually(lambda: is_settled(importers()[-1]))
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
     AFTER
@@ -87,8 +87,20 @@ print("left", left())
 """
 
 
-def run(directory: Path, *, at_import: str = "", before: str = "pass", after: str = "pass") -> str:
-    """What a run writes whose function imports a large library that is installed."""
+def run(
+    directory: Path,
+    *,
+    at_import: str = "",
+    before: str = "pass",
+    after: str = "pass",
+    importers: int = 3,
+) -> str:
+    """What a run writes whose function imports a large library that is installed.
+
+    Args:
+        importers: processes that have imported it before a rank dies: both ranks', and one or two
+            for the next attempt.
+    """
     package = directory / "site-packages" / "large"
     package.mkdir(parents=True)
     parts = [f"part_{number}" for number in range(PARTS)]
@@ -98,6 +110,7 @@ def run(directory: Path, *, at_import: str = "", before: str = "pass", after: st
         f"from large import {', '.join(parts)}{LIBRARY}{at_import}"
     )
     script = SCRIPT.replace("BEFORE", before).replace("AFTER", after)
+    script = script.replace("IMPORTERS", str(importers))
     code, output, errors = run_driver(directory, OURS + script)
     assert code == 0, errors
     # The zygote is kept for another run, and what has been imported for this one isn't.
@@ -115,13 +128,25 @@ def test_what_was_imported_is_there_from_the_next_attempts_first_line(tmp_path: 
         assert f"(rank {rank}) attempt 1 had it: True grey yes" in output
 
 
+THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
 def test_what_starts_a_thread_is_imported_again(tmp_path: Path) -> None:
-    thread = (
-        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    )
-    output = run(tmp_path, at_import=thread)
+    output = run(tmp_path, at_import=THREAD)
     for rank in range(2):
         assert f"(rank {rank}) attempt 1 had it: False grey yes" in output
+
+
+def test_a_library_is_there_although_another_starts_a_thread(tmp_path: Path) -> None:
+    other = tmp_path / "site-packages" / "starter.py"
+    other.parent.mkdir()
+    other.write_text(THREAD)
+    before = "print('starter', 'starter' in sys.modules)\n    import starter"
+    output = run(tmp_path, before=before, importers=4)
+    for rank in range(2):
+        assert f"(rank {rank}) attempt 1 had it: True grey yes" in output
+    assert "starter False" in output
+    assert "starter True" not in output
 
 
 def test_what_depends_on_the_functions_own_variables_is_imported_again(tmp_path: Path) -> None:

@@ -207,11 +207,6 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def has_children() -> bool:
-    """Return whether this process has a child that it hasn't reaped."""
-    return bool(children_of(os.getpid()))
-
-
 def open_files() -> dict[int, str]:
     """Return this process's open descriptors, with the targets of their links in `/proc`."""
     found = {}

@@ -2,8 +2,9 @@
 
 Only installed modules are preloaded: users expect that only their script imports modules beside it.
 A shared import must have the same effect as one per process: the function must not have changed
-`sys.path` or variables, and the imports must not start a thread or child, open a file, load Ray or
-import a module beside the script.
+`sys.path` or variables, and the imports must not start a thread or child, open a file, load Ray,
+import a module beside the script, or set a variable to another value each time. Modules that do,
+and all that import them, are left out in a second attempt; each worker process imports those.
 
 A zygote may serve several runs. Between them a user may edit modules beside the script, or
 installed in editable mode: worker processes forked from earlier imports would run old code. Files
@@ -19,17 +20,18 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
 from polytrain.functions.users_code import is_installed
-from polytrain.linux.processes import has_children, holds_device, open_files, thread_count
+from polytrain.linux.processes import children_of, holds_device, open_files, thread_count
 from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel, send_request
 from polytrain.workers.processes.client import preload_environment
 from polytrain.workers.processes.forked import watched
+from polytrain.workers.processes.import_watch import Effects, ImportWatch
 
 _State = tuple[int, int] | None
 """Modification time and size of a file; None if it doesn't exist."""
@@ -49,8 +51,8 @@ class CodeFiles:
         self._linked: set[str] = set()
         """Packages that are links in a directory of installed packages."""
 
-    def __len__(self) -> int:
-        return len(self._states)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -127,6 +129,29 @@ class PreloadRequest:
 
     environment: Mapping[str, str]
     directory: str
+    is_second: bool = False
+    """Whether modules that a first attempt couldn't share are left out."""
+
+    @classmethod
+    def of(cls, message: Sequence[Any]) -> PreloadRequest:
+        modules, variables, environment, directory, is_second = message
+        return cls(
+            modules=tuple(modules),
+            variables=variables,
+            environment=environment,
+            directory=directory,
+            is_second=is_second,
+        )
+
+    def message(self) -> list[Any]:
+        """Return what `of` takes."""
+        return [
+            list(self.modules),
+            dict(self.variables),
+            dict(self.environment),
+            self.directory,
+            self.is_second,
+        ]
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
@@ -186,12 +211,13 @@ def _is_ray(name: str) -> bool:
     return name.partition(".")[0] == "ray"
 
 
-def preload(preload_request: PreloadRequest) -> dict[str, str] | None:
+def preload(preload_request: PreloadRequest) -> dict[str, str] | PreloadRequest | None:
     """Import the requested modules in this process.
 
     Returns:
-        The variables that the imports set, for the forks; None if a fork of this process would
-        differ from the first worker process, or could not work.
+        The variables that the imports set, for the forks. If a fork of this process would differ
+        from the first worker process, or could not work: the request without the modules that are
+        the reason; None if that leaves too few, or they aren't known.
     """
     os.environ.clear()
     common = {k: v for k, v in preload_request.environment.items() if _OF_ONE_WORKER not in k}
@@ -199,26 +225,97 @@ def preload(preload_request: PreloadRequest) -> dict[str, str] | None:
     with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
         os.chdir(preload_request.directory)
     before, held, own_code = dict(os.environ), open_files(), CodeFiles()
-    with own_code.noting():
+    variables = preload_request.variables
+    known = _faults(variables, own_code)
+    watch = ImportWatch(lambda: _faults(variables, own_code) - known | _set_by_now(variables))
+    with own_code.noting(), watch.watching():
         for module in preload_request.modules:
             # Not every name in `sys.modules` can be imported.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-    if own_code:
-        # Don't preload modules beside the script: the next attempt must see edits.
+    if holds_device():
         return None
-    if any(os.environ.get(name) != value for name, value in preload_request.variables.items()):
+    faults = _faults(variables, own_code) - known
+    if faults:
+        return _reduced(preload_request, watch, faults)
+    if not all(_is_set(name, value) for name, value in variables.items()):
         # The function set this variable, and its imports may depend on it.
         return None
-    if thread_count() > 1 or holds_device() or has_children() or open_files() != held:
-        return None
-    if "ray" in sys.modules:
+    if open_files() != held or thread_count() > 1:
         return None
     return {
         name: value
         for name, value in changed(before, os.environ).items()
         if value is not None and _OF_ONE_WORKER not in name
     }
+
+
+_VARIABLE = "variable "
+_SET = "set "
+
+
+def _set_by_now(variables: Mapping[str, str | None]) -> Effects:
+    """Return which of these variables have their values."""
+    return frozenset(_SET + name for name, value in variables.items() if _is_set(name, value))
+
+
+def _is_set(name: str, value: str | None) -> bool:
+    return os.environ.get(name) == value
+
+
+def _faults(variables: Mapping[str, str | None], own_code: CodeFiles) -> Effects:
+    """Return what makes forks of this process differ from a worker process, or unable to work."""
+    pid = os.getpid()
+    return frozenset(
+        (
+            *(f"thread {thread}" for thread in os.listdir("/proc/self/task")),
+            *(f"file {number} {target}" for number, target in open_files().items()),
+            *(f"child {child}" for child in children_of(pid)),
+            *(
+                _VARIABLE + name
+                for name, value in variables.items()
+                if os.environ.get(name) not in (None, value)
+            ),
+            # Don't preload modules beside the script: the next attempt must see edits.
+            *(f"own {file}" for file in own_code),
+            *(("Ray",) if "ray" in sys.modules else ()),
+        )
+    )
+
+
+def _reduced(
+    preload_request: PreloadRequest, watch: ImportWatch, faults: Effects
+) -> PreloadRequest | None:
+    """Return the request without the modules that left these faults, and those that import them."""
+    culprits = {fault: watch.culprits(fault) for fault in faults}
+    if preload_request.is_second or not all(culprits.values()):
+        return None
+    for fault, modules in culprits.items():
+        name = fault.removeprefix(_VARIABLE)
+        if name != fault and not _is_named_after(name, modules):
+            # The function set this variable, and other imports may depend on it.
+            return None
+    left_out = watch.dependents(frozenset().union(*culprits.values()))
+    variables = {
+        name: value
+        for name, value in preload_request.variables.items()
+        if _VARIABLE + name not in faults and not _is_left(watch.culprits(_SET + name), left_out)
+    }
+    kept = tuple(module for module in preload_request.modules if module not in left_out)
+    if len(kept) < _WORTH_IT:
+        return None
+    return replace(preload_request, modules=kept, variables=variables, is_second=True)
+
+
+def _is_left(setters: Collection[str], left_out: Collection[str]) -> bool:
+    """Return whether only modules that are left out set a variable."""
+    return bool(setters) and all(module in left_out for module in setters)
+
+
+def _is_named_after(variable: str, modules: Iterable[str]) -> bool:
+    """Return whether a variable is one of these modules' own, which no others read."""
+    packages = {module.partition(".")[0].lower() for module in modules}
+    return any(package in variable.lower() for package in packages)
 
 
 _TAKEN_WITHIN_S = 10.0
@@ -246,6 +343,9 @@ class Preloaded:
 
     is_ready: bool = False
     """Whether it has imported everything, and can fork."""
+
+    second: PreloadRequest | None = None
+    """What another one can import, if this one can't fork."""
 
     _why: str = ""
     """Its reason for its end; empty if it gave none."""
@@ -306,6 +406,8 @@ class Preloaded:
                 match message:
                     case ["ready"]:
                         self.is_ready = True
+                    case ["preload", *second]:
+                        self.second = PreloadRequest.of(second)
                     case ["dying", why]:
                         self._why = why
                     case [kind, number, *others]:

@@ -22,7 +22,8 @@ sends and receives these. The zygote answers
 If the system refuses a process or file descriptor, only that request fails.
 
 On "preload" it forks a second zygote, the preloaded zygote, which imports the modules, so that only
-new ones take time and memory. Once that is done, and if that one can fork safely, it forks the
+new ones take time and memory. If modules keep that one from forking safely, it ends, and another
+imports the rest. Once that is done, it forks the
 processes of this entry that clients request here (`preloaded`). It ends with this zygote, or on
 "reset", because the next run may need other modules.
 """
@@ -148,7 +149,7 @@ class Zygote:
         elif self._preloaded is not None and source is self._preloaded.connection:
             self._pass_on(self._preloaded.read())
         elif self._preloaded is not None and source == self._preloaded.pidfd:
-            self._end_preloaded(self._preloaded)
+            self._preloaded_ended(self._preloaded)
         elif source in self._workers:
             self._reap(self._workers[source])
         else:
@@ -264,13 +265,10 @@ class Zygote:
         if self._has_preloaded or thread_count() > 1 or holds_device():
             return
         self._has_preloaded = True
-        _, entry, modules, variables, environment, directory = request
-        preload_request = PreloadRequest(
-            modules=tuple(modules),
-            variables=variables,
-            environment=environment,
-            directory=directory,
-        )
+        _, entry, *others = request
+        self._fork_preloaded(entry, PreloadRequest.of([*others, False]))
+
+    def _fork_preloaded(self, entry: str, preload_request: PreloadRequest) -> None:
         parent = os.getpid()
         self._preloaded = Preloaded.forked(
             entry, lambda client: _become_preloaded(preload_request, client, parent)
@@ -284,8 +282,14 @@ class Zygote:
             self._end_preloaded(self._preloaded)
         self._has_preloaded = False
 
+    def _preloaded_ended(self, preloaded: Preloaded) -> None:
+        """Handle the preloaded zygote's end; if it asks for it, start one with fewer modules."""
+        self._end_preloaded(preloaded)
+        if preloaded.second is not None and thread_count() == 1 and not holds_device():
+            self._fork_preloaded(preloaded.entry, preloaded.second)
+
     def _end_preloaded(self, preloaded: Preloaded) -> None:
-        """End the preloaded zygote, or handle its end."""
+        """End the preloaded zygote."""
         self._selector.unregister(preloaded.pidfd)
         self._selector.unregister(preloaded.connection)
         self._pass_on(preloaded.read())
@@ -342,7 +346,9 @@ def _become_preloaded(
         adopt_orphans()
         close_all_but({0, 1, 2, client.fileno()})
         variables = preload(preload_request)
-        if variables is not None:
+        if isinstance(variables, PreloadRequest):
+            client.sendall(pack(["preload", *variables.message()]))
+        elif variables is not None:
             gc.collect()
             gc.freeze()
             client.sendall(pack(["ready"]))
