@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import lightgbm
 import numpy as np
 import pytest
+from tests.ranges import values_at_the_ends
 
-from polytrain import RunConfig, ScalingConfig, make_trainer
+from polytrain import InvalidJobError, RunConfig, ScalingConfig, make_trainer
 from polytrain_lightgbm import LightGBM
+from polytrain_lightgbm.parameters import RANGES
 
 X = np.random.default_rng(0).normal(size=200)
 DATA = {"x": X, "y": (X > 0).astype(float)}
@@ -65,3 +69,61 @@ def test_the_model_tells_the_users_parameters_and_none_of_the_runs(tmp_path: Pat
     }
     assert {name: found[name] for name in users} == users
     assert {name: found[name] for name in one_process} == one_process
+
+
+def takes(name: str, value: float) -> bool:
+    """Whether LightGBM itself makes a booster with this value of a parameter."""
+    rows = lightgbm.Dataset(X[:, None], DATA["y"], params={"verbosity": -1})
+    try:
+        lightgbm.Booster({"verbosity": -1, name: value}, rows)
+    except lightgbm.basic.LightGBMError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_are_lightgbms(name: str) -> None:
+    for value, is_in in values_at_the_ends(RANGES[name]):
+        assert takes(name, value) == (value in RANGES[name]) == is_in
+
+
+@pytest.mark.parametrize("name", ["num_leaves", "max_leaf"])
+def test_a_parameter_out_of_its_range_is_refused_before_workers_start(name: str) -> None:
+    with pytest.raises(InvalidJobError) as refused:
+        make_trainer("lightgbm", label="y", params={name: 1}, datasets={"train": DATA})
+    assert f"params['{name}']: it must be at least 2 and at most 131,072; got 1" in str(
+        refused.value
+    )
+
+
+BAGGING = {"bagging_freq": 1, "bagging_fraction": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"boosting": "rf"}, "boosting"),
+        ({"boost": "random_forest", **BAGGING, "bagging_fraction": 1}, "boost"),
+        ({"boosting": "rf", **BAGGING}, None),
+        ({"boosting": "rf", "feature_fraction": 0.5}, None),
+        ({"boosting": "goss", **BAGGING}, "bagging_freq"),
+        ({"data_sample_strategy": "goss", **BAGGING}, "bagging_freq"),
+        ({"data_sample_strategy": "goss", "top_rate": 0.8, "other_rate": 0.3}, "other_rate"),
+        ({"data_sample_strategy": "goss"}, None),
+        ({"boosting": "gbtree"}, "boosting"),
+        ({"data_sample_strategy": "gos"}, "data_sample_strategy"),
+    ],
+)
+def test_draws_that_lightgbm_refuses_are_refused_before_workers_start(
+    params: dict[str, Any], named: str | None
+) -> None:
+    rows = lightgbm.Dataset(X[:, None], DATA["y"], params={"verbosity": -1})
+    if named is None:
+        make_trainer("lightgbm", label="y", params=params, datasets={"train": DATA})
+        lightgbm.train({"verbosity": -1, **params}, rows, 1)
+        return
+    with pytest.raises(InvalidJobError) as refused:
+        make_trainer("lightgbm", label="y", params=params, datasets={"train": DATA})
+    assert f"- params['{named}']: " in str(refused.value)
+    with pytest.raises(lightgbm.basic.LightGBMError):
+        lightgbm.train({"verbosity": -1, **params}, rows, 1)

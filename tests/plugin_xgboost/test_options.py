@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import xgboost
+from tests.ranges import values_at_the_ends
 
 from polytrain_plugins import DatasetInfo, Device, Job, Problem
 from polytrain_xgboost import XGBoost
 from polytrain_xgboost.known_parameters import KNOWN_PARAMETERS
-from polytrain_xgboost.parameters import device_for
+from polytrain_xgboost.parameters import RANGES, device_for
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
 VALID = replace(TRAIN, name="valid")
@@ -106,12 +109,17 @@ def test_it_travels() -> None:
         ({"sampling_method": "gradient_based"}, "Leave it out"),
         ({"objective": "binary"}, "binary:logistic"),
         ({"objective": "survival:cox"}, "Use one worker"),
-        ({"max_depth": -3}, "Give 0 for no limit"),
+        ({"max_depth": -3}, "at least 0"),
+        ({"max_bin": 1}, "at least 2"),
+        ({"colsample_bytree": 1.5}, "above 0 and at most 1"),
+        ({"reg_lambda": -1}, "at least 0"),
+        ({"quantile_alpha": [0.5, 2]}, "at most 1"),
+        ({"base_score": 1.5, "objective": "binary:logistic"}, "at most 1"),
         ({"max_depth": "three"}, "Give a whole number"),
         ({"max_depth": 3.0}, "Give a whole number"),
         ({"eta": "fast"}, "Give a number"),
-        ({"subsample": 1.5}, "up to 1"),
-        ({"subsample": 0}, "up to 1"),
+        ({"subsample": 1.5}, "at most 1"),
+        ({"subsample": 0}, "at most 1"),
         ({"nthread": 2}, "resources_per_worker"),
         ({"tree_method": "gpu_hist"}, "Leave it out"),
         ({"device": "cuda"}, "ScalingConfig(use_gpu=True)"),
@@ -120,7 +128,7 @@ def test_it_travels() -> None:
 )
 def test_parameters_that_mean_something_else_here(params: dict[str, Any], remedy: str) -> None:
     [(field, problem)] = problems(label="y", params=params).items()
-    [name] = params
+    [name, *_] = params
     assert field == f"params[{name!r}]"
     assert remedy in problem.remedy
 
@@ -347,3 +355,34 @@ def test_columns_are_named_one_by_one(option: str, value: Any) -> None:
     problem = problems(**{"label": "y", option: value})[option]
     assert ("several columns" in problem.what) == isinstance(value, list)
     assert "column" in problem.remedy
+
+
+DATA = np.random.default_rng(0).normal(size=(60, 3))
+NEEDED = {
+    "rate_drop": {"booster": "dart"},
+    "skip_drop": {"booster": "dart"},
+    "quantile_alpha": {"objective": "reg:quantileerror"},
+    "tweedie_variance_power": {"objective": "reg:tweedie"},
+    "lambdarank_num_pair_per_sample": {"objective": "rank:ndcg"},
+}
+"""Parameter → the others with which XGBoost reads it."""
+
+TAKES_0 = ("colsample_bylevel", "colsample_bynode", "colsample_bytree", "subsample")
+
+
+def takes(name: str, value: float) -> bool:
+    """Whether XGBoost itself trains a tree with this value of a parameter."""
+    params = {"objective": "binary:logistic", **NEEDED.get(name, {}), name: value}
+    labels = (DATA[:, 0] > 0).astype(int)
+    try:
+        xgboost.train(params, xgboost.DMatrix(DATA, labels, qid=np.zeros(60)), 1)
+    except xgboost.core.XGBoostError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_are_xgboosts(name: str) -> None:
+    for value, is_in in values_at_the_ends(RANGES[name]):
+        assert (value in RANGES[name]) == is_in
+        assert takes(name, value) == (is_in or (value == 0 and name in TAKES_0))

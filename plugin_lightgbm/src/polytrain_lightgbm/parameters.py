@@ -9,7 +9,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polytrain.boosting.problems import Parameters, parameter_problem
+from polytrain.boosting.problems import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_SHARE,
+    SHARE,
+    Parameters,
+    Range,
+    parameter_problem,
+)
 from polytrain_lightgbm.known_parameters import COMMAND_LINE, KNOWN_PARAMETERS
 from polytrain_plugins import Job, Problem, unknown_name
 
@@ -17,6 +26,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "bagging_fraction": ("sub_row", "subsample", "bagging"),
     "bagging_freq": ("subsample_freq",),
     "bagging_seed": ("bagging_fraction_seed",),
+    "bin_construct_sample_cnt": ("subsample_for_bin",),
     "boosting": ("boosting_type", "boost"),
     "config": ("config_file",),
     "convert_model": ("convert_model_file",),
@@ -27,6 +37,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "train_data_file",
     ),
     "device_type": ("device",),
+    "drop_rate": ("rate_drop",),
     "extra_trees": ("extra_tree",),
     "feature_contri": ("feature_contrib", "fc", "fp", "feature_penalty"),
     "feature_fraction": ("sub_feature", "colsample_bytree"),
@@ -55,6 +66,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "learning_rate": ("shrinkage_rate", "eta"),
     "max_bin": ("max_bins",),
     "metric": ("metrics", "metric_types"),
+    "metric_freq": ("output_freq",),
     "min_data_in_leaf": ("min_data_per_leaf", "min_data", "min_child_samples", "min_samples_leaf"),
     "min_gain_to_split": ("min_split_gain",),
     "min_sum_hessian_in_leaf": (
@@ -62,6 +74,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     ),
     "monotone_constraints": ("mc", "monotone_constraint", "monotonic_cst"),
     "monotone_constraints_method": ("monotone_constraining_method", "mc_method"),
+    "monotone_penalty": ("monotone_splits_penalty", "ms_penalty", "mc_penalty"),
     "neg_bagging_fraction": ("neg_sub_row", "neg_subsample", "neg_bagging"),
     "num_class": ("num_classes",),
     "num_leaves": ("num_leaf", "max_leaves", "max_leaf", "max_leaf_nodes"),
@@ -87,6 +100,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "seed": ("random_seed", "random_state"),
     "snapshot_freq": ("save_period",),
     "task": ("task_type",),
+    "top_k": ("topk",),
     "tree_learner": ("tree", "tree_type", "tree_learner_type"),
     "valid": (
         "test",
@@ -190,6 +204,46 @@ _REAL = (
     *("other_rate", "cat_smooth", "cat_l2", "path_smooth", "scale_pos_weight", "sigmoid"),
 )
 
+RANGES = {
+    **dict.fromkeys(
+        (
+            *("alpha", "fair_c", "learning_rate", "poisson_max_delta_step", "scale_pos_weight"),
+            "sigmoid",
+        ),
+        POSITIVE,
+    ),
+    **dict.fromkeys(
+        (
+            *("cat_l2", "cat_smooth", "cegb_penalty_split", "cegb_tradeoff", "lambda_l1"),
+            *("lambda_l2", "linear_lambda", "min_data_in_leaf", "min_gain_to_split"),
+            *("min_sum_hessian_in_leaf", "monotone_penalty", "path_smooth"),
+        ),
+        NOT_NEGATIVE,
+    ),
+    **dict.fromkeys(
+        (
+            *("bagging_fraction", "feature_fraction", "feature_fraction_bynode"),
+            *("neg_bagging_fraction", "pos_bagging_fraction"),
+        ),
+        POSITIVE_SHARE,
+    ),
+    **dict.fromkeys(
+        ("drop_rate", "other_rate", "refit_decay_rate", "skip_drop", "top_rate"), SHARE
+    ),
+    **dict.fromkeys(
+        (
+            *("bin_construct_sample_cnt", "lambdarank_truncation_level", "max_cat_threshold"),
+            *("max_cat_to_onehot", "metric_freq", "min_data_in_bin", "min_data_per_group"),
+            *("multi_error_top_k", "num_class", "time_out", "top_k"),
+        ),
+        COUNT,
+    ),
+    "max_bin": Range(least=2),
+    "num_leaves": Range(least=2, most=131_072),
+    "tweedie_variance_power": Range(least=1, below=2),
+}
+"""Parameter → the numbers that LightGBM takes; it checks them when a booster is made."""
+
 
 def parameter_names(name: str) -> tuple[str, ...]:
     """Return a parameter's own name and its aliases."""
@@ -208,6 +262,7 @@ PARAMETERS = Parameters(
     translated=_XGBOOSTS,
     whole=_all_names(_WHOLE),
     real=_all_names(_REAL),
+    ranges={name: its for own, its in RANGES.items() for name in parameter_names(own)},
     threads=parameter_names("num_threads"),
 )
 
@@ -248,6 +303,7 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 f"{_REFUSED_LEARNERS[learner]}",
                 "Leave it out to get 'data', or use num_workers=1",
             )
+    yield from _boosting_problems(params)
     if value(params, "boosting") == "dart" and callable(value(params, "objective")):
         yield parameter_problem(
             "boosting",
@@ -280,6 +336,48 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 f"{params[name]!r} can't be used: {_GPUS}",
                 "Leave it out; or use XGBoost, or a training function",
             )
+
+
+_BOOSTINGS = ("gbdt", "gbrt", "rf", "random_forest", "dart", "goss")
+_STRATEGIES = ("bagging", "goss")
+
+
+def _boosting_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield boostings that LightGBM lacks, and draws of rows that don't fit the boosting."""
+    name = next((each for each in parameter_names("boosting") if each in params), "boosting")
+    boosting = str(params.get(name, "gbdt"))
+    strategy = str(params.get("data_sample_strategy", "bagging"))
+    yield from unknown_name(f"params[{name!r}]", boosting, _BOOSTINGS, "LightGBM's boostings")
+    yield from unknown_name(
+        "params['data_sample_strategy']", strategy, _STRATEGIES, "LightGBM's strategies"
+    )
+    try:
+        bags = (
+            int(value(params, "bagging_freq", 0)) > 0
+            and float(value(params, "bagging_fraction", 1)) < 1
+        )
+        draws_features = float(value(params, "feature_fraction", 1)) < 1
+        share = float(params.get("top_rate", 0.2)) + float(params.get("other_rate", 0.1))
+    except (TypeError, ValueError):
+        # Another check reports what isn't a number.
+        return
+    if "goss" in (boosting, strategy):
+        if bags:
+            yield parameter_problem(
+                "bagging_freq", "GOSS draws rows itself", "Leave out bagging_freq and its fraction"
+            )
+        if share > 1:
+            yield parameter_problem(
+                "other_rate",
+                f"together with top_rate it must be at most 1; got {share:g}",
+                "Give smaller rates",
+            )
+    elif boosting in ("rf", "random_forest") and not bags and not draws_features:
+        yield parameter_problem(
+            name,
+            f"{boosting!r} makes its trees differ by draws, and none is set",
+            "Add 'bagging_freq': 1 and 'bagging_fraction': 0.8, or 'feature_fraction': 0.8",
+        )
 
 
 def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:

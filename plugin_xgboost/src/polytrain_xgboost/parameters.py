@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain.boosting.problems import Parameters, needed_by_objective, parameter_problem
+from polytrain.boosting.problems import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE_SHARE,
+    SHARE,
+    Parameters,
+    Range,
+    needed_by_objective,
+    parameter_problem,
+)
 from polytrain_plugins import (
     Job,
     Problem,
@@ -75,6 +84,35 @@ _REAL = (
     *("tweedie_variance_power", "huber_slope"),
 )
 
+RANGES = {
+    **dict.fromkeys(
+        (
+            *("alpha", "eta", "gamma", "lambda", "learning_rate", "max_delta_step", "max_depth"),
+            *("max_leaves", "min_child_weight", "min_split_loss", "num_class", "reg_alpha"),
+            *("reg_lambda", "scale_pos_weight"),
+        ),
+        NOT_NEGATIVE,
+    ),
+    # XGBoost takes 0 as well, and then uses no rows or features.
+    **dict.fromkeys(
+        ("colsample_bylevel", "colsample_bynode", "colsample_bytree", "subsample"), POSITIVE_SHARE
+    ),
+    **dict.fromkeys(("quantile_alpha", "rate_drop", "skip_drop", "sparse_threshold"), SHARE),
+    **dict.fromkeys(
+        (
+            *("lambdarank_num_pair_per_sample", "max_cached_hist_node", "max_cat_threshold"),
+            *("max_cat_to_onehot", "num_parallel_tree"),
+        ),
+        COUNT,
+    ),
+    "max_bin": Range(least=2),
+    "tweedie_variance_power": Range(least=1, below=2),
+    "verbosity": Range(least=0, most=3),
+}
+"""Parameter → the numbers that XGBoost takes; it checks them when it trains the first tree."""
+
+_LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
+
 PARAMETERS = Parameters(
     framework="XGBoost",
     known=KNOWN_PARAMETERS,
@@ -83,6 +121,7 @@ PARAMETERS = Parameters(
     translated=_LIGHTGBMS,
     whole=_WHOLE,
     real=_REAL,
+    ranges=RANGES,
     threads=("nthread", "n_jobs"),
 )
 
@@ -146,14 +185,8 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
     for metric in [metrics] if isinstance(metrics, str) else metrics:
         name = str(metric).partition("@")[0].removesuffix("-")
         yield from unknown_name("params['eval_metric']", name, _METRICS, "XGBoost's metrics")
-    depth = params.get("max_depth", 0)
-    if isinstance(depth, int) and depth < 0:
-        yield parameter_problem("max_depth", f"{depth} is below 0", "Give 0 for no limit, or more")
-    rate = params.get("subsample", 1)
-    if not isinstance(rate, int | float) or not 0 < rate <= 1:
-        yield parameter_problem(
-            "subsample", f"it must be in (0, 1]; got {rate!r}", "Give more than 0, up to 1"
-        )
+    if objective in _LOGISTIC:
+        yield from SHARE.problems("base_score", params.get("base_score"))
     yield from _device_problems(params, job)
 
 

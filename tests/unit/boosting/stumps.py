@@ -18,6 +18,7 @@ PARAMETERS = Parameters(
     translated={"eta": "rate"},
     whole=("depth",),
     real=("rate",),
+    ranges={},
     threads=("workers",),
 )
 

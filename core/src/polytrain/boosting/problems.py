@@ -7,6 +7,7 @@ Arrow is imported only where there is a schema: then it is imported already.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,6 +253,59 @@ def _listed(names: Sequence[str], *, plain: bool = False) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The numbers that a parameter may be. The framework itself refuses others, in workers."""
+
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def __str__(self) -> str:
+        bounds = (
+            "" if self.above is None else f"above {self.above:g}",
+            "" if self.least is None else f"at least {self.least:g}",
+            "" if self.most is None else f"at most {_exact(self.most)}",
+            "" if self.below is None else f"below {self.below:g}",
+        )
+        return " and ".join(filter(None, bounds))
+
+    def __contains__(self, number: float) -> bool:
+        # NaN is in no range.
+        return (
+            number == number
+            and (self.above is None or number > self.above)
+            and (self.least is None or number >= self.least)
+            and (self.most is None or number <= self.most)
+            and (self.below is None or number < self.below)
+        )
+
+    def problems(self, name: str, value: Any) -> Iterator[Problem]:
+        """Yield a problem if a parameter has a number out of this range; lists are of numbers."""
+        for each in value if isinstance(value, list | tuple) else (value,):
+            with contextlib.suppress(TypeError, ValueError):
+                # Frameworks read all parameters from text.
+                if float(str(each)) not in self:
+                    yield parameter_problem(
+                        name,
+                        f"it must be {self}; got {value!r}",
+                        f"Give a number {self}, or leave it out",
+                    )
+                    return
+
+
+def _exact(number: float) -> str:
+    return f"{int(number):,}" if number == int(number) else f"{number:g}"
+
+
+NOT_NEGATIVE = Range(least=0)
+POSITIVE = Range(above=0)
+SHARE = Range(least=0, most=1)
+POSITIVE_SHARE = Range(above=0, most=1)
+COUNT = Range(least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
     """The names of a framework's parameters, aliases included, and the rules for some of them."""
 
@@ -271,6 +325,9 @@ class Parameters:
 
     real: Collection[str]
     """Parameters that may be any number."""
+
+    ranges: Mapping[str, Range]
+    """Parameters that may be only some numbers."""
 
     threads: Collection[str]
     """Parameters that set the number of threads."""
@@ -294,6 +351,9 @@ class Parameters:
                 )
         yield from _not_numbers(params, self.whole, int, "a whole number")
         yield from _not_numbers(params, self.real, float, "a number")
+        for name, value in params.items():
+            if name in self.ranges:
+                yield from self.ranges[name].problems(name, value)
         yield from self._too_many_threads(params, job)
 
     def _refused(self, params: Mapping[str, Any]) -> Iterator[Problem]:
