@@ -296,6 +296,7 @@ def divides_the_batch_by_workers(config: dict[str, Any]) -> None:
     for batch in get_dataset_shard().iter_torch_batches(batch_size=rows, dtypes=torch.float32):
         for part in micro_batches(batch):
             model(part["x"]).mean().backward()
+    model.zero_grad()
     state.report({})
 
 
@@ -311,6 +312,35 @@ def test_batches_that_depend_on_the_number_of_workers_are_told(tmp_path: Path) -
     of_loader, of_shard = second.why_not_exact
     assert "had 4 rows on 2 workers, and have 8 on 1" in of_loader
     assert "batches of train had 4 rows on 2 workers, and have 8 on 1" in of_shard
+
+
+def reports_before_it_steps(config: dict[str, Any]) -> None:
+    import torch
+
+    from polytrain import get_dataset_shard
+    from polytrain.torch import TrainingState, micro_batches, prepare_model
+
+    model = prepare_model(torch.nn.Linear(12, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    state = TrainingState(model=model, optimizer=optimizer)
+    state.restore()
+    for batch in get_dataset_shard().iter_torch_batches(batch_size=4, dtypes=torch.float32):
+        for part in micro_batches(batch):
+            model(part["x"]).mean().backward()
+    state.report({})
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_gradients_that_a_checkpoint_lacks_are_told_by_what_starts_from_it(tmp_path: Path) -> None:
+    first = fit(tmp_path / "first", 2, function=reports_before_it_steps)
+    assert first.why_not_exact == ()
+    start = first.checkpoint
+    second = fit(tmp_path / "second", 2, function=reports_before_it_steps, restore_from=start)
+    assert second.why_not_exact == (
+        "a checkpoint was made between backward() and the optimizer's step, and lacks the "
+        "gradients so far",
+    )
 
 
 def changes_parts_in_the_loop(config: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ def write_state(
     found: Differences,
     sharded: Collection[str] = (),
     beside: Mapping[str, Any] | None = None,
+    lacks_gradients: bool = False,
 ) -> None:
     """Write the state of rank 0.
 
@@ -37,6 +38,7 @@ def write_state(
         found: which states differ between ranks.
         sharded: names of the parts that are in shards.
         beside: states of these parts that differ by rank.
+        lacks_gradients: whether there are gradients that no optimizer has used.
 
     Raises:
         TypeError: a value isn't plain data, and couldn't be loaded safely.
@@ -55,6 +57,7 @@ def write_state(
             "found": found,
             # What the bits of virtual workers depend on.
             "arithmetic": None if virtual is None else virtual.arithmetic(),
+            "lacks_gradients": lacks_gradients,
         },
         directory / _STATE_FILE,
     )

@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint, get_context
 from polytrain.extension import scratch_directory, survivor
 from polytrain_plugins.type_names import a_type
+from polytrain_torch.checkpoints.arithmetic import warn_inexact
 from polytrain_torch.checkpoints.parts import refuse_options, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
@@ -169,6 +170,11 @@ class TrainingState:
         virtual = current()
         if virtual is not None:
             virtual.resume_from(saved.get("arithmetic"))
+            if saved["lacks_gradients"]:
+                warn_inexact(
+                    "a checkpoint was made between backward() and the optimizer's step, and lacks "
+                    "the gradients so far"
+                )
         for name, state in saved["parts"].items():
             if name in self._parts:
                 self._expect_groups(name, state, saved["progress"])
@@ -296,7 +302,7 @@ class TrainingState:
         save_rank_states(directory)
         if dist.get_rank() != 0:
             return
-        beside = found["names"].get("beside", ())
+        beside, keeps = found["names"].get("beside", ()), keeper.keeper()
         write_state(
             directory,
             whole,
@@ -304,6 +310,7 @@ class TrainingState:
             found=found,
             sharded=sharded,
             beside={name: compared["beside"][name] for name in beside},
+            lacks_gradients=keeps is not None and keeps.accumulates(),
         )
         if is_first_save(self):
             self._read_back(directory, states)

@@ -302,7 +302,7 @@ class Keeper:
         It can't in the middle of an accumulation, whose gradients nothing keeps.
         """
         self.progress = progress
-        if self._accumulates():
+        if self.accumulates():
             self._warn_of_gradients()
         elif self._why_not is None and self._has_begun:
             self._pass(frames=None, reported=metrics)
@@ -358,7 +358,7 @@ class Keeper:
             except Exception as error:  # a GPU that can't take it; the training continues
                 self._why_not = f"{type(error).__name__}: {error}"
 
-    def _accumulates(self) -> bool:
+    def accumulates(self) -> bool:
         """Return whether there are gradients that no optimizer has used."""
         return self._has_gone_forward and self._live.have_gradients()
 
