@@ -232,9 +232,9 @@ class Rank:
 
     def write(self, directory: Path, *, within_s: float = 5.0) -> None:
         until = time.monotonic() + within_s
-        point = self.keeper.hold(0, lambda: time.monotonic() < until)
+        point = self.session.writer.hold(0, lambda: time.monotonic() < until)
         directory.mkdir()
-        self.keeper.write({0: self.states()}, point, directory)
+        self.session.writer.write({0: self.states()}, point, directory)
 
 
 def within(path: Path, function: Callable[[], None]) -> None:

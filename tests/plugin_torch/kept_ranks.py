@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from polytrain.extension import KeptStates, Place
+from polytrain.extension import KeptStates, Place, StateWriter
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +19,14 @@ class Session:
     copies = None
     reads_checkpoint = 0
     kept: KeptStates | None = None
+    writer: StateWriter
     why_not = ""
 
     def place(self) -> Place:
         return Place(step=1, metrics={}, positions={})
 
-    def keep(self, _: Any, *, capacity: int, size: int) -> KeptStates:
+    def keep(self, writer: StateWriter, *, capacity: int, size: int) -> KeptStates:
+        self.writer = writer
         self.kept = KeptStates.new(capacity)
         return self.kept
 

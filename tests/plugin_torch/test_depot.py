@@ -20,7 +20,7 @@ from polytrain_plugins import Member, Offer, World
 from polytrain_torch.backend import Torch
 from polytrain_torch.engine import TorchEngine
 from polytrain_torch.scripts.engine import ScriptEngine
-from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors import keeper, point_writer
 from polytrain_torch.survivors.depot import (
     Depot,
     State,
@@ -213,7 +213,7 @@ def test_a_survivor_writes_what_the_rank_of_a_lost_host_had(
         rank = on(hosts, 0)
         rank.step()
         rank.report()
-        monkeypatch.setattr(keeper, "get_context", lambda: SizeOf(2))
+        monkeypatch.setattr(point_writer, "get_context", lambda: SizeOf(2))
         if not is_sent:
             with pytest.raises(NotCleanError, match="rank 1 was lost"):
                 rank.write(tmp_path)

@@ -19,7 +19,7 @@ from tests.plugin_torch.simulated_gpu import SimulatedGpu, simulate_gpu
 from tests.plugin_torch.test_keeper import Rank, Within, World, within
 
 from polytrain.extension import NotCleanError
-from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors import point_writer
 from polytrain_torch.survivors.gpu_copies import STAMPS, GpuCopies, arrived, key_of
 from polytrain_torch.survivors.gpu_points import GpuPoints
 
@@ -252,7 +252,7 @@ def test_a_step_on_another_stream_is_trained_and_not_kept(
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: object())
         queue_step(rank)
         with pytest.raises(NotCleanError, match="more than one stream"):
-            rank.keeper.hold(0, iter([True] * 500 + [False] * 5).__next__)
+            rank.session.writer.hold(0, iter([True] * 500 + [False] * 5).__next__)
 
     within(train)
 
@@ -326,7 +326,7 @@ def test_statistics_of_a_lost_rank_count_if_its_gpu_had_written_them(
         rank.step()
         rank.report()
         gpu.work_off()
-        monkeypatch.setattr(keeper, "get_context", lambda: World(2))
+        monkeypatch.setattr(point_writer, "get_context", lambda: World(2))
         if has_arrived:
             rank.write(tmp_path, lost=lost)
             states = torch.load(tmp_path / "own-1.pt")["parts"]["model"]

@@ -14,7 +14,7 @@ import torch
 from tests.plugin_torch.kept_ranks import Session
 
 from polytrain.extension import KeptState, NotCleanError, Place
-from polytrain_torch.survivors import keeper
+from polytrain_torch.survivors import keeper, point_writer
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
 
@@ -76,9 +76,9 @@ class Rank:
 
     def write(self, directory: Path, lost: Rank | None = None) -> Place:
         """Write the state at this one's point. It is rank 0, and the lost one rank 1."""
-        point = self.keeper.hold(0, lambda: True)
+        point = self.session.writer.hold(0, lambda: True)
         kept = {0: self.states(), 1: () if lost is None else lost.states()}
-        return self.keeper.write(kept, point, directory)
+        return self.session.writer.write(kept, point, directory)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_statistics_of_a_lost_rank_are_those_of_its_last_forward_pass(
         rank = Rank(monkeypatch)
         rank.step()
         rank.report()
-        monkeypatch.setattr(keeper, "get_context", lambda: World(2))
+        monkeypatch.setattr(point_writer, "get_context", lambda: World(2))
         rank.write(tmp_path, lost=lost)
         name = "1.running_mean"
         own = tmp_path / "own-1.pt"
@@ -229,7 +229,7 @@ def test_buffers_that_differ_in_the_first_step_are_not_invented(
         rank = Rank(monkeypatch)
         rank.step()
         rank.report()
-        monkeypatch.setattr(keeper, "get_context", lambda: World(2))
+        monkeypatch.setattr(point_writer, "get_context", lambda: World(2))
         with pytest.raises(NotCleanError, match="a buffer differs"):
             rank.write(tmp_path, lost=lost)
 
@@ -246,10 +246,10 @@ def test_what_is_written_is_of_the_point_where_the_training_was_held(
         rank.step()
         read = rank.states()
         rank.report()
-        point = rank.keeper.hold(0, lambda: True)
+        point = rank.session.writer.hold(0, lambda: True)
         torch.rand(1)
         rank.keeper.at_report({"loss": 2.0}, {"epoch": 2})
-        place = rank.keeper.write({0: read}, point, tmp_path)
+        place = rank.session.writer.write({0: read}, point, tmp_path)
         assert place.metrics == {"loss": 1.0}
 
     within(train)

@@ -246,7 +246,7 @@ def _backward(own_backward: Any, loss: Any, *args: Any, **options: Any) -> Any:
 def _write_files(
     accelerator: Accelerator, directory: Path, whole: State, found: Differences, of_library: Any
 ) -> None:
-    """Write what `restore` reads; see `survivors.keeper.Files`."""
+    """Write what `restore` reads; see `survivors.point_writer.Files`."""
     names = {"model": MODEL_NAME, "optimizer": OPTIMIZER_NAME, "scheduler": SCHEDULER_NAME}
     for name in _objects(accelerator):
         what, number = name.partition(" (")[0].rsplit(" ", 1)

@@ -31,6 +31,7 @@ from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import State
+from polytrain_torch.survivors.point_writer import Files
 
 if TYPE_CHECKING:
     from polytrain_torch.lightning.loaders import PlacedLoader
@@ -317,7 +318,7 @@ class KeptBatches(Callback):
 
     # Called by the survivor's thread
 
-    def _files(self, trainer: Trainer) -> keeper.Files:
+    def _files(self, trainer: Trainer) -> Files:
         def write(directory: Path, whole: State, found: Differences, of_library: Any) -> None:
             parts, known = whole["parts"], of_library
             content = whole_checkpoint(trainer)

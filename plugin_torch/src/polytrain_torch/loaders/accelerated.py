@@ -358,7 +358,7 @@ def _iterate(own: _Iterate, loader: Any) -> Iterator[Any]:
 def _without_place(own: _Iterate, loader: Any, why_not: str) -> Iterator[Any]:
     keeps = keeper.keeper()
     if keeps is not None:
-        keeps.why_elsewhere = why_not
+        keeps.continuation.why_elsewhere = why_not
     yield from own(loader)
 
 

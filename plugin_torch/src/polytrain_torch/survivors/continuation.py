@@ -1,0 +1,113 @@
+"""Whether a restarted training function would continue from a clean point as this one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+from polytrain.extension import NotCleanError, Survivor
+from polytrain_torch.survivors.byte_code import instruction_of
+from polytrain_torch.survivors.clean_points import CleanPoint
+from polytrain_torch.survivors.loop_variables import Frames, Loop, fetch_of_step, frames_from
+
+
+class Continuation:
+    """What has been found of the training function, beside the parts of its state."""
+
+    def __init__(
+        self,
+        survivor: Survivor,
+        *,
+        known: Callable[[], Sequence[Any]],
+        carried: Callable[[], str | None],
+    ) -> None:
+        """
+        Args:
+            survivor: this rank's session.
+            known: returns the objects that checkpoints hold, or that rebuild themselves.
+            carried: returns what has changed beside the parts, and a restart wouldn't find; None
+                if nothing.
+        """
+        self._survivor = survivor
+        self._known = known
+        self._carried = carried
+        self._reads_before = survivor.reads_checkpoint
+        self.why_elsewhere = "it gets its batches from elsewhere"
+        """Why a loop can't be continued whose batches come from no loader with a place."""
+
+        self.why_not = ""
+        """What has been found that a checkpoint wouldn't hold; empty if nothing."""
+
+        self._loop: Loop | None = None
+        self._frames: Frames = ()
+        self._fetches: dict[tuple[CodeType, int], Frames] = {}
+        """Where batches were fetched before the first step: looks, evaluations, the training."""
+
+    def refuse(self, why: str) -> None:
+        """Note that a checkpoint can't hold the state from here on."""
+        self.why_not = self.why_not or why
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether a loop has fetched a batch at a point."""
+        return bool(self._frames)
+
+    def fetch(self, frame: FrameType | None) -> None:
+        """Note that a loop fetches a batch. Before the first step, nobody knows which loop trains.
+
+        Args:
+            frame: the loop's, or that of what it calls.
+        """
+        if frame is not None and self._loop is None and not self.why_not:
+            self._fetches[frame.f_code, instruction_of(frame)] = frames_from(frame)
+
+    def frames_at(self, frame: FrameType | None) -> Frames:
+        """Return the frames of a fetch, from that frame outwards."""
+        own = self._frames[0] if self._frames else None
+        if frame is None or own is None or own != (frame, instruction_of(frame)):
+            self._frames = frames_from(frame)
+        return self._frames
+
+    def see_loop(self) -> None:
+        """Look at the variables of the loop that takes the first step."""
+        if self._loop is not None or self.why_not:
+            return
+        try:
+            found = fetch_of_step(self._fetches.values())
+            self._fetches.clear()
+            if found is None:
+                self.refuse(self.why_elsewhere)
+            else:
+                self._frames = found
+                self._loop = Loop(found, self._known())
+        except Exception as error:  # variables and states may be anything
+            self.refuse(f"its variables can't be looked at: {type(error).__name__}: {error}")
+
+    def expect_possible(self, point: CleanPoint) -> None:
+        """
+        Raises:
+            NotCleanError: a restart can't continue from the point, whatever the loop has there.
+        """
+        if point.number == 1:
+            raise NotCleanError("it has taken no step since it started")
+        if self.why_not:
+            raise NotCleanError(self.why_not)
+        if self._survivor.reads_checkpoint != self._reads_before:
+            raise NotCleanError("the training function reads its checkpoint itself")
+
+    def expect_nothing_carried(self, point: CleanPoint) -> None:
+        """
+        Raises:
+            NotCleanError: at the point there was something that a restart wouldn't find.
+        """
+        carried = self._carried() or self._carried_by_loop(point)
+        if carried is not None:
+            raise NotCleanError(carried)
+
+    def _carried_by_loop(self, point: CleanPoint) -> str | None:
+        if point.frames is None:
+            return None
+        if self._loop is None or not self._loop.frames:
+            return "its loop isn't known"
+        return self._loop.carried(point.frames, point.progress, has_batch=not point.is_over)
