@@ -55,7 +55,7 @@ OWN_ROOMS = {
     "validation": ("policy.validation", "workers"),
     "view": (
         "api.backend_checks",
-        "policy.connections",
+        "policy.links",
         "policy.placement",
         # The kit, for a backend that `polytrain new-backend` writes.
         "testing",

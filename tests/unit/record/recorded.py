@@ -6,10 +6,10 @@ from typing import Any
 
 from polytrain.record.entries import FORMAT
 from polytrain.record.history import read_as
-from polytrain.record.state import RunState
 from polytrain.text import strict_json
 from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord
+from polytrain.view.run_state import RunState
 
 Line = dict[str, Any]
 

@@ -37,10 +37,9 @@ from polytrain.functions.return_values import Returned, from_bytes, to_bytes
 from polytrain.policy.retention import ranked
 from polytrain.prediction.record import record_from_json, record_problems
 from polytrain.record.entries import FORMAT
-from polytrain.record.history import JOURNAL, RunHistory, entries, read_as
+from polytrain.record.history import JOURNAL, entries, read_as
 from polytrain.record.progress import Progress
 from polytrain.record.reports import Reports, encoded_numbers
-from polytrain.record.state import RunState
 from polytrain.run.identity import content_differences, differences, options_of
 from polytrain.run.lease import holder
 from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, ask
@@ -60,6 +59,8 @@ from polytrain.view.page.facts import Source, facts_of
 from polytrain.view.page.reading import read_facts
 from polytrain.view.page.record import RunRecord
 from polytrain.view.page.rendering import page
+from polytrain.view.present import ShownHistory
+from polytrain.view.run_state import RunState
 
 HOSTILE = {
     "a link": '"requests"',
@@ -341,7 +342,7 @@ def show(run: Path, content: bytes) -> None:
     """Read a journal as the commands and `Result` do."""
     (run / JOURNAL).write_bytes(content)
     location = Location.of(run, retry_s=0)
-    history = read_as(RunHistory, [content])
+    history = read_as(ShownHistory, [content])
     assert history is not None
     page(read_facts(location))
     found = FoundRun(location=location, history=history, holder=None)

@@ -18,10 +18,10 @@ from polytrain.record.entries import Opened
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
-from polytrain.record.timeline import Timeline
 from polytrain.run.machine import begin, step
 from polytrain.run.states import State
 from polytrain.storage.location import Location
+from polytrain.view.timeline import Timeline
 from polytrain_plugins import Offer
 
 Line = dict[str, Any]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from polytrain.errors import FailureKind
+from polytrain.record.attempts import AttemptOverview
 from polytrain.record.entries import FORMAT
 from polytrain.record.history import read_history
-from polytrain.record.overviews import AttemptOverview
-from polytrain.record.state import RunState, run_state
 from polytrain.text import strict_json
+from polytrain.view.run_state import RunState, run_state
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from polytrain.record.attempts import AttemptOverview
 from polytrain.record.entries import (
     CODE_AFTER,
     DigestsKept,
@@ -17,7 +18,6 @@ from polytrain.record.entries import (
     Opened,
     RunConcluded,
 )
-from polytrain.record.overviews import AttemptOverview
 from polytrain.record.repetition import (
     ReportDifference,
     ReportedHistory,

@@ -16,10 +16,11 @@ from click.testing import CliRunner
 
 from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
 from polytrain.record.entries import CommitFound
-from polytrain.record.history import JOURNAL, read_history
+from polytrain.record.history import JOURNAL, read_as
 from polytrain.run.program import commit_search, found_commit
 from polytrain.storage.location import Location
 from polytrain.view.cli.show import command as show
+from polytrain.view.present import ShownHistory
 
 SECRET = "correct-horse"
 Git = Callable[..., str]
@@ -156,7 +157,7 @@ def test_a_run_that_is_resumed_has_the_facts_of_each_driver(
     (tmp_path / "code/train.py").write_text("print(2)\n")
     git("commit", "-q", "-a", "-m", "Train again")
     fit(0.1)
-    history = read_history(Location.of(tmp_path / "run").open().read_log(JOURNAL))
+    history = read_as(ShownHistory, Location.of(tmp_path / "run").open().read_log(JOURNAL))
     assert history is not None
     assert history.facts.hyperparameters == {"lr": 0.1, "hf_token": "…"}
     programs = history.facts.programs

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from tests.unit.record.lines import entry_of
 
-from polytrain.record.state import RunState
 from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord
+from polytrain.view.run_state import RunState
 
 
 def facts(fill: Callable[[RunRecord], None] = lambda record: None) -> Facts:

@@ -23,10 +23,10 @@ from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, make_trainer
 from polytrain.errors import TrainingFailedError
 from polytrain.record.reports import Reports, encoded_numbers
 from polytrain.record.run_facts import Program
-from polytrain.record.state import RunState
 from polytrain.view.cli import main
 from polytrain.view.page.record import RunRecord
 from polytrain.view.page.rendering import page
+from polytrain.view.run_state import RunState
 
 HOSTILE = """</script><script>alert("1")</script>'"&amp;/\u2028<!--"""
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.unit.record.recorded import RUN, journal
 
-from polytrain.record.state import RunState
 from polytrain.storage.location import Location
 from polytrain.view.cli import main
 from polytrain.view.page.reading import read_facts
 from polytrain.view.page.verdict import run_end, verdict
+from polytrain.view.run_state import RunState
 
 
 def test_a_page_and_a_terminal_say_the_same(

@@ -11,12 +11,15 @@ from polytrain.config.configs import CheckpointConfig
 from polytrain.events.notices import Rollback
 from polytrain.policy.divergence import Divergences
 from polytrain.policy.validation import Validation, Validations
+from polytrain.record.attempts import Attempts
 from polytrain.record.configuration import Configuration
 from polytrain.record.entries import (
+    AttemptEnded,
     CheckpointCommitted,
     CheckpointDropped,
     DivergenceFound,
     Entry,
+    ExactnessChecked,
     Launched,
     MetricsReported,
     Opened,
@@ -31,9 +34,7 @@ from polytrain.record.entries import (
 )
 from polytrain.record.ledger import Ledger
 from polytrain.record.lines import new_reports
-from polytrain.record.overviews import Attempts, RankRecords
 from polytrain.record.reports import Reports
-from polytrain.record.run_facts import RunFacts
 from polytrain.text import strict_json
 from polytrain.text.described import first_few, numbered
 from polytrain_plugins import Stopped
@@ -102,7 +103,9 @@ class RunHistory:
     """The history of a run, from when it was last started over."""
 
     identity: Mapping[str, Any] = field(default_factory=dict)
-    facts: RunFacts = field(default_factory=RunFacts)
+    configuration: Configuration = field(default_factory=Configuration)
+    """What the last driver was configured with; empty if it is unknown."""
+
     since_token: int = 0
     """The lease of the first driver."""
 
@@ -111,7 +114,6 @@ class RunHistory:
     """How the last driver ranked checkpoints."""
 
     attempts: Attempts = field(default_factory=Attempts)
-    ranks: RankRecords = field(default_factory=RankRecords)
     reports: Reports = field(default_factory=Reports)
     """Every report of rank 0 that no restart has undone."""
 
@@ -157,11 +159,6 @@ class RunHistory:
     """Rank → how many reports of the last driver are known."""
 
     @property
-    def configuration(self) -> Configuration:
-        """What the last driver was configured with; empty if it is unknown."""
-        return self.facts.configuration
-
-    @property
     def launches(self) -> int:
         """Number of attempts."""
         return len(self.attempts)
@@ -198,18 +195,22 @@ class RunHistory:
             # Each driver numbers its reports, also one whose first line can't be read.
             self._token = entry.token
             self._known.clear()
+        if isinstance(entry, MetricsReported):
+            self._take_report(entry)
+            return
+        if isinstance(entry, ReportBlock):
+            self._take_block(entry)
+            return
+        self.ledger.take(entry)
+        now_s = self.ledger.wall_s
         match entry:
-            case MetricsReported():
-                self._take_report(entry)
-                return
-            case ReportBlock():
-                self._take_block(entry)
-                return
             case Opened():
                 self._opened(entry)
+                self.attempts.end(stop_s=now_s)
             case ValuesReturned(file=file):
                 self.returned = file
             case Launched(step=step, start=start):
+                self.attempts.launched(entry, now_s)
                 self.divergences.launched(step, start)
                 self.returned = self.condition = None
                 self.damage.launched(step)
@@ -220,7 +221,14 @@ class RunHistory:
                 self.newest_commit = entry
             case CheckpointDropped():
                 self._dropped(entry)
+            case ExactnessChecked(why_not=why_not):
+                self.attempts.checked(why_not)
+            case AttemptEnded():
+                self.attempts.end(
+                    ended=entry.time, stop_s=now_s, failure=entry.failure, reason=entry.reason
+                )
             case RunConcluded():
+                self.attempts.end(ended=entry.time, stop_s=now_s, reason=entry.reason)
                 self.succeeded, self.reason = entry.succeeded, entry.reason
                 self.validation_failure = entry.validation_failure
                 self.stopped = entry.stopped
@@ -247,13 +255,10 @@ class RunHistory:
                 )
             case ValidationEnded():
                 self._take_validation(entry)
-        self.facts.take(entry)
-        self.ledger.take(entry)
-        self.attempts.take(entry, self.ledger.wall_s)
-        self.ranks.take(entry)
 
     def _opened(self, opened: Opened) -> None:
         self.identity = opened.identity
+        self.configuration = opened.configuration or Configuration()
         self.world_size = opened.world_size
         attribute, order = opened.ranking
         self.ranking = CheckpointConfig(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from polytrain.record.attempts import AttemptOverview, counting_attempts
 from polytrain.record.entries import (
     DIGEST_LENGTH,
     DigestsKept,
@@ -20,7 +21,6 @@ from polytrain.record.entries import (
     ValidationEnded,
 )
 from polytrain.record.history import RunHistory
-from polytrain.record.overviews import AttemptOverview, counting_attempts
 from polytrain.record.reports import Reports
 from polytrain.text.described import numbered
 

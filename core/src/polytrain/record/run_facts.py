@@ -53,7 +53,7 @@ class Program:
 class RunFacts:
     """What a run was started with, by its last driver: a fold over the journal's entries.
 
-    `RunHistory.facts` has it. Trackers get it as parameters, `polytrain show` prints it
+    Trackers get it as parameters, `polytrain show` prints it
     (`view/cli/run_text`), and the page reads it in `view/page/facts.facts_of`.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,13 +30,13 @@ from polytrain.record.configuration import (
     datasets_of,
     hyperparameters_of,
     options_of,
+    shown,
 )
 from polytrain.record.entries import CodeContent, Opened
 from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
-from polytrain.record.run_facts import Program
 from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
@@ -422,6 +422,7 @@ def _followers(
 @contextlib.contextmanager
 def _journal(run: Run, past: RunHistory, news: News) -> Iterator[Journal]:
     ranking = run.spec.run_config.checkpoint_config
+    before = past.configuration
     with Journal(
         run.location.open(),
         token=run.lease.token,
@@ -444,16 +445,13 @@ def _journal(run: Run, past: RunHistory, news: News) -> Iterator[Journal]:
                 )
             )
         if run.past is not None:
-            _warn_of_changes(journal.history.facts.programs)
+            _warn_of_changes(before, journal.history.configuration)
         yield journal
 
 
-def _warn_of_changes(programs: Sequence[Program]) -> None:
-    before, now = programs[-2:]
-    values = [
-        f"{name} = {is_!r} (before: {was!r})"
-        for name, (was, is_) in changed(before.hyperparameters, now.hyperparameters).items()
-    ]
+def _warn_of_changes(before: Configuration, now: Configuration) -> None:
+    differing = changed(shown(before.hyperparameters), shown(now.hyperparameters))
+    values = [f"{name} = {is_!r} (before: {was!r})" for name, (was, is_) in differing.items()]
     if values:
         logger.warning(
             "The run is resumed with other hyperparameters: %s.", first_few(values, _CHANGES)

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from polytrain.record.history import JOURNAL, Kind, read_as
+from dataclasses import dataclass, field
+
+from polytrain.record.entries import Entry, MetricsReported, ReportBlock
+from polytrain.record.history import JOURNAL, Kind, RunHistory, read_as
+from polytrain.record.run_facts import RunFacts
 from polytrain.run.lease import Holder, holder
 from polytrain.storage.protocol import Storage
+from polytrain.view.ranks import RankRecords
+
+
+@dataclass
+class ShownHistory(RunHistory):
+    """A run's history, with what it was started with, and what its journal says of each rank."""
+
+    facts: RunFacts = field(default_factory=RunFacts)
+    ranks: RankRecords = field(default_factory=RankRecords)
+
+    def take(self, entry: Entry) -> None:
+        is_current = entry.token >= self._token
+        super().take(entry)
+        if is_current and not isinstance(entry, MetricsReported | ReportBlock):
+            self.take_event(entry)
+
+    def take_event(self, entry: Entry) -> None:
+        """Take an entry that counts, and that is no report; the history has it already."""
+        self.facts.take(entry)
+        self.ranks.take(entry)
 
 
 def read_present(kind: type[Kind], storage: Storage) -> tuple[Kind, Holder | None] | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo, echo_lines
-from polytrain.record.state import RunState
 from polytrain.view.cli.found import (
     FoundRun,
     WholeNumber,
@@ -18,6 +17,7 @@ from polytrain.view.cli.found import (
     print_json,
     run_argument,
 )
+from polytrain.view.run_state import RunState
 
 if TYPE_CHECKING:
     from polytrain.run.requests import RequestKind

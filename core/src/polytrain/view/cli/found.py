@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo_lines
-from polytrain.record.state import RunState, state_of
+from polytrain.view.run_state import RunState, state_of
 
 if TYPE_CHECKING:
     from polytrain.record.entries import Entry
-    from polytrain.record.history import RunHistory
     from polytrain.run.lease import Holder
     from polytrain.storage.location import Location
     from polytrain.trackers.state import TrackerLag
+    from polytrain.view.present import ShownHistory
 
 DEFAULT_STORAGE = "~/polytrain_results"
 
@@ -83,7 +83,7 @@ class FoundRun:
     """A run in its storage."""
 
     location: Location
-    history: RunHistory
+    history: ShownHistory
     holder: Holder | None
 
     @property
@@ -177,12 +177,11 @@ def read_run(location: Location) -> FoundRun | None:
     Raises:
         click.ClickException: it can't be read.
     """
-    from polytrain.record.history import RunHistory
-    from polytrain.view.present import read_present
+    from polytrain.view.present import ShownHistory, read_present
     from polytrain_plugins import PolytrainError
 
     try:
-        present = read_present(RunHistory, location.open())
+        present = read_present(ShownHistory, location.open())
     except NotADirectoryError:
         # A file, such as the journal itself.
         return None

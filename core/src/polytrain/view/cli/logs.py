@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import click
 
 from polytrain.output.echo import echo, has_colours, rank_line, write_line
-from polytrain.record.state import RunState
 from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
+from polytrain.view.run_state import RunState
 
 LOGS = "logs"
 """Directory in the run's storage."""

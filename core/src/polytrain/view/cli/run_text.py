@@ -11,10 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from polytrain.errors import next_command
+from polytrain.record.attempts import AttemptOverview
 from polytrain.record.configuration import changed, shown
-from polytrain.record.overviews import AttemptOverview, RankOverview
 from polytrain.record.run_facts import RunFacts
-from polytrain.record.state import RunState
 from polytrain.run.lease import Holder
 from polytrain.text.described import numbered
 from polytrain.view.cli.found import FoundRun
@@ -22,6 +21,8 @@ from polytrain.view.cli.logs import LOGS, log_of
 from polytrain.view.cli.runs import in_short
 from polytrain.view.page.verdict import run_end
 from polytrain.view.progress.text import duration, traceback_lines
+from polytrain.view.ranks import RankOverview
+from polytrain.view.run_state import RunState
 
 _RANKS = 16
 """Ranks that have a line; the page and the JSON have all."""

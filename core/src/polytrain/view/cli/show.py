@@ -8,7 +8,6 @@ import threading
 import click
 
 from polytrain.output.echo import Style, echo
-from polytrain.record.state import RunState
 from polytrain.view.cli.found import (
     FoundRun,
     WholeNumber,
@@ -17,6 +16,7 @@ from polytrain.view.cli.found import (
     print_json,
     run_argument,
 )
+from polytrain.view.run_state import RunState
 
 _STYLES = {
     RunState.FINISHED: Style.GOOD,

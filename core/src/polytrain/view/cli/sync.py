@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from polytrain.output.echo import echo, echo_lines
-from polytrain.record.state import RunState
 from polytrain.text.described import numbered
 from polytrain.trackers import NAMES
 from polytrain.view.cli.found import (
@@ -23,6 +22,7 @@ from polytrain.view.cli.found import (
     print_json,
     run_argument,
 )
+from polytrain.view.run_state import RunState
 
 if TYPE_CHECKING:
     from polytrain.trackers.tracker import Tracker

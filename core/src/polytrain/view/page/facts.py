@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
+from polytrain.record.attempts import AttemptOverview
 from polytrain.record.configuration import chosen, shown
-from polytrain.record.overviews import AttemptOverview, RankOverview
 from polytrain.record.run_facts import Program
-from polytrain.record.state import RunState
-from polytrain.record.timeline import Span
 from polytrain.storage.location import Location
 from polytrain.view.page.curves import Metric, metrics_of
 from polytrain.view.page.failures import Dump, FailureFacts, dumps_of, failure_of
 from polytrain.view.page.record import Mark, RunRecord, marks_of
+from polytrain.view.ranks import RankOverview
+from polytrain.view.run_state import RunState
+from polytrain.view.timeline import Span
 
 SCHEMA_VERSION = 1
 """Of the facts as JSON; a change that breaks their readers raises it."""

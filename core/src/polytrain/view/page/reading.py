@@ -8,11 +8,11 @@ from importlib.metadata import version
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import RunNotFoundError
 from polytrain.record.near_runs import no_run_text
-from polytrain.record.state import state_of
 from polytrain.storage.location import Location
 from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord
 from polytrain.view.present import read_present
+from polytrain.view.run_state import state_of
 
 
 def read_facts(location: Location) -> Facts:

@@ -12,17 +12,15 @@ from polytrain.record.entries import (
     CheckpointCommitted,
     Entry,
     Launched,
-    MetricsReported,
     Opened,
-    ReportBlock,
     StacksDumped,
     StragglerFound,
     ValidationEnded,
 )
-from polytrain.record.history import RunHistory
 from polytrain.record.reports import Reports
-from polytrain.record.timeline import Timeline
 from polytrain.text.described import numbered
+from polytrain.view.present import ShownHistory
+from polytrain.view.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Undone:
 
 
 @dataclass
-class RunRecord(RunHistory):
+class RunRecord(ShownHistory):
     """`read_as(RunRecord, journal)`: all that a page shows of a run's journal."""
 
     ledger: Timeline = field(default_factory=Timeline)
@@ -62,8 +60,10 @@ class RunRecord(RunHistory):
             if lost:
                 self.undone.append(Undone(self.launches, lost))
         super().take(entry)
-        if is_current and not isinstance(entry, MetricsReported | ReportBlock):
-            self.timed.append(TimedEntry(self.ledger.wall_s, entry))
+
+    def take_event(self, entry: Entry) -> None:
+        super().take_event(entry)
+        self.timed.append(TimedEntry(self.ledger.wall_s, entry))
 
 
 class MarkKind(StrEnum):

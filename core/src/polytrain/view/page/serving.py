@@ -12,10 +12,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from polytrain.record.history import JOURNAL
-from polytrain.record.state import RunState
 from polytrain.storage.location import Location
 from polytrain.view.page.reading import read_facts
 from polytrain.view.page.rendering import Live, page
+from polytrain.view.run_state import RunState
 from polytrain_plugins import PolytrainError
 
 _LOOPBACK = "127.0.0.1"

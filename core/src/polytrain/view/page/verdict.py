@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from polytrain.record.state import RunState
 from polytrain.text.described import numbered
 from polytrain.view.page.facts import Facts
+from polytrain.view.run_state import RunState
 
 _LONGEST = 300
 """Characters of a failure in the sentence."""
