@@ -2,7 +2,7 @@
 
 Both have the same global batch, cut into as many micro-batches; one thread for each worker. Where
 there are as many workers as virtual workers, nothing is accumulated. Runs take turns; the time of a
-step is the median of a run's.
+step is the median of a run's. Some rows are compiled by inductor, on both sides.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _WIDTH = 512
 _WORLDS = ((2, 2), (1, 4), (2, 4), (4, 4), (1, 8), (2, 8), (4, 8))
 """Workers, virtual workers."""
 
+_COMPILED = ((2, 2), (2, 4))
+"""Those that are measured with `torch.compile` too."""
+
 
 def train(config: Mapping[str, Any]) -> None:
     """Report the seconds of a step, and the CPU time and the peak of the memory of this rank."""
@@ -44,17 +47,18 @@ def train(config: Mapping[str, Any]) -> None:
 
     torch.manual_seed(0)
     width, steps, virtual = _WIDTH, config["steps"], config["virtual_workers"]
-    model = prepare_model(
-        torch.nn.Sequential(
-            torch.nn.Linear(width, width),
-            torch.nn.BatchNorm1d(width),
-            torch.nn.ReLU(),
-            torch.nn.Dropout(0.1),
-            torch.nn.Linear(width, width),
-            torch.nn.ReLU(),
-            torch.nn.Linear(width, 10),
-        )
+    network = torch.nn.Sequential(
+        torch.nn.Linear(width, width),
+        torch.nn.BatchNorm1d(width),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(width, width),
+        torch.nn.ReLU(),
+        torch.nn.Linear(width, 10),
     )
+    if config["compiles"]:
+        network.compile()
+    model = prepare_model(network)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     rows = (steps + 1) * virtual * _MICRO_ROWS
     data = torch.utils.data.TensorDataset(
@@ -84,14 +88,21 @@ def train(config: Mapping[str, Any]) -> None:
     )
 
 
-def measure(workers: int, virtual: int, steps: int, *, ours: bool) -> Mapping[str, float]:
+def measure(
+    workers: int, virtual: int, steps: int, *, ours: bool, compiles: bool
+) -> Mapping[str, float]:
     """What rank 0 reports."""
     with tempfile.TemporaryDirectory() as storage:
         metrics = (
             make_trainer(
                 "torch",
                 train,
-                train_loop_config={"steps": steps, "virtual_workers": virtual, "ours": ours},
+                train_loop_config={
+                    "steps": steps,
+                    "virtual_workers": virtual,
+                    "ours": ours,
+                    "compiles": compiles,
+                },
                 scaling_config=ScalingConfig(
                     num_workers=workers,
                     virtual_workers=virtual if ours else None,
@@ -125,11 +136,15 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("POLYTRAIN_LOCAL_CPUS", "8")
     figures = []
     worlds = _WORLDS[2:3] if options.quick else _WORLDS
-    for workers, virtual in worlds:
-        name = f"{workers} of {virtual}"
+    plain = [(*world, False) for world in worlds]
+    compiled = [(*world, True) for world in _COMPILED if not options.quick]
+    for workers, virtual, compiles in plain + compiled:
+        name = f"{workers} of {virtual}{', compiled' if compiles else ''}"
         taken = take_turns(
             {
-                party: partial(measure, workers, virtual, steps, ours=party == OURS)
+                party: partial(
+                    measure, workers, virtual, steps, ours=party == OURS, compiles=compiles
+                )
                 for party in (OURS, _DDP)
             },
             repetitions=options.repetitions,

@@ -35,6 +35,7 @@ from polytrain_torch import (
     virtual_workers,
 )
 from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, compare_ranks
+from polytrain_torch.deterministic import deterministic, why_not_deterministic
 from polytrain_torch.virtual_mistakes import LearningRates
 
 WORKERS = 4
@@ -280,6 +281,24 @@ def augments_in_collate_fn() -> None:
     trains(torch.nn.Linear(64, 1), shard.iter_torch_batches(batch_size=8, collate_fn=augmented))
 
 
+def wherever_memory_is(batch: Any) -> Any:
+    """Begin at another address on each rank: matrix products may have other last bits then."""
+    x, begin = np.stack([*batch["x"]]), torch.distributed.get_rank()
+    memory = torch.empty(begin + x.size)[begin:]
+    return {"x": memory.view(x.shape).copy_(torch.as_tensor(x))}
+
+
+def has_inputs_at_any_address() -> None:
+    torch.manual_seed(4)
+    shard = polytrain.get_dataset_shard()
+    model = prepare_model(torch.nn.Linear(64, 3))
+    for batch in shard.iter_torch_batches(batch_size=7, collate_fn=wherever_memory_is):
+        model.zero_grad()
+        for part in micro_batches(batch):
+            model(part["x"]).square().mean().backward()
+        polytrain.report({"hash": digest(model.module.weight.grad)})
+
+
 def clips_in_another_memory_format() -> None:
     torch.manual_seed(4)
     network = torch.nn.Sequential(
@@ -325,6 +344,7 @@ def shares_memory_of_gradients() -> None:
         assigns_buffers,
         seeds_by_rank,
         augments_in_collate_fn,
+        has_inputs_at_any_address,
         clips_in_another_memory_format,
         shares_memory_of_gradients,
     ],
@@ -515,6 +535,16 @@ def test_a_mistake_is_an_error_that_says_what_to_do(
     function: Callable[[], None], tmp_path: Path
 ) -> None:
     inline(function, tmp_path)
+
+
+def test_algorithms_chosen_by_their_times_are_told_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with deterministic():
+        torch.backends.cudnn.benchmark = True
+        assert why_not_deterministic() is None
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        assert "cudnn.benchmark" in (why_not_deterministic() or "")
 
 
 class Scaled(Dataset[Any]):

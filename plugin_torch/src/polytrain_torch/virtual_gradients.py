@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from polytrain_torch.collectives.tree_sums import Node, Tree, Vector, join, leaf, most_values
+from polytrain_torch.deterministic import ALIGNED
 from polytrain_torch.private import is_unwritten, mark_unwritten
 
 Each = Sequence[torch.Tensor | None]
@@ -38,9 +39,6 @@ The sum is in as many tensors, which may be those of the first subtree, or in on
 
 _BUCKET = 4 << 20
 """Bytes of a bucket, at least. Smaller ones begin earlier, and have more messages."""
-
-_ALIGNED = 64
-"""Bytes to which torch aligns a tensor's memory."""
 
 _BUCKET_AFTERWARDS = 32 << 20
 """The same where sums begin after the loop: what a sum needs beside gradients is for one bucket."""
@@ -346,7 +344,7 @@ def _as_gradient(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if (
         values.stride() == parameter.stride()
         and values.untyped_storage().nbytes() == values.nbytes
-        and values.data_ptr() % _ALIGNED == 0
+        and values.data_ptr() % ALIGNED == 0
     ):
         return values
     return torch.empty_like(parameter).copy_(values.view(parameter.shape))

@@ -9,15 +9,13 @@ function does outside of it happens once for each global batch.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -31,8 +29,8 @@ from polytrain_torch.checkpoints.arithmetic import (
     warn_inexact,
 )
 from polytrain_torch.collectives.gathering import gathered
-from polytrain_torch.collectives.socket_sums import SocketSums
-from polytrain_torch.collectives.tree_sums import Vector, joined, summed
+from polytrain_torch.collectives.rank_sums import RankSums, SummingGroup
+from polytrain_torch.deterministic import aligned, deterministic, why_not_deterministic
 from polytrain_torch.models.buffers import Buffers
 from polytrain_torch.models.proof import Proofs
 from polytrain_torch.private import compiled_by_shape
@@ -46,17 +44,7 @@ from polytrain_torch.virtual_mistakes import (
     watched_ranks,
 )
 
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-
 _current: VirtualWorkers | None = None
-
-
-class SummingGroup(Protocol):
-    """A process group that adds the sums of subtrees itself, in shared memory."""
-
-    def add_up(self, sums: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Replace the first sum by that over all virtual workers; see `SharedSums.add_up`."""
-        ...
 
 
 def micro_batches(batch: Any) -> Iterator[Any]:
@@ -128,7 +116,7 @@ def virtual_workers(world: World) -> Iterator[None]:
     )
     try:
         with (
-            _deterministic(),
+            deterministic(),
             compiled_by_shape(),
             watched_ranks(virtual.see_ranks_read),
             checked_averages(lambda: virtual.is_in_loop and virtual.trains),
@@ -140,31 +128,6 @@ def virtual_workers(world: World) -> Iterator[None]:
         for hook in hooks:
             hook.remove()
         _current = None
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    """Use deterministic algorithms in a block of code, and torch's settings as before after it."""
-    # An inline run is in the user's process.
-    was_on = torch.are_deterministic_algorithms_enabled()
-    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    tried = torch.backends.cudnn.benchmark
-    workspace = os.environ.get(_WORKSPACE)
-    # cuBLAS is deterministic only with a workspace of fixed size.
-    os.environ.setdefault(_WORKSPACE, ":4096:8")
-    torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(True)
-    # It takes time, and changes only what reads memory that nobody has written.
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(was_on, warn_only=only_warned)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
-        torch.backends.cudnn.benchmark = tried
-        if workspace is None:
-            os.environ.pop(_WORKSPACE, None)
 
 
 def _refuse_other_ddp(model: torch.nn.Module, _: str, __: Any) -> None:
@@ -205,13 +168,12 @@ class VirtualWorkers:
         self._was_left = False
         self._has_shared_seed = False
         self._has_trained = False
-        self._is_deterministic = True
+        self._not_deterministic: set[str] = set()
         self._read_of_ranks: set[str] = set()
         self._rates = LearningRates()
         self._states = UnchangedParts()
         self._proofs = Proofs()
-        self._on_node: SummingGroup | None = None
-        self._between_nodes: SocketSums | None = None
+        self._sums = RankSums(count)
 
     def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
         """Average the gradients of a model from now on. All ranks add the same ones.
@@ -222,10 +184,7 @@ class VirtualWorkers:
         """
         self._models.append(model)
         self._proofs.add(model)
-        self._on_node = on_node or self._on_node
-        needs_messages = self._is_shared and self._on_node is None and _are_on_cpu(model)
-        if needs_messages and self._between_nodes is None and dist.get_backend() == "gloo":
-            self._between_nodes = SocketSums()
+        self._sums.add_model(model, on_node)
 
     def keep(self, parts: Mapping[str, Any]) -> None:
         """Tell of what checkpoints will hold, by name."""
@@ -277,20 +236,22 @@ class VirtualWorkers:
     def fetched(
         self, batch: VirtualBatch, collate: Callable[[Any], Any] | None = None
     ) -> VirtualBatch:
-        """Seed what the training function draws before the loop over a batch, and return that.
+        """Return a batch, aligned; seed what the training function draws before the loop over it.
 
         Args:
             batch: the batch.
             collate: makes micro-batches of its contents, and may draw random numbers.
         """
-        if collate is not None:
-            micro_batches = []
-            for micro in batch.micro_batches:
+        micro_batches = []
+        for micro in batch.micro_batches:
+            content = micro.content
+            if collate is not None:
                 seed_place(f"{function_seed()} {batch.place} collated {micro.virtual_worker}")
-                micro_batches.append(replace(micro, content=collate(micro.content)))
-            batch = replace(batch, micro_batches=tuple(micro_batches))
+                content = collate(content)
+            # Now, so that several loops over the batch see each other's changes.
+            micro_batches.append(replace(micro, content=aligned(content)))
         seed_place(f"{function_seed()} {batch.place} fetched")
-        return batch
+        return replace(batch, micro_batches=tuple(micro_batches))
 
     def called(self, model: torch.nn.Module, inputs: Any, kwargs: Any) -> None:
         """Tell of a model's call within the loop."""
@@ -357,7 +318,7 @@ class VirtualWorkers:
             self._states.end(self._models)
             gradients.average()
         if self._is_shared and trains:
-            buffers.send(self._on_node)
+            buffers.send(self._sums.on_node)
             self._proofs.end_loop()
         elif gradients is not None and not self._has_trained:
             # There is no other rank to compare with.
@@ -404,13 +365,11 @@ class VirtualWorkers:
         self._rates.stepped(optimizer)
 
     def _see_algorithms(self) -> None:
-        """Warn, once, if the training function has turned deterministic algorithms off."""
-        is_on = torch.are_deterministic_algorithms_enabled()
-        if self._is_deterministic and (
-            not is_on or torch.is_deterministic_algorithms_warn_only_enabled()
-        ):
-            self._is_deterministic = False
-            warn_inexact("the training function has turned deterministic algorithms off")
+        """Warn, once each, if the training function has turned off what makes it deterministic."""
+        why_not = why_not_deterministic()
+        if why_not is not None and why_not not in self._not_deterministic:
+            self._not_deterministic.add(why_not)
+            warn_inexact(why_not)
 
     def _check_over(self) -> None:
         if self.is_in_loop:
@@ -447,25 +406,8 @@ class VirtualWorkers:
             of_all = Gradients(
                 trained.values(),
                 self.count,
-                self._begin_sum,
-                overlaps=self._between_nodes is not None and all(map(_are_on_cpu, self._models)),
+                self._sums.begin,
+                overlaps=self._sums.overlap,
             )
             self._gradients = {key: of_all}
         return self._gradients[key]
-
-    def _begin_sum(self, sums: list[Vector]) -> Callable[[], Vector]:
-        """Begin to add the sums of all ranks' subtrees."""
-        is_on_cpu = sums[0][0].device.type == "cpu"
-        if is_on_cpu and self._between_nodes is None and self._on_node is not None:
-            self._on_node.add_up(sums)
-            total = sums[0]
-            return lambda: total
-        if is_on_cpu and self._between_nodes is not None:
-            wait = self._between_nodes.begin(self.count, sums)
-            return lambda: [wait()]
-        total = [summed(self.count, joined(sums))]
-        return lambda: total
-
-
-def _are_on_cpu(model: torch.nn.Module) -> bool:
-    return all(parameter.device.type == "cpu" for parameter in model.parameters())
