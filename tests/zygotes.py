@@ -17,7 +17,7 @@ import pytest
 
 from polytrain.workers.processes import cache
 from polytrain.workers.processes.cache import KeptZygote
-from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.zygote_connection import ZygoteSpec
 
 AT_MOST = 6
 """Each has a framework in its memory, and as many as tests run at once keep theirs."""

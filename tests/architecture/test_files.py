@@ -40,7 +40,7 @@ OTHER_FILES = {
     "trackers/wandb.py": "the directory that W&B itself writes to",
     "trackers/wandb_file.py": "W&B's own file",
     "record/near_runs.py": "the directory that the user keeps runs in, each of which may be a link",
-    "workers/processes/client.py": "/proc of a zygote",
+    "workers/processes/zygote_connection.py": "/proc of a zygote",
     "workers/processes/cache.py": "modules that are imported",
     "workers/ray/connection.py": "Ray's own file",
     "workers/ray/cluster.py": "memory that Ray has mapped",

@@ -125,7 +125,7 @@ def undisturbed(operation: Operation, tmp_path: Path) -> tuple[object, dict[str,
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polytrain.storage.retry._FIRST_WAIT_S", 0)
+    monkeypatch.setattr("polytrain.storage.calls._FIRST_WAIT_S", 0)
 
 
 def scenes(tmp_path: Path, calls: int, **how: Any) -> Iterator[tuple[int, Scene]]:

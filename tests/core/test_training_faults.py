@@ -40,7 +40,7 @@ def outcome(result: Result) -> object:
 def countable() -> Iterator[None]:
     """The calls of a run come in one order, so that the n-th is the same every time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polytrain.storage.at_once._CALLS", 1)
+        patch.setattr("polytrain.storage.calls._CALLS", 1)
         # On a slow machine there would be one more now and then.
         patch.setattr("polytrain.run.lease._BEAT_EVERY_S", 3600)
         yield
@@ -93,7 +93,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     """Ask again at once; and don't wait for whoever has left half a claim."""
     # What can't be stored is kept there.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("node")))
-    monkeypatch.setattr("polytrain.storage.retry._FIRST_WAIT_S", 0)
+    monkeypatch.setattr("polytrain.storage.calls._FIRST_WAIT_S", 0)
     monkeypatch.setattr("polytrain.run.lease._DEAD_AFTER_S", 0)
 
 

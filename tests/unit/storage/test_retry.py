@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain.storage.calls import StorageHealth, answered, retries_limited, retry
 from polytrain.storage.location import Location
 from polytrain.storage.remote import RemoteStorage
-from polytrain.storage.retry import StorageHealth, answered, retries_limited, retry
 
 PASSING = [
     OSError(errno.EIO, "Input/output error"),
@@ -271,7 +271,7 @@ def test_a_call_that_is_under_way_gets_its_time_from_when_the_program_is_to_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_answered, now = threading.Event(), [0.0]
-    monkeypatch.setattr("polytrain.storage.retry.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("polytrain.storage.calls.time", SimpleNamespace(monotonic=lambda: now[0]))
     limits = iter([math.inf, math.inf, 5.0, 5.0])
 
     def slow() -> str:

@@ -24,8 +24,8 @@ from polytrain.testing.processes import eventually
 from polytrain.validation import local_validator
 from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
-from polytrain.workers.processes import client
-from polytrain.workers.processes.client import ZygoteSpec, zygote_name
+from polytrain.workers.processes import zygote_connection
+from polytrain.workers.processes.zygote_connection import ZygoteSpec, zygote_name
 
 OF_A_ZYGOTE = "polytrain.workers.processes.zygote"
 
@@ -185,7 +185,7 @@ def test_one_that_cannot_be_killed_is_not_waited_for(
 ) -> None:
     """Here it is its zygote that does nothing any more."""
     monkeypatch.setattr(local_validator, "_KILL_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(client, "_ENDED_WITHIN_S", 0.05)
+    monkeypatch.setattr(zygote_connection, "_ENDED_WITHIN_S", 0.05)
 
     def validate(checkpoint: Checkpoint) -> None:
         os.kill(os.getppid(), signal.SIGSTOP)

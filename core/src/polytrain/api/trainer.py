@@ -69,8 +69,8 @@ from polytrain.run.resume import (
     previous_run,
 )
 from polytrain.run.run import Run
+from polytrain.storage.calls import retries_limited
 from polytrain.storage.location import Location
-from polytrain.storage.retry import retries_limited
 from polytrain.text.described import plain, with_plain_fields
 from polytrain.workers.available_clusters import available_clusters, opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend

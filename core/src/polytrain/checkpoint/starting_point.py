@@ -18,8 +18,8 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.staging import staged_in
 from polytrain.errors import CheckpointError
-from polytrain.storage.at_once import small_at_once
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.calls import small_at_once
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, expect_inside
 

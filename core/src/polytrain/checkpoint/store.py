@@ -32,11 +32,10 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.staging import STAGING, Stamps, beneath, is_unchanged, remove_with_root
 from polytrain.errors import CheckpointError
-from polytrain.storage.at_once import at_once, small_at_once
 from polytrain.storage.beneath import Beneath, ForeignFileError
+from polytrain.storage.calls import at_once, retry, small_at_once
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage, storage_errors
-from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polytrain.storage.beneath import Beneath
-from polytrain.storage.retry import StorageHealth, is_temporary, retry
+from polytrain.storage.calls import StorageHealth, is_temporary, retry
 
 _KEPT = 32 << 20
 """Maximum bytes that wait for the storage; beyond that the oldest are dropped."""

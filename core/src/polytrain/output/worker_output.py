@@ -23,8 +23,8 @@ from polytrain.output.echo import are_one, has_colours, rank_line, without_colou
 from polytrain.output.line_layout import LineBuffer
 from polytrain.output.rank_log import RankLog
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.calls import StorageHealth
 from polytrain.storage.location import Location
-from polytrain.storage.retry import StorageHealth
 
 _LAST_LINES = 10
 

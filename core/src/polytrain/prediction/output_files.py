@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 
 from polytrain.prediction.parts import Part
 from polytrain.prediction.record import RECORD_FILE, PredictionRecord, record_from_json
-from polytrain.storage.at_once import at_once
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.calls import at_once, retry
 from polytrain.storage.location import Location
-from polytrain.storage.retry import retry
 
 _STAGING = "_staging"
 """Directory in which files are written before a final rename, if the output is a directory."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.calls import StorageHealth, retry
 from polytrain.storage.protocol import READS_AT_MOST, expect_size
-from polytrain.storage.retry import StorageHealth, retry
 
 Answer = TypeVar("Answer")
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from polytrain.config.constraints import path_or_address
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.calls import StorageHealth
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage, StorageError
-from polytrain.storage.retry import StorageHealth
 from polytrain.text.secret_names import ADDRESS, holds_credentials, without_credentials
 from polytrain_plugins import Problem
 from polytrain_plugins.type_names import a_type, quoted

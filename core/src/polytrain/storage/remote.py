@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from polytrain.storage.at_once import at_once
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.calls import StorageHealth, answered, at_once, retry
 from polytrain.storage.protocol import READS_AT_MOST, expect_size
-from polytrain.storage.retry import StorageHealth, answered, retry
 
 Answer = TypeVar("Answer")
 

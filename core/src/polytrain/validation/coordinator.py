@@ -30,7 +30,7 @@ from polytrain.validation.validator import NotValidated, Validated, ValidationTa
 from polytrain.workers.agents.agent_spec import zygote_for
 from polytrain.workers.driver.agent_group import AgentGroup
 from polytrain.workers.driver.group import WorkerGroup
-from polytrain.workers.processes.client import zygote_name
+from polytrain.workers.processes.zygote_connection import zygote_name
 from polytrain_plugins import Demand
 
 logger = logging.getLogger(__name__)

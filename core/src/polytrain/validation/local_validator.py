@@ -18,8 +18,8 @@ from polytrain.validation.validator import (
     task_message,
 )
 from polytrain.workers.processes.channel import Message
-from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, Wrote
+from polytrain.workers.processes.zygote_connection import ZygoteSpec
 
 _ENTRY = "polytrain.validation.validator"
 

@@ -9,7 +9,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.output import OutputRoute
 from polytrain.storage.location import Location
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.zygote_connection import ZygoteSpec
 
 
 def agent_spec(directory: Path, *, zygote: str = "zygote", **changed: Any) -> AgentSpec:

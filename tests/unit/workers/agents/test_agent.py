@@ -42,8 +42,8 @@ from polytrain.workers.agents.kept_copies import Room
 from polytrain.workers.agents.shard_cache import ShardCache
 from polytrain.workers.agents.worker_connection import KeptEnd
 from polytrain.workers.processes.channel import SocketChannel
-from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.processes.zygote_client import Listener
+from polytrain.workers.processes.zygote_connection import ZygoteSpec
 from polytrain.workers.session.job import JobMemory, LaunchOrder
 from polytrain.workers.session.messages import keeps_message, unwritten_message
 from polytrain_plugins import Offer

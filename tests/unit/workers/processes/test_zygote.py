@@ -29,9 +29,9 @@ from polytrain.linux.progress_page import Page
 from polytrain.testing.processes import eventually
 from polytrain.workers.processes import zygote
 from polytrain.workers.processes.channel import SocketChannel, pack
-from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.processes.forked import ForkRequest
 from polytrain.workers.processes.zygote_client import Listener, ZygoteClient
+from polytrain.workers.processes.zygote_connection import ZygoteConnection, ZygoteSpec
 
 WORKER = "polytrain.workers.session.worker_process"
 
@@ -421,7 +421,7 @@ def test_too_many_files_for_a_large_request_are_reported(monkeypatch: pytest.Mon
 
 DRIVER_WITH_A_CHILD = """
 import os, signal, sys, time
-from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
+from polytrain.workers.processes.zygote_connection import ZygoteConnection, ZygoteSpec
 sys.path.insert(0, sys.argv[2])
 from tests.unit.workers.processes.test_zygote import PAUSE, run_in_worker
 

@@ -21,7 +21,7 @@ from polytrain.workers.processes.cache import (
     kept_processes,
     let_go,
 )
-from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.zygote_connection import ZygoteSpec
 
 SPEC = ZygoteSpec(name="", environment={}, modules=("json",), path=tuple(sys.path))
 

@@ -21,15 +21,15 @@ import psutil
 import pytest
 
 from polytrain.linux.processes import peer_of
-from polytrain.workers.processes import client, zygote
+from polytrain.workers.processes import zygote, zygote_connection
 from polytrain.workers.processes.channel import SocketChannel, pack
-from polytrain.workers.processes.client import (
+from polytrain.workers.processes.zygote_client import ZygoteClient
+from polytrain.workers.processes.zygote_connection import (
     ZygoteConnection,
     ZygoteSpec,
     attempts_to_connect,
     zygote_name,
 )
-from polytrain.workers.processes.zygote_client import ZygoteClient
 
 SLOW_TO_END = """
 import os, resource, socket, sys
@@ -253,7 +253,7 @@ def stopped_zygote() -> Iterator[ZygoteConnection]:
 
 
 def test_a_zygote_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_ENDED_WITHIN_S", 0.05)
+    monkeypatch.setattr(zygote_connection, "_ENDED_WITHIN_S", 0.05)
     with stopped_zygote() as connection:
         connection.close()
         assert not psutil.pid_exists(connection.pid)
@@ -261,7 +261,7 @@ def test_a_zygote_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_requests_that_are_not_taken_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel has room for some. Who made them must not wait for the others for ever."""
-    monkeypatch.setattr(client, "_TAKEN_WITHIN_S", 0.05)
+    monkeypatch.setattr(zygote_connection, "_TAKEN_WITHIN_S", 0.05)
     with stopped_zygote() as connection:
         with pytest.raises(TimeoutError, match=r"has taken no request for 0\.05 s"):
             deque(connection.request(["kill", number]) for number in itertools.count())

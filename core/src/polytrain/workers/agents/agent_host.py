@@ -22,7 +22,7 @@ from polytrain.workers.agents.calls import AgentCall, AgentEvent
 from polytrain.workers.agents.kept_copies import Room
 from polytrain.workers.agents.node_checks import StorageCheck
 from polytrain.workers.agents.sent_copies import Neighbour, Piece, Whole
-from polytrain.workers.processes.client import has_ended
+from polytrain.workers.processes.zygote_connection import has_ended
 from polytrain.workers.session.job import JobMemory
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.output import OutputRoute
 from polytrain.policy.placement import NodeAddress
-from polytrain.workers.processes.client import ZygoteSpec, zygote_name
+from polytrain.workers.processes.zygote_connection import ZygoteSpec, zygote_name
 from polytrain_plugins import Demand
 
 LEAVE_TIMEOUT_S = 60.0

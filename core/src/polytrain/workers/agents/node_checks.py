@@ -17,8 +17,8 @@ from pathlib import Path
 from polytrain.config.listening import address_on
 from polytrain.policy.placement import NodeAddress
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.calls import is_temporary
 from polytrain.storage.location import Location, refusal
-from polytrain.storage.retry import is_temporary
 
 _SEEN_WITHIN_S = 5.0
 """Seconds within which a network file system shows a new file."""

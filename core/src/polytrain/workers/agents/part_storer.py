@@ -25,7 +25,7 @@ from polytrain.checkpoint.parts import (
 from polytrain.checkpoint.staging import remove, size_of
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.events.attempt import Failed, StateUnwritten
-from polytrain.storage.retry import StorageHealth
+from polytrain.storage.calls import StorageHealth
 from polytrain.workers.agents.calls import AgentEvent
 from polytrain.workers.agents.kept_copies import damaged
 from polytrain.workers.agents.sent_copies import Copy, Hashes

@@ -37,7 +37,7 @@ from polytrain.workers.agents.calls import (
 from polytrain.workers.driver.group import AgentCluster, Handler
 from polytrain.workers.driver.worker_pool import WorkerPool
 from polytrain.workers.processes.cache import KeptZygote, keep, kept_or_new_zygote
-from polytrain.workers.processes.client import ZygoteSpec, zygote_name
+from polytrain.workers.processes.zygote_connection import ZygoteSpec, zygote_name
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain_plugins import Demand, Member
 

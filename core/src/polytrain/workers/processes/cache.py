@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polytrain.linux.processes import umask
-from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
+from polytrain.workers.processes.zygote_connection import ZygoteConnection, ZygoteSpec, zygote_name
 
 _KEPT_S = 60.0
 

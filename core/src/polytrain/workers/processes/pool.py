@@ -19,9 +19,9 @@ from polytrain.linux.processes import kill_session
 from polytrain.workers.processes.cache import keep, kept_or_new_zygote
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.child import Child
-from polytrain.workers.processes.client import ZygoteSpec, has_ended, zygote_name
 from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.processes.zygote_client import ZygoteClient
+from polytrain.workers.processes.zygote_connection import ZygoteSpec, has_ended, zygote_name
 
 logger = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from typing import Any, NoReturn
 from polytrain.functions.users_code import is_installed
 from polytrain.linux.processes import children_of, holds_device, open_files, thread_count
 from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel, send_request
-from polytrain.workers.processes.client import preload_environment
 from polytrain.workers.processes.forked import watched
 from polytrain.workers.processes.import_watch import Effects, ImportWatch
+from polytrain.workers.processes.zygote_connection import preload_environment
 
 _State = tuple[int, int] | None
 """Modification time and size of a file; None if it doesn't exist."""

@@ -58,8 +58,6 @@ from polytrain.linux.processes import (
     thread_count,
 )
 from polytrain.workers.processes.channel import LacksDescriptorsError, pack, receive_request
-from polytrain.workers.processes.client import BACKLOG
-from polytrain.workers.processes.clients import Clients
 from polytrain.workers.processes.forked import (
     ForkRequest,
     become_worker,
@@ -76,6 +74,8 @@ from polytrain.workers.processes.preload import (
     PreloadRequest,
     preload,
 )
+from polytrain.workers.processes.zygote_clients import Clients
+from polytrain.workers.processes.zygote_connection import BACKLOG
 
 
 @dataclass(slots=True, kw_only=True)

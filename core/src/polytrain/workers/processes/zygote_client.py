@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from polytrain.workers.processes.channel import FrameBuffer
-from polytrain.workers.processes.client import (
+from polytrain.workers.processes.output_pipe import READ_SIZE
+from polytrain.workers.processes.zygote_connection import (
     PAUSE_S,
     ZygoteConnection,
     ZygoteSpec,
     attempts_to_connect,
 )
-from polytrain.workers.processes.output_pipe import READ_SIZE
 
 
 class Listener(Protocol):

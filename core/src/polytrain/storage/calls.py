@@ -1,4 +1,4 @@
-"""Retries of storage calls: temporary errors are retried, permanent ones aren't."""
+"""Makes calls of a storage: many at once, and each again after a temporary error."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 _limits: list[Callable[[], float]] = []
@@ -31,6 +32,12 @@ _TRY_S = 1.0
 """How long a call may take without an answer when no patience is left."""
 
 _SLOWEST_BYTES_PER_S = 1e6
+
+_CALLS = 16
+"""Maximum concurrent calls."""
+
+_SMALL = 1 << 20
+"""Files below this size in bytes are handled concurrently."""
 
 _PERMANENT = frozenset(
     {
@@ -221,3 +228,31 @@ def is_temporary(error: BaseException) -> bool:
         return False
     text = str(error)
     return not any(word in text for word in _PERMANENT_WORDS)
+
+
+def small_at_once(call: Callable[[Item], Answer], sizes: Mapping[Item, int]) -> dict[Item, Answer]:
+    """Return the answers to a call with each file, by file. Only small ones are concurrent.
+
+    A large one alone takes all of a disk's or a network's bandwidth, and training needs the CPUs
+    that would hash several.
+
+    Args:
+        call: handles one file.
+        sizes: file → its bytes.
+    """
+    small = [file for file, size in sizes.items() if size < _SMALL]
+    answers = dict(zip(small, at_once(call, small), strict=True))
+    return {file: answers[file] if file in answers else call(file) for file in sizes}
+
+
+def at_once(call: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+    """Yield the answers to a call with each item, in their order; the first error is raised.
+
+    A single call is made in this thread.
+    """
+    items = list(items)
+    if len(items) < 2:
+        yield from map(call, items)
+        return
+    with ThreadPoolExecutor(min(len(items), _CALLS), "polytrain-storage") as threads:
+        yield from threads.map(call, items)
