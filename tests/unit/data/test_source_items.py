@@ -27,7 +27,7 @@ class Items:
 
     def __getitem__(self, index: int) -> Any:
         item = self.items[index]
-        if isinstance(item, Exception):
+        if isinstance(item, BaseException):
             raise item
         return item
 
@@ -160,6 +160,11 @@ def test_an_item_that_raises_is_named() -> None:
     ):
         piece.read(1, 3)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_item_that_exits_ends_no_training_function() -> None:
+    with pytest.raises(ReadError, match=r"^SystemExit: 0 \(.*line.*: item 1 of Items"):
+        piece_of(1, SystemExit(0)).read(0, 2)
 
 
 DIFFERENT: dict[str, tuple[Any, Any, str]] = {

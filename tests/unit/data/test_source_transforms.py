@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,17 @@ def test_an_error_says_on_which_rows_of_which_file(files: Path) -> None:
     there = pickle.loads(pickle.dumps(caught.value))
     assert str(there) == message
     assert isinstance(there.__cause__, ValueError)
+
+
+def test_a_transform_that_exits_ends_no_training_function(files: Path) -> None:
+    def exits(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["x"].max() >= 12:
+            sys.exit(0)
+        return batch
+
+    source = describe("train", files, transform=exits)
+    with pytest.raises(TransformError, match=r"SystemExit: 0 \(.*rows 11 to 13 of 'train'"):
+        source.pieces[1].read(1, 4)
 
 
 class StubbornError(Exception):

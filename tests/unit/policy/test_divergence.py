@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,8 @@ def test_a_function_decides_by_the_last_reports() -> None:
     assert seen[0] == [STEADY[0], {"loss": 3.0}]
     with pytest.raises(TypeError, match=r"lambda.* has to return True or False, and returned 'no'"):
         wrong(lambda history: "no", {"loss": 3.0}, [])
+    with pytest.raises(RuntimeError, match=r"^FailureConfig\.divergence: exit has called"):
+        wrong(sys.exit, {"loss": 3.0}, [])
 
 
 def test_nothing_is_watched_unless_it_is_asked_for() -> None:
@@ -271,3 +275,16 @@ def test_what_is_left_out_adds_up() -> None:
         found_by(divergences, rollback, start=(0, None))
     assert divergences.skipped == {"train": ((0, 10, 20), (0, 20, 30))}
     assert [each.number for each in divergences.rollbacks] == [1, 2]
+
+
+def test_a_discarded_state_of_a_survivor_is_no_rollback() -> None:
+    """The next attempt finds the bad batch again, from a checkpoint that is known to be good."""
+    found = Divergences()
+    bad = Rollback(attempt=1, rank=0, step=5, good_step=4, reason="loss is nan")
+    found.launched(4, "runs/a/checkpoint_4")
+    found.take(1, bad, is_rollback=False)
+    assert found.rollbacks == ()
+    assert found.is_bad((1, 0), 4, "checkpoint_4", is_rescue=True)
+    skipped = {"train": ((0, 40, 50),)}
+    found.take(1, replace(bad, attempt=2, skipped=skipped))
+    assert found.rollbacks == (replace(bad, attempt=2, number=1, skipped=skipped),)

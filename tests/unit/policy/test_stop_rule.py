@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,11 @@ def test_a_function_gets_the_report() -> None:
 def test_a_function_that_returns_something_else_fails(answer: Any) -> None:
     with pytest.raises(TypeError, match="has to return True or False"):
         met(lambda report: answer)
+
+
+def test_a_function_that_exits_fails_and_ends_no_training_function() -> None:
+    with pytest.raises(RuntimeError, match=r"^RunConfig\.stop: exit has called sys\.exit for "):
+        met(sys.exit)
 
 
 @pytest.mark.parametrize(("trained_s", "ends"), [(0.0, False), (59.99, False), (60.0, True)])

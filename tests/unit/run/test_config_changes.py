@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from polytrain import FailureConfig, Rollback, RunConfig
 from polytrain.backends.reference import Reference
 from polytrain.config.run_spec import RunSpec
-from polytrain.run.config_changes import ConfigChanges
+from polytrain.run.config_changes import ConfigChanges, OnRollbackError
 
 
 def halved(config: dict[str, Any], rollback: Rollback) -> dict[str, Any]:
@@ -18,6 +21,19 @@ def halved(config: dict[str, Any], rollback: Rollback) -> dict[str, Any]:
 
 def train(config: dict[str, Any]) -> None:
     pass
+
+
+def test_a_function_that_exits_does_not_end_the_drivers_program() -> None:
+    failures = FailureConfig(on_divergence="rollback", on_rollback=halved)
+    spec = RunSpec(
+        backend=Reference(),
+        train_loop_per_worker=train,
+        train_loop_config={"rate": 8.0},
+        run_config=RunConfig(failure_config=failures),
+    )
+    changes = ConfigChanges(spec=spec, function=lambda config, rollback: sys.exit(0))
+    with pytest.raises(OnRollbackError, match=r"^FailureConfig\.on_rollback: SystemExit: 0$"):
+        changes.after([Rollback(attempt=0, rank=0, step=6, good_step=5, reason="loss is nan")])
 
 
 def test_a_rollback_that_left_batches_out_has_changed_no_configuration() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from polytrain.checkpoint.parts import (
 )
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import ConditionMet, Diverged, Drained, stop_wanted
-from polytrain.events.notices import Rollback
+from polytrain.events.notices import Rollback, Skipped
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import DivergenceFound, Transitioned, decoded, encoded
 from polytrain.run.machine import note, step
@@ -72,13 +73,30 @@ def test_a_failure_that_is_reported_twice_counts_once() -> None:
     assert len(play.conclusion().failures) == 1
 
 
-def diverged(rank: int, *, step: int, good_step: int, problem: str = "") -> Diverged:
-    found = Rollback(attempt=0, rank=rank, step=step, good_step=good_step, reason="loss is nan")
-    return Diverged(attempt=0, found=found, problem=problem)
+def diverged(
+    rank: int,
+    *,
+    step: int,
+    good_step: int,
+    problem: str = "",
+    attempt: int = 0,
+    skipped: Mapping[str, tuple[Skipped, ...]] | None = None,
+) -> Diverged:
+    found = Rollback(
+        attempt=attempt,
+        rank=rank,
+        step=step,
+        good_step=good_step,
+        reason="loss is nan",
+        skipped=skipped or {},
+    )
+    return Diverged(attempt=attempt, found=found, problem=problem)
 
 
-def with_rollbacks(play: Play, how: Literal["rollback", "fail"] = "rollback") -> Play:
-    policy = FailurePolicy(on_divergence=how, max_rollbacks=1)
+def with_rollbacks(
+    play: Play, how: Literal["rollback", "fail"] = "rollback", *, leaves_out: bool = False
+) -> Play:
+    policy = FailurePolicy(on_divergence=how, max_rollbacks=1, leaves_out=leaves_out)
     play.state = replace(play.state, policy=policy)
     return play
 
@@ -95,6 +113,20 @@ def test_an_attempt_that_diverges_is_followed_by_another_from_before_it() -> Non
     assert ended.root is not None
     assert (ended.root.kind, ended.root.rank) == (FailureKind.DIVERGED, 1)
     assert play.state.committed == 6
+
+
+def test_a_survivors_state_that_is_discarded_uses_up_no_rollback() -> None:
+    """An attempt begins with it, and its first report is bad: nothing is left out yet."""
+    play = with_rollbacks(Play(1), leaves_out=True).launched()
+    found: list[Mapping[str, tuple[Skipped, ...]]] = [{}, {"train": ((0, 4, 8),)}]
+    for attempt, skipped in enumerate(found):
+        play.training()
+        play.tell(diverged(0, step=7, good_step=6, attempt=attempt, skipped=skipped))
+        play.tell(exited(0, killed=True, attempt=attempt))
+        ended, launch = play.latest
+        assert isinstance(ended, EndAttempt)
+        assert isinstance(launch, Launch)
+    assert ended.reason.startswith("rollback 1 of max_rollbacks=1, without positions 4 to 7")
 
 
 @pytest.mark.parametrize("order", ["condition first", "divergence first", "at a planned end"])

@@ -16,7 +16,7 @@ from typing import Any
 
 from polytrain.config.configs import FailureConfig
 from polytrain.events.notices import Rollback, Skipped
-from polytrain.policy.stop_rule import is_true, known_as
+from polytrain.policy.stop_rule import answers_true, known_as
 from polytrain.text.metrics import named_metric
 
 WINDOW = 100
@@ -67,8 +67,7 @@ class DivergenceRule:
             before: the last good reports, oldest first; None on ranks that don't compare.
 
         Raises:
-            TypeError: the function has returned a value other than True or False.
-            Exception: whatever the function raises.
+            Exception: the function fails, see `answers_true`.
         """
         for name, value in self._watched(metrics):
             if not math.isfinite(value):
@@ -86,8 +85,8 @@ class DivergenceRule:
                     )
         function = self.function
         if function is not None:
-            answer = function([*before, metrics])
-            if is_true(answer, function, option="FailureConfig.divergence", given=metrics):
+            option, reports = "FailureConfig.divergence", [*before, metrics]
+            if answers_true(function, reports, option=option, given=metrics):
                 return f"{known_as(function)} returned True"
         return None
 
@@ -123,6 +122,9 @@ class Divergences:
     """Token and attempt → the divergence that counts, and the directory of the attempt's starting
     checkpoint if no report since then was good."""
 
+    _discards: set[tuple[int, int]] = field(default_factory=set)
+    """Those after which the run only discards a survivor's state."""
+
     _start: tuple[int, str | None] = (0, None)
     """Step and directory of the last attempt's starting checkpoint."""
 
@@ -131,19 +133,27 @@ class Divergences:
         # A run may be resumed by another address, for example after it was moved.
         self._start = step, start and start.rstrip("/").rpartition("/")[2]
 
-    def take(self, token: int, found: Rollback) -> None:
-        """Take the divergence that a rank has found; of several the earliest counts."""
+    def take(self, token: int, found: Rollback, *, is_rollback: bool = True) -> None:
+        """Take the divergence that a rank has found; of several the earliest counts.
+
+        Args:
+            is_rollback: False if the run only discards a survivor's state after it.
+        """
         key = token, found.attempt
         if key in self._found and self._found[key][0].good_step <= found.good_step:
             return
         step, start = self._start
         self._found[key] = found, start if found.good_step <= step else None
+        if is_rollback:
+            self._discards.discard(key)
+        else:
+            self._discards.add(key)
 
     @property
     def rollbacks(self) -> tuple[Rollback, ...]:
-        """The divergences, oldest first."""
-        found = enumerate(self._found.values(), 1)
-        return tuple(replace(rollback, number=number) for number, (rollback, _) in found)
+        """The rollbacks, oldest first."""
+        found = [each for key, (each, _) in self._found.items() if key not in self._discards]
+        return tuple(replace(rollback, number=number) for number, rollback in enumerate(found, 1))
 
     @property
     def skipped(self) -> Mapping[str, tuple[Skipped, ...]]:

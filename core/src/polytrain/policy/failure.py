@@ -7,7 +7,7 @@ a run's failed attempts, the latest last.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
 from typing import Any, Literal
@@ -132,6 +132,9 @@ class FailedAttempt:
     without: str = ""
     """What is left out after that, for people."""
 
+    only_discards: bool = False
+    """Whether that only discards a survivor's state; see `FailurePolicy.only_discards`."""
+
     @property
     def has_trained(self) -> bool:
         """Whether it got beyond its start: it reported a step, or lasted long enough."""
@@ -180,6 +183,21 @@ class FailurePolicy:
     rollbacks: tuple[str, ...] = ()
     """Those of earlier drivers, as text for people."""
 
+    leaves_out: bool = False
+    """Whether a rollback leaves batches out."""
+
+    def only_discards(self, skipped: Collection[str], problem: str) -> bool:
+        """Return whether after a divergence the run only discards a survivor's state.
+
+        No report has shown that state to be good, so no batch is left out yet: the next attempt
+        finds what diverges. That is no rollback.
+
+        Args:
+            skipped: the data sets of which something is left out.
+            problem: why nothing could be left out, if it was to be.
+        """
+        return self.leaves_out and not skipped and not problem
+
     def decide(self, attempts: Attempts) -> Decision:
         """Decide about the latest failure.
 
@@ -209,7 +227,17 @@ class FailurePolicy:
             return Decision(restart=False, reason=f"on_divergence={self.on_divergence!r}")
         if latest.no_rollback:
             return Decision(restart=False, reason=latest.no_rollback)
-        own = [each.root for each in attempts if each.root.kind is FailureKind.DIVERGED]
+        if latest.only_discards:
+            return Decision(
+                restart=True,
+                reason="the state of a survivor, with which the attempt began, is discarded: no "
+                "report has shown it to be good",
+            )
+        own = [
+            each.root
+            for each in attempts
+            if each.root.kind is FailureKind.DIVERGED and not each.only_discards
+        ]
         known = [*self.rollbacks, *(f"step {each.step}: {each.message}" for each in own)]
         count = f"rollback {len(known)} of max_rollbacks={self.max_rollbacks}"
         if len(known) <= self.max_rollbacks:
@@ -399,6 +427,7 @@ def failed_attempt(
     nodes: Sequence[str] = (),
     no_rollback: str = "",
     without: str = "",
+    only_discards: bool = False,
 ) -> FailedAttempt:
     """Sum up the failures of one attempt.
 
@@ -431,6 +460,7 @@ def failed_attempt(
         ),
         no_rollback=no_rollback,
         without=without,
+        only_discards=only_discards,
     )
 
 

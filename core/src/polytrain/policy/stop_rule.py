@@ -84,14 +84,13 @@ class StopRule:
         """Return how a report of rank 0 ends the run; None if it doesn't.
 
         Raises:
-            TypeError: the function has returned a value other than True or False.
-            Exception: whatever the function raises.
+            Exception: the function fails, see `answers_true`.
         """
         stopped = self.limit_met_by(report.step, report.metrics)
         function = self.function
         if stopped is not None or function is None:
             return stopped
-        if is_true(function(report), function, option="RunConfig.stop", given=report):
+        if answers_true(function, report, option="RunConfig.stop", given=report):
             name = known_as(function)
             reason = f"{name} returned True at step {report.step}"
             return Stopped(by="condition", reason=reason, condition=name, step=report.step)
@@ -136,17 +135,26 @@ def known_as(function: Any) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def is_true(answer: Any, function: Any, *, option: str, given: Any) -> bool:
-    """Return what a user's function has answered.
+def answers_true(function: Callable[[Any], Any], argument: Any, *, option: str, given: Any) -> bool:
+    """Call a user's function, and return its answer.
 
     Args:
         option: the field that has it.
-        given: what it was called with.
+        given: the last report or metrics in `argument`.
 
     Raises:
         TypeError: the answer is neither True nor False.
+        RuntimeError: it has called `sys.exit`, which would end the training function as well, with
+            code 0 as if the run were complete.
+        Exception: whatever the function raises.
     """
-    answer = plain(answer)
+    try:
+        answer = plain(function(argument))
+    except SystemExit as exit:
+        raise RuntimeError(
+            f"{option}: {known_as(function)} has called sys.exit for {given!r}. Return True or "
+            "False, or raise an exception."
+        ) from exit
     if not isinstance(answer, bool):
         raise TypeError(
             f"{option}: {known_as(function)} has to return True or False, and returned {answer!r} "

@@ -414,6 +414,8 @@ class DivergenceFound(Entry):
         Mapping[str, tuple[Skipped, ...]],
         Stored(dict[str, list[tuple[Count, Count, Count]]], as_skipped),
     ]
+    only_discards: bool = False
+    """Whether the run only goes back behind a survivor's state, which is no rollback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

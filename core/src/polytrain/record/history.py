@@ -248,6 +248,7 @@ class RunHistory:
                         reason=entry.reason,
                         skipped=entry.skipped,
                     ),
+                    is_rollback=not entry.only_discards,
                 )
             case ValidationRequested():
                 self.validations.request(

@@ -17,7 +17,7 @@ from polytrain.functions.pickling import code_of_job, pickled_with
 class OnRollbackError(Exception):
     """The user's function has raised, or what it returned can't be sent to the workers."""
 
-    def __init__(self, error: Exception, rollback: Rollback) -> None:
+    def __init__(self, error: Exception | SystemExit, rollback: Rollback) -> None:
         super().__init__(f"FailureConfig.on_rollback: {type(error).__name__}: {error}")
         self.failure = Failure(
             kind=FailureKind.DIVERGED,
@@ -57,7 +57,7 @@ class ConfigChanges:
                 # What has left batches out, before the function was given, has changed nothing.
                 if not rollback.skipped:
                     self._changes = self._changed(rollback)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise OnRollbackError(error, rollback) from error
             self._done += 1
         if not self._changes:

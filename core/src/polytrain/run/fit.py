@@ -130,6 +130,7 @@ def controller_of(
                 on_divergence=failure.on_divergence,
                 max_rollbacks=failure.max_rollbacks,
                 rollbacks=tuple(map(str, journal.history.divergences.rollbacks)),
+                leaves_out=failure.skips_bad_batches,
             ),
             node_cooldown_s=failure.node_cooldown_s,
             committed=run.start.step,

@@ -449,7 +449,7 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
 
 def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     """Decide the next phase after a failure."""
-    failures = tuple(ending.failures)
+    failures, diverged = tuple(ending.failures), ending.diverged
     failure_of_attempt = failed_attempt(
         failures,
         world_size=state.world_size,
@@ -458,8 +458,10 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         progress=state.progress,
         rescued=state.rescued,
         nodes=state.nodes,
-        no_rollback="" if ending.diverged is None else ending.diverged.problem,
-        without="" if ending.diverged is None else ending.diverged.found.without,
+        no_rollback="" if diverged is None else diverged.problem,
+        without="" if diverged is None else diverged.found.without,
+        only_discards=diverged is not None
+        and state.policy.only_discards(diverged.found.skipped, diverged.problem),
     )
     root = failure_of_attempt.root
     attempts = (*state.attempts, failure_of_attempt)

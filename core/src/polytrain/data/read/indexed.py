@@ -78,7 +78,7 @@ class IndexedPiece(Piece):
         for index in map(int, rows):
             try:
                 item = self.dataset[index]
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 what = f"{raised_at(error)}: {self._item_at(index)} can't be read"
                 raise ReadError(what) from error
             # Most items are as the first one. To make a dict of each would take half of the time.
@@ -146,7 +146,7 @@ def from_items(dataset: Any, columns: Sequence[str] | None) -> Pieces:
         return Pieces(schema=pa.schema([]), pieces=())
     try:
         item = dataset[0]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(
             f"item 0 of {kind} can't be had: {one_line(error)}",
             "Make its __getitem__ give an item for every number from 0 to its length",

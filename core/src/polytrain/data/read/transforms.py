@@ -140,7 +140,7 @@ def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
     }
     try:
         result = transform(batch)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TransformError(f"{raised_at(error)}: the transform failed on {where}") from error
     if not isinstance(result, Mapping):
         raise TransformError(f"the transform returned {a_type(result)} for {where}, not a dict")
