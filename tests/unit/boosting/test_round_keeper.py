@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,12 @@ class Rank:
     def place(self) -> Place:
         return Place(step=self.step, metrics={}, positions={})
 
+    def __init__(self) -> None:
+        self.kept: list[KeptStates] = []
+
     def keep(self, _: RoundKeeper, *, capacity: int, size: int) -> KeptStates:
-        return KeptStates.new(capacity)
+        self.kept.append(KeptStates.new(capacity))
+        return self.kept[-1]
 
 
 class Training:
@@ -63,10 +67,12 @@ class Training:
 
 
 @pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Training:
+def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[Training]:
     rank = Rank()
     monkeypatch.setattr(report_callbacks, "survivor", lambda: rank)
-    return Training(rank)
+    yield Training(rank)
+    for states in rank.kept:
+        states.close()
 
 
 def of_peer(point: int, loss: float) -> dict[int, list[KeptState]]:

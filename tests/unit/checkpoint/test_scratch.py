@@ -251,6 +251,7 @@ def test_a_link_in_place_of_a_runs_directory_is_refused(temporary: Path) -> None
     first.path.symlink_to(elsewhere)
     with pytest.raises(PermissionError, match="is a symbolic link"):
         Scratch.hold("run")
+    first.release()
 
 
 def test_a_directory_that_others_may_enter_is_refused(temporary: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -174,6 +176,19 @@ def test_parts_that_cannot_be_read_leave_nothing_behind() -> None:
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="is gone"):
         parts_to_shared_memory(parts(), of_plain_columns([]).schema, 2)
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_table_for_which_there_is_no_memory_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.ipc.new_file", full)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space left"):
+        to_shared_memory(TABLE)
     assert set(os.listdir("/proc/self/fd")) <= before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,16 @@ from polytrain.data.shards.shared_memory import from_shared_memory, to_shared_me
 from polytrain.data.types import schemas
 from polytrain.data.types.schemas import in_one_piece
 from polytrain.testing.shards import shard_of
+
+
+def shared(table: pa.Table) -> pa.Table:
+    """Return the table as another process has it, which maps the memory of this one."""
+    descriptor = to_shared_memory(table)
+    try:
+        return from_shared_memory(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 LARGE: dict[str, tuple[pa.Array, pa.DataType]] = {
     "strings": (pa.array(["ab", None, "cd"] * 20), pa.large_string()),
@@ -46,7 +57,7 @@ def test_large_columns_have_offsets_of_64_bits(name: str, monkeypatch: pytest.Mo
     table = pa.table({"x": pa.chunked_array([column, column])})
     assert in_one_piece(table).schema.field("x").type == column.type, "small ones stay"
     monkeypatch.setattr(schemas, "LARGE", 200)
-    for found in (in_one_piece(table), from_shared_memory(to_shared_memory(table))):
+    for found in (in_one_piece(table), shared(table)):
         assert found.schema.field("x").type == kind
         assert found.column("x").num_chunks == 1
         assert found.column("x").to_pylist() == column.to_pylist() * 2
@@ -102,7 +113,7 @@ def test_more_categories_than_8_bits_have_room_for(
     shard = shard_of(data, shuffle=shuffle)
     [batch] = shard.iter_batches(batch_size=200, format=format)
     assert sorted(map(str, batch["x"])) == words
-    held = from_shared_memory(to_shared_memory(shard.to_arrow()))
+    held = shared(shard.to_arrow())
     assert held.column("x").to_pylist() == words
 
 

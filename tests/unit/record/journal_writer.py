@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ from polytrain.storage.location import Location
 
 
 class JournalWriter:
-    """Writes the journal of a run, as a controller does."""
+    """Writes the journal of a run, as a controller does.
+
+    A killed driver closes nothing: the `with` block closes the journals of all drivers.
+    """
 
     def __init__(self, directory: Path, follow: Callable[[Any], None] | None = None) -> None:
         self.follow = follow or (lambda entry: None)
@@ -39,6 +43,13 @@ class JournalWriter:
 
         self.journal: Journal | None = None
         self.attempt = self.loads = 0
+        self._journals = ExitStack()
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._journals.close()
 
     def do(self, event: str) -> None:
         if event == "driver" or self.journal is None:
@@ -92,14 +103,14 @@ class JournalWriter:
 
     def _open(self) -> None:
         if self.journal is not None:
-            # A killed driver closes nothing.
             self.journal._log.sync()
         self.token += 1
         self.taken.clear()
         history = read_history(self.storage.read_log(JOURNAL))
         news = News()
         news.subscribe(self._take)
-        self.journal = Journal(self.storage, token=self.token, news=news)
+        journal = Journal(self.storage, token=self.token, news=news)
+        self.journal = self._journals.enter_context(journal)
         self.journal.write(
             Opened(
                 anew=history is None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ from polytrain.run.resume import previous_run
 from polytrain.storage.location import Location
 
 
+class Driver(Journal):
+    """A driver's journal. A driver that is killed doesn't close it: the end of its test does."""
+
+    is_closed = False
+
+    def __exit__(self, *error: object) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            super().__exit__(*error)
+
+
 class Written:
     """A journal that drivers write, one after another or at the same time."""
 
@@ -27,11 +39,19 @@ class Written:
         self.file = path / JOURNAL
         self._storage = Location.of(path).open()
         self._leases = 0
+        self._drivers = ExitStack()
+
+    def __enter__(self) -> Written:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drivers.close()
 
     def driver(self, *, anew: bool = False, world_size: int = 2, **identity: Any) -> Journal:
         """A driver that has just opened the journal."""
         self._leases += 1
-        journal = Journal(self._storage, token=self._leases)
+        journal = Driver(self._storage, token=self._leases)
+        self._drivers.push(journal)
         journal.write(Opened(anew=anew, identity=identity, world_size=world_size))
         return journal
 
@@ -43,8 +63,9 @@ class Written:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
-    return Written(tmp_path)
+def written(tmp_path: Path) -> Iterator[Written]:
+    with Written(tmp_path) as journal:
+        yield journal
 
 
 def report(journal: Journal, *steps: int, **metrics: Any) -> None:
@@ -435,10 +456,6 @@ def test_what_a_driver_resumes_has_the_reports_of_all_ranks(written: Written) ->
     report_of_rank(first, 1, *range(1, 40))
     first.sync()
     known = written.read()
-    again = Journal(
-        Location.of(written.file.parent).open(),
-        token=9,
-        history=known,
-    )
-    again.write(Launched(attempt=0, step=5, start=None, world_size=2))
-    assert len(again.history.of_other_ranks[1]) == 5
+    with Journal(Location.of(written.file.parent).open(), token=9, history=known) as again:
+        again.write(Launched(attempt=0, step=5, start=None, world_size=2))
+        assert len(again.history.of_other_ranks[1]) == 5

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,8 @@ from polytrain.storage.location import Location
 from polytrain_plugins import Offer
 
 
-def journal_in(path: Path, *, token: int = 1) -> Journal:
-    return Journal(Location.of(path).open(), token=token)
+def journal_in(path: Path, *, token: int = 1, **options: Any) -> Journal:
+    return Journal(Location.of(path, **options).open(), token=token)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -206,6 +208,23 @@ def test_what_is_in_memory_alone_is_bounded_by_syncs() -> None:
         assert 4_000 < step < 9_000
         journal.sync()
         assert not journal.wants_sync
+
+
+def test_a_journal_whose_end_cannot_be_written_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program that trains many models on a full disk could open no more files at last."""
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = os.listdir("/proc/self/fd")
+    with journal_in(tmp_path, retry_s=0) as journal:
+        journal.write(Opened(anew=True, identity={}, world_size=1))
+        journal.report(Reported(attempt=0, rank=0, step=1, metrics={"loss": 0.5}))
+        monkeypatch.setattr("os.write", full)
+    assert "The end of the journal can't be written: [Errno 28]" in caplog.text
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_report_that_is_not_kept_is_passed_on_and_leaves_nothing(tmp_path: Path) -> None:

@@ -32,16 +32,18 @@ def test_each_line_is_yielded_once_however_often_it_is_read(reads: Sequence[int]
 @pytest.mark.parametrize("at_once", [1, 20, 40])
 def test_reports_that_became_columns_come_once(tmp_path: Path, at_once: int) -> None:
     """They are read as drafts first, or not."""
-    writer = JournalWriter(tmp_path)
-    writer.do("report")
-    tail = tail_of(writer.entries())
-    steps: list[int] = []
-    for number in range(40):
+    with JournalWriter(tmp_path) as writer:
         writer.do("report")
-        if number % at_once == 0:
-            steps += [e.step for e in tail.news(writer.entries()) if isinstance(e, MetricsReported)]
-    writer.finish()
-    steps += [e.step for e in tail.news(writer.entries()) if isinstance(e, MetricsReported)]
+        tail = tail_of(writer.entries())
+        steps: list[int] = []
+        for number in range(40):
+            writer.do("report")
+            if number % at_once == 0:
+                steps += [
+                    e.step for e in tail.news(writer.entries()) if isinstance(e, MetricsReported)
+                ]
+        writer.finish()
+        steps += [e.step for e in tail.news(writer.entries()) if isinstance(e, MetricsReported)]
     assert steps == sorted(set(steps))
     assert steps[-1] == 41
     history = writer.history()

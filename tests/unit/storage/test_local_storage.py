@@ -182,6 +182,39 @@ def test_a_log_is_synced_after_an_error(tmp_path: Path, monkeypatch: pytest.Monk
         log.sync()
 
 
+@pytest.mark.parametrize(("call", "at"), [("fstat", 0), ("fstat", 1), ("write", 0)])
+def test_a_log_that_cannot_be_opened_leaves_no_descriptor_open(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, at: int
+) -> None:
+    """A writer of whom there are drafts is gone: the next one has to write them."""
+    before = os.listdir("/proc/self/fd")
+    with storage.open_log("journal", series="1") as gone:
+        gone.draft("draft\n")
+    monkeypatch.setattr(f"os.{call}", Failing(getattr(os, call), directory=tmp_path, at=at))
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.open_log("journal", series="2")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_log_that_cannot_be_closed_leaves_no_descriptor_open(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.listdir("/proc/self/fd")
+    close, log = os.close, storage.open_log("journal", series="1")
+    log.draft("draft\n")
+
+    def closed_with_error(descriptor: int) -> None:
+        # As NFS does: the descriptor is released all the same.
+        close(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.close", closed_with_error)
+        with pytest.raises(OSError, match="Input/output error"):
+            log.__exit__()
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_what_could_not_be_appended_comes_before_the_next_line(
     storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,13 +47,19 @@ class Store:
         return [self.rows[step].metrics for step in sorted(self.rows)]
 
 
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[JournalWriter]:
+    with JournalWriter(tmp_path) as writer:
+        yield writer
+
+
 @pytest.mark.parametrize("can_rewind", [True, False])
 @settings(max_examples=30)
 @given(events=EVENTS, data=st.data())
 def test_a_store_ends_up_with_the_history(can_rewind: bool, events: list[str], data: Any) -> None:
     """Sent from the journal, by processes that come and go."""
-    with TemporaryDirectory() as directory:
-        driver, store, position = JournalWriter(Path(directory)), Store(), Position(since=1)
+    with TemporaryDirectory() as directory, JournalWriter(Path(directory)) as driver:
+        store, position = Store(), Position(since=1)
         for event in events:
             driver.do(event)
             if data.draw(st.booleans()):
@@ -82,8 +88,8 @@ def test_what_is_sent_live_is_what_is_sent_later(
     can_rewind: bool, events: list[str], data: Any
 ) -> None:
     """One tracker lives as long as the driver; the next driver continues where it was."""
-    with TemporaryDirectory() as directory:
-        driver, store, position = JournalWriter(Path(directory)), Store(), Position(since=1)
+    with TemporaryDirectory() as directory, JournalWriter(Path(directory)) as driver:
+        store, position = Store(), Position(since=1)
         live: TrackedRows | None = None
         token = 0
         for event in [*events, "finish"]:
@@ -104,8 +110,7 @@ def test_what_is_sent_live_is_what_is_sent_later(
         assert store.metrics() == [flat(metrics) for metrics in driver.history().reports]
 
 
-def test_an_undone_step_is_not_sent_where_it_would_stay(tmp_path: Path) -> None:
-    driver = JournalWriter(tmp_path)
+def test_an_undone_step_is_not_sent_where_it_would_stay(driver: JournalWriter) -> None:
     missing = TrackedRows(Position(since=1), can_rewind=False)
     for event in ("report", "report", "commit", "report"):
         driver.do(event)
@@ -114,8 +119,8 @@ def test_an_undone_step_is_not_sent_where_it_would_stay(tmp_path: Path) -> None:
     assert [row.step for row in missing.next().rows] == [1, 2]
 
 
-def test_a_row_has_the_load_since_the_row_before(tmp_path: Path) -> None:
-    driver, store = JournalWriter(tmp_path), Store()
+def test_a_row_has_the_load_since_the_row_before(driver: JournalWriter) -> None:
+    store = Store()
     missing = TrackedRows(Position(since=1), can_rewind=True, has_loads=True)
     for event in ("report", "load", "report", "report", "load", "report", "restart", "report"):
         driver.do(event)
@@ -146,8 +151,8 @@ def test_a_row_has_the_load_since_the_row_before(tmp_path: Path) -> None:
     assert [dict(row).items() >= load.items() for row in store.metrics()] == [False, True, False]
 
 
-def test_all_rows_are_sent_on_request_and_not_again(tmp_path: Path) -> None:
-    driver, store = JournalWriter(tmp_path), Store()
+def test_all_rows_are_sent_on_request_and_not_again(driver: JournalWriter) -> None:
+    store = Store()
     for event in ("report", "report"):
         driver.do(event)
     missing = TrackedRows(Position(since=1), can_rewind=False, all_rows=True)

@@ -33,10 +33,10 @@ def run(tmp_path: Path) -> Path:
     """A finished run of two steps, whose metric is a line that somebody wants to have written."""
     directory = tmp_path / "run"
     directory.mkdir()
-    writer = JournalWriter(directory)
-    writer.do("report")
-    writer.do("report")
-    writer.finish()
+    with JournalWriter(directory) as writer:
+        writer.do("report")
+        writer.do("report")
+        writer.finish()
     return directory
 
 

@@ -193,11 +193,11 @@ EVENTS = ("report", "report", "commit", "report", "restart", "report", "report")
 
 
 def write_run(directory: Path, tracking: Tracking, events: Sequence[str] = EVENTS) -> JournalWriter:
-    writer = JournalWriter(directory, tracking.follow)
-    for event in events:
-        writer.do(event)
-    writer.finish()
-    return writer
+    with JournalWriter(directory, tracking.follow) as writer:
+        for event in events:
+            writer.do(event)
+        writer.finish()
+        return writer
 
 
 def of(store: Sequence[Row]) -> list[Mapping[str, Any]]:
@@ -309,8 +309,10 @@ def test_a_tracker_that_comes_back_catches_up_while_the_run_lasts(
             raise ConnectionError("no route to the tracker")
 
     tracker = Memory(hook=unreachable)
-    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
-        writer = JournalWriter(tmp_path, tracking.follow)
+    with (
+        Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking,
+        JournalWriter(tmp_path, tracking.follow) as writer,
+    ):
         for event in ("report",) * 10_500 + ("commit",):
             writer.do(event)
         assert was_asked.wait(30)
@@ -345,8 +347,10 @@ def test_loads_that_the_journal_joins_take_no_row_away(
             raise ConnectionError("no route to the tracker")
 
     tracker = Memory(hook=unreachable)
-    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
-        writer = JournalWriter(tmp_path, tracking.follow)
+    with (
+        Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking,
+        JournalWriter(tmp_path, tracking.follow) as writer,
+    ):
         for event in ("report",) * 20 + ("commit", "load", *last):
             writer.do(event)
         is_back.set()
@@ -364,16 +368,15 @@ def test_a_tracker_that_is_slow_gets_every_step_once(
     monkeypatch.setattr("polytrain.trackers.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
     monkeypatch.setattr("polytrain.trackers.tracking._QUEUED", lasting)
     tracker = Memory()
-    for driver in (1, 2):
-        facts = replace(facts_of(tmp_path), since=1)
-        with Tracking([tracker], facts, own_token=driver) as tracking:
-            if driver == 1:
-                writer = JournalWriter(tmp_path, tracking.follow)
-            writer.follow = tracking.follow
-            writer.do("driver")
-            for event in EVENTS * 10:
-                writer.do(event)
-    writer.finish()
+    with JournalWriter(tmp_path) as writer:
+        for driver in (1, 2):
+            facts = replace(facts_of(tmp_path), since=1)
+            with Tracking([tracker], facts, own_token=driver) as tracking:
+                writer.follow = tracking.follow
+                writer.do("driver")
+                for event in EVENTS * 10:
+                    writer.do(event)
+        writer.finish()
     send_missing(tracker, Location.of(tmp_path))
     rows = [row for row in of(tracker.store) if "accuracy" not in row]
     assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
@@ -382,15 +385,16 @@ def test_a_tracker_that_is_slow_gets_every_step_once(
 
 def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
     facts = facts_of(tmp_path)
-    with Tracking([CSV()], facts, own_token=1) as tracking:
-        writer = JournalWriter(tmp_path, tracking.follow)
-        for event in ("report", "report", "commit"):
+    with JournalWriter(tmp_path) as writer:
+        with Tracking([CSV()], facts, own_token=1) as tracking:
+            writer.follow = tracking.follow
+            for event in ("report", "report", "commit"):
+                writer.do(event)
+        # Its driver dies; the next one can't send anything, to either of two trackers.
+        for state in (TrackerState.of(MLflow("http://away")), TrackerState.of(CSV("/away/m.csv"))):
+            replace(state, position=replace(state.position, since=1)).write(writer.storage)
+        for event in ("driver", "report", "report", "report", "commit", "report"):
             writer.do(event)
-    # Its driver dies; the next one can't send anything, to either of two trackers.
-    for state in (TrackerState.of(MLflow("http://away")), TrackerState.of(CSV("/away/m.csv"))):
-        replace(state, position=replace(state.position, since=1)).write(writer.storage)
-    for event in ("driver", "report", "report", "report", "commit", "report"):
-        writer.do(event)
     shown = CliRunner().invoke(show, [str(tmp_path)]).output
     assert "tracker    csv is 4 steps behind: it has step 2" in shown
     assert "tracker    csv is 6 steps behind: it has step 0" in shown
@@ -430,11 +434,10 @@ def test_a_tracker_that_is_not_installed_names_the_command(
 
 
 def test_sync_adds_a_tracker_to_a_run_that_had_none(tmp_path: Path) -> None:
-    writer = JournalWriter(tmp_path / "run")
-    for event in EVENTS:
-        writer.do(event)
-    writer.finish()
-    assert writer.journal is not None
+    with JournalWriter(tmp_path / "run") as writer:
+        for event in EVENTS:
+            writer.do(event)
+        writer.finish()
     none = CliRunner().invoke(command, [str(tmp_path / "run")])
     assert none.exit_code == 2
     assert "has no tracker. Name one of csv, mlflow, " in none.output

@@ -114,9 +114,8 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         try:
-            with self._lock:
+            with self._log, self._lock:
                 self._append("")
-            self._log.__exit__(*error)
         except OSError as unwritten:
             # Important lines are synced earlier, and another error ends the run here.
             logger.warning("The end of the journal can't be written: %s", unwritten)

@@ -233,14 +233,17 @@ class Beneath:
     ) -> int:
         with self._errors(path, directory, name):
             descriptor = os.open(name, flags | _FILE, 0o666, dir_fd=directory)
-        status = os.fstat(descriptor)
-        single = single or flags & os.O_ACCMODE != os.O_RDONLY
-        if stat.S_ISREG(status.st_mode) and not (single and status.st_nlink > 1):
-            return descriptor
-        os.close(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._at(path))
-        raise self._foreign(path, status)
+        try:
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._at(path))
+            single = single or flags & os.O_ACCMODE != os.O_RDONLY
+            if not stat.S_ISREG(status.st_mode) or (single and status.st_nlink > 1):
+                raise self._foreign(path, status)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _status(self, path: str, directory: int, name: str) -> os.stat_result:
         with self._errors(path, directory, name):

@@ -13,6 +13,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
@@ -134,15 +135,17 @@ class LocalStorage:
         def open_log() -> LocalLog:
             return LocalLog(self._files, path, own, retry_s=self._retry_s, health=self._health)
 
-        log = self._retrying(open_log)
-        for drafts in self._drafts_of(path):
-            if drafts > own:
-                break
-            # Their writer is gone, or has lost its lease.
-            text = b"".join(self._pieces(drafts, single=True)).decode(errors="replace")
-            # Its last line may be incomplete.
-            log.write(text if text.endswith("\n") or not text else f"{text}\n")
-            self.delete(drafts)
+        with ExitStack() as opened:
+            log = opened.enter_context(self._retrying(open_log))
+            for drafts in self._drafts_of(path):
+                if drafts > own:
+                    break
+                # Their writer is gone, or has lost its lease.
+                text = b"".join(self._pieces(drafts, single=True)).decode(errors="replace")
+                # Its last line may be incomplete.
+                log.write(text if text.endswith("\n") or not text else f"{text}\n")
+                self.delete(drafts)
+            opened.pop_all()
         return log
 
     def read_log(self, path: str) -> Iterator[bytes]:
@@ -284,11 +287,13 @@ class LocalLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lines.close()
-        if self._drafts is not None:
-            self._drafts.close()
-            if not self._drafts.size:
-                self._files.delete(self._drafts_path)
+        try:
+            self._lines.close()
+        finally:
+            if self._drafts is not None:
+                self._drafts.close()
+                if not self._drafts.size:
+                    self._files.delete(self._drafts_path)
 
     def _retrying(self, call: Callable[[], None]) -> None:
         try:
@@ -311,7 +316,11 @@ class _AppendedFile:
 
     def __init__(self, files: Beneath, path: str) -> None:
         self._descriptor = files.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-        self.unwritten = b"\n" if _is_torn(self._descriptor) else b""
+        try:
+            self.unwritten = b"\n" if _is_torn(self._descriptor) else b""
+        except BaseException:
+            self.close()
+            raise
         self.size = 0
         """Bytes that were written here."""
 

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import Mock
@@ -102,10 +103,11 @@ async def received(agent: Agent, kind: type[AgentEvent]) -> Any:
 
 def with_agent(spec: AgentSpec, test: Callable[[Agent], Awaitable[None]]) -> None:
     async def run() -> None:
-        agent = Agent(spec, HERE, {}, JobMemory(b"job"), None, Room())
-        await agent.place()
-        await test(agent)
-        await agent.end()
+        with closing(JobMemory(b"job")) as job:
+            agent = Agent(spec, HERE, {}, job, None, Room())
+            await agent.place()
+            await test(agent)
+            await agent.end()
 
     asyncio.run(asyncio.wait_for(run(), 20))
 

@@ -112,9 +112,13 @@ def mapped(descriptor: int, extent: Extent | None = None) -> memoryview:
 
 def _filled(fill: Callable[[BinaryIO], object]) -> int:
     descriptor = os.memfd_create("polytrain-data")
-    # The file gets a descriptor of its own, since it closes what it was given.
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        fill(file)
+    try:
+        # The file gets a descriptor of its own, since it closes what it was given.
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            fill(file)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
