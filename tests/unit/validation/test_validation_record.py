@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
+from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.record.entries import FORMAT
 from polytrain.record.history import RunHistory, read_history
+from polytrain.validation.coordinator import collision
 
 ENDS = (ValidationStatus.VALIDATED, ValidationStatus.TIMED_OUT, ValidationStatus.FAILED)
 NAMES = [f"checkpoint_{number:06d}-1.0" for number in range(4)]

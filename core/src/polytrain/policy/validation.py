@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from polytrain.text.metrics import flat
-
 
 class ValidationStatus(StrEnum):
     """The status of a checkpoint's validation."""
@@ -114,16 +112,3 @@ class Validations:
         """Return a checkpoint's metrics, with those that its validation has returned."""
         ended = self._ended.get(checkpoint)
         return {**reported, **ended.metrics} if ended is not None and ended.metrics else reported
-
-
-def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:
-    """Return why a validation's metrics can't be added to the report's; None if they can."""
-    taken = {*reported, *flat(reported)}
-    both = [name for name in {**returned, **flat(returned)} if name in taken]
-    if not both:
-        return None
-    names = ", ".join(map(repr, both))
-    return (
-        f"it returned {names}, which the report of the checkpoint has already. Return other names, "
-        f"such as {'val_' + both[0]!r}"
-    )

@@ -20,11 +20,12 @@ from polytrain.config.validation_config import ValidationConfig, task_of
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.output import Output
 from polytrain.functions.pickling import code_in, pickled_for_ray, pickled_with
-from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
+from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.record.entries import ValidationEnded, ValidationRequested
 from polytrain.record.journal import Journal
 from polytrain.run.attached_work import AttachedWork
 from polytrain.run.run import Run
+from polytrain.text.metrics import flat
 from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
 from polytrain.workers.agents.agent_spec import zygote_for
@@ -341,3 +342,16 @@ def opened_validator(
         threads=max(1, int(config.ray_remote_kwargs.get("num_cpus") or threads)),
     )
     return LocalValidator(spec, pickled_with(*code, value=config.fn), tell=tell)
+
+
+def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:
+    """Return why a validation's metrics can't be added to the report's; None if they can."""
+    taken = {*reported, *flat(reported)}
+    both = [name for name in {**returned, **flat(returned)} if name in taken]
+    if not both:
+        return None
+    names = ", ".join(map(repr, both))
+    return (
+        f"it returned {names}, which the report of the checkpoint has already. Return other names, "
+        f"such as {'val_' + both[0]!r}"
+    )
