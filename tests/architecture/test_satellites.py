@@ -52,7 +52,7 @@ ROOMS = (
 
 OWN_ROOMS = {
     "prediction": ("api.backend_checks", "data", "policy.scaling", "workers"),
-    "validation": ("policy.validation", "workers"),
+    "validation": ("policy.validation", "run.attached_work", "workers"),
     "view": (
         "api.backend_checks",
         "policy.links",
