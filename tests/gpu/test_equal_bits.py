@@ -23,8 +23,6 @@ def train(config: dict[str, Any]) -> None:
     from polytrain import get_context, get_dataset_shard
     from polytrain.torch import TrainingState, get_device, micro_batches, prepare_model
 
-    # cuBLAS reads it when it is first used.
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     context = get_context()
     device = get_device()
     torch.manual_seed(1)

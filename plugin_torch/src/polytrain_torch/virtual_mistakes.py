@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.swa_utils import AveragedModel
 
+from polytrain import Context
 from polytrain_torch.checkpoints.arithmetic import warn_inexact
 from polytrain_torch.checkpoints.rank_parts import digest
 from polytrain_torch.models.parallel import unwrapped
@@ -27,6 +28,8 @@ _DEPENDS_ON_RANKS = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"),
     *("get_world_size", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
 )
+
+_OF_CONTEXT = ((Context, "get_world_size"), (Context, "get_local_world_size"))
 
 _LIBRARIES = {"polytrain", "polytrain_torch", "torch"}
 
@@ -39,28 +42,29 @@ def watched_ranks(report: Callable[[str], None]) -> Iterator[None]:
     name.
 
     Args:
-        report: gets the function's name.
+        report: gets the name of the function, with that of its module or class.
     """
 
-    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(owner: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def calls(*args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
                 caller = sys._getframe(1).f_globals.get("__name__", "")
                 if caller.partition(".")[0] not in _LIBRARIES:
-                    report(name)
+                    report(f"{owner.__name__}.{name}")
             return function(*args, **kwargs)
 
         return calls
 
-    originals = {name: getattr(dist, name) for name in _DEPENDS_ON_RANKS}
-    for name, function in originals.items():
-        setattr(dist, name, watched(name, function))
+    names = [*((dist, name) for name in _DEPENDS_ON_RANKS), *_OF_CONTEXT]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in names]
+    for owner, name, function in originals:
+        setattr(owner, name, watched(owner, name, function))
     try:
         yield
     finally:
-        for name, function in originals.items():
-            setattr(dist, name, function)
+        for owner, name, function in originals:
+            setattr(owner, name, function)
 
 
 @contextmanager

@@ -340,12 +340,12 @@ class VirtualWorkers:
         """Warn, once, if the loop reads what depends on the number of ranks.
 
         Args:
-            name: of a function of `torch.distributed`.
+            name: of a function, with that of its module or class.
         """
         if self.is_in_loop and torch.is_grad_enabled() and name not in self._read_of_ranks:
             self._read_of_ranks.add(name)
             warn_inexact(
-                f"the loop over micro_batches(…) calls torch.distributed.{name}, whose result "
+                f"the loop over micro_batches(…) calls {name}, whose result "
                 "depends on the number of workers"
             )
 
