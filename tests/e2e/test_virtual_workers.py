@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +384,38 @@ def changes_parts_in_the_loop(config: dict[str, Any]) -> None:
         optimizer.step()
         after.count += 1
     state.report({"loss": metric.compute(), "steps": inner.steps, "counted": after.count})
+
+
+def steps_by_a_loss_of_the_loop(config: dict[str, Any], *, by: str) -> None:
+    import torch
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    from polytrain import get_dataset_shard
+    from polytrain.torch import TrainingState, micro_batches, prepare_model
+
+    torch.manual_seed(0)
+    model = prepare_model(torch.nn.Linear(12, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    schedule = ReduceLROnPlateau(optimizer, patience=100)
+    for batch in get_dataset_shard().iter_torch_batches(batch_size=4, dtypes=torch.float32):
+        optimizer.zero_grad()
+        losses = []
+        for part in micro_batches(batch):
+            loss = model(part["x"]).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        mean = torch.stack(losses).mean()
+        schedule.step({"tensor": loss, "number": loss.item(), "mean": mean}[by])
+    TrainingState(model=model, optimizer=optimizer).report({"loss": mean})
+
+
+@pytest.mark.parametrize("by", ["tensor", "number", "mean"])
+def test_a_schedule_by_one_micro_batchs_loss_is_told_of_one_worker(tmp_path: Path, by: str) -> None:
+    """On several workers the ranks' rates would differ, which is found."""
+    result = fit(tmp_path, 1, function=partial(steps_by_a_loss_of_the_loop, by=by))
+    named = [why for why in result.why_not_exact if why.startswith("ReduceLROnPlateau.step gets")]
+    assert len(named) == (by != "mean")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from polytrain import Context
@@ -91,6 +92,65 @@ def checked_averages(is_in_loop: Callable[[], bool]) -> Iterator[None]:
         yield
     finally:
         AveragedModel.update_parameters = original
+
+
+class LoopLosses:
+    """The losses whose `backward` the last loop has called on this rank, without their graphs."""
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+
+    def begin(self) -> None:
+        """Begin a loop that trains."""
+        self._losses = []
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Take the loss of a micro-batch."""
+        self._losses.append(loss.detach())
+
+    def hold(self, metric: Any) -> bool:
+        """Return whether a metric is the loss of one micro-batch, and another one's differs."""
+        values = [loss.item() for loss in self._losses if loss.numel() == 1]
+        return len(set(values)) > 1 and float(metric) in values
+
+
+@contextmanager
+def watched_plateaus(losses: LoopLosses, is_in_loop: Callable[[], bool]) -> Iterator[None]:
+    """Warn, once, if `ReduceLROnPlateau` steps by one micro-batch's loss, in a block of code.
+
+    Args:
+        losses: takes those of each loop.
+        is_in_loop: whether this is within a loop that trains.
+    """
+    backward: Any = torch.Tensor.backward
+    step: Any = ReduceLROnPlateau.step
+    was_seen = False
+
+    @functools.wraps(backward)
+    def noted(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if not torch.compiler.is_compiling() and is_in_loop():
+            losses.add(self)
+        backward(self, *args, **kwargs)
+
+    @functools.wraps(step)
+    def checked(self: ReduceLROnPlateau, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal was_seen
+        if not was_seen and losses.hold(metrics):
+            was_seen = True
+            warn_inexact(
+                "ReduceLROnPlateau.step gets the loss of one micro-batch, and which one depends on "
+                "the number of workers: pass the mean over the global batch, or a metric of "
+                "validation that all ranks agree on"
+            )
+        step(self, metrics, *args, **kwargs)
+
+    torch.Tensor.backward = noted
+    ReduceLROnPlateau.step = checked
+    try:
+        yield
+    finally:
+        torch.Tensor.backward = backward
+        ReduceLROnPlateau.step = step
 
 
 class UnchangedParts:

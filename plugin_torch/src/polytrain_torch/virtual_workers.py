@@ -39,8 +39,10 @@ from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.virtual_gradients import Gradients
 from polytrain_torch.virtual_mistakes import (
     LearningRates,
+    LoopLosses,
     UnchangedParts,
     checked_averages,
+    watched_plateaus,
     watched_ranks,
 )
 
@@ -120,6 +122,7 @@ def virtual_workers(world: World) -> Iterator[None]:
             compiled_by_shape(),
             watched_ranks(virtual.see_ranks_read),
             checked_averages(lambda: virtual.is_in_loop and virtual.trains),
+            watched_plateaus(virtual.losses, lambda: virtual.is_in_loop and virtual.trains),
         ):
             yield
         virtual.end()
@@ -154,6 +157,9 @@ class VirtualWorkers:
         self.is_in_loop = False
         self.trains = False
         """Whether the loop is one that trains."""
+
+        self.losses = LoopLosses()
+        """The losses of the last loop."""
 
         self._batch_rows: dict[str, int] = {}
         self._resumed_from: Mapping[str, Any] = {}
@@ -288,6 +294,7 @@ class VirtualWorkers:
         if gradients is not None:
             gradients.begin()
             self._rates.begin()
+            self.losses.begin()
             self._states.begin(self._models)
         # A step may have several loops over its batch, as for a generator and its critic.
         number = self._number_of(batch)
