@@ -243,10 +243,23 @@ def test_one_worker_is_enough(quiet: RunConfig) -> None:
     assert result.load_model().optimizer.iterations == 2 * (MANY_ROWS // 32)
 
 
+def nothing() -> None:
+    """As a function whose author has forgotten to return what it has made."""
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"model": dict}, "model: the function returned a dict, not a keras.Model"),
+        ({"model": dict}, r"model: the function returned a dict, not a keras\.Model\. Return"),
+        (
+            {"model": nothing},
+            r"model: the function returned None, not a keras\.Model\. Return the model\.",
+        ),
+        (
+            {"compile": nothing},
+            "compile: the function returned None, not a dict. Return the arguments",
+        ),
+        ({"callbacks": nothing}, "callbacks: the function returned None, not a list. Return a"),
         ({"compile": {}}, "model: it isn't compiled. Pass compile="),
     ],
 )

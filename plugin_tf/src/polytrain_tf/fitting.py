@@ -52,7 +52,7 @@ class Fitting:
 
         self._checkpoint = checkpoint
         callbacks = options.callbacks
-        self.callbacks = list(callbacks() if callable(callbacks) else callbacks)
+        self.callbacks = _made(callbacks) if callable(callbacks) else list(callbacks)
         """The user's callbacks."""
 
         with strategy.scope():
@@ -129,15 +129,33 @@ def _features(
     return found
 
 
+def _made(callbacks: Callable[[], Any]) -> list[Any]:
+    made = callbacks()
+    if not isinstance(made, list | tuple):
+        raise TypeError(
+            f"callbacks: the function returned {a_type(made)}, not a list. Return a list of "
+            "callbacks."
+        )
+    return list(made)
+
+
 def _compiled(options: TensorFlow) -> Any:
     assert options.model is not None
     model = options.model()
     if not isinstance(model, keras.Model):
+        is_other = type(model).__module__.partition(".")[0] == "tf_keras"
+        remedy = "Use a training function for tf_keras models" if is_other else "Return the model"
         raise TypeError(
-            f"model: the function returned {a_type(model)}, not a keras.Model. Use a "
-            "training function for tf_keras models."
+            f"model: the function returned {a_type(model)}, not a keras.Model. {remedy}."
         )
-    arguments = options.compile() if callable(options.compile) else options.compile
+    arguments = options.compile
+    if callable(arguments):
+        arguments = arguments()
+        if not isinstance(arguments, Mapping):
+            raise TypeError(
+                f"compile: the function returned {a_type(arguments)}, not a dict. Return the "
+                "arguments of the model's compile."
+            )
     if arguments:
         model.compile(**arguments)
     if not model.compiled:

@@ -75,7 +75,8 @@ def make(backend: Any = "reference", function: Any = train, **arguments: Any) ->
         ({"scaling_config": {"num_workers": 4}}, "Pass a ScalingConfig: ScalingConfig(num_worke"),
         (
             {"run_config": RunConfig(storage_path="s4://bucket/runs")},
-            "s4:// is unknown. Did you mean s3:// or gs://? Check the address",
+            "'s4://bucket/runs': the scheme s4:// is unknown. Did you mean s3:// or gs://? Use a "
+            "path, s3://, gs://, abfs://, hdfs:// or an address that fsspec knows",
         ),
         (
             {"datasets": {"train": FRAME}, "dataset_config": {"shuffle": True}},

@@ -171,12 +171,11 @@ def _from_fsspec(place: str, scheme: str) -> ResolvedPath:
 
 
 def _unknown(place: str, scheme: str, known: Any) -> tuple[str, str]:
-    near = close_to(scheme, known)
+    near = " or ".join(f"{name}://" for name in close_to(scheme, known))
+    meant = f"Did you mean {near}? " if near else ""
     return (
-        f"{place!r} can't be read: {scheme}:// is unknown",
-        f"Did you mean {' or '.join(f'{name}://' for name in near)}?"
-        if near
-        else "Use a path, s3://, gs://, abfs://, hdfs:// or an address that fsspec knows",
+        f"{place!r}: the scheme {scheme}:// is unknown",
+        f"{meant}Use a path, s3://, gs://, abfs://, hdfs:// or an address that fsspec knows",
     )
 
 

@@ -240,12 +240,18 @@ def _address_problems(location: Location, field: str) -> Iterator[Problem]:
                 "storage_path; or an address without storage_filesystem",
             )
             return
+    from polytrain.data_errors import SourceError
+
     probe = f".polytrain-probe-{secrets.token_hex(8)}"
     try:
         storage = replace(location.parent, retry_s=0).open()
         storage.write(probe, b"")
         storage.delete(probe)
     except OSError as error:
+        if isinstance(error.__cause__, SourceError):
+            # The address itself: it says what is wrong, and what to do.
+            yield Problem(field=field, what=error.__cause__.what, remedy=error.__cause__.remedy)
+            return
         yield Problem(
             field=field,
             what=f"{location.parent.address!r} can't be written to: {error}",
