@@ -40,7 +40,15 @@ def test_nothing_needs_ray() -> None:
     ("change", "reason"),
     [
         ({"ray_is_initialized": True}, "on Ray: Ray is initialised"),
-        ({"ray_address": "10.0.0.1:6379"}, "on Ray: there is a cluster at 10.0.0.1:6379"),
+        (
+            {"ray_address": "10.0.0.1:6379", "ray_address_is_named": True},
+            "on Ray: RAY_ADDRESS names the cluster at 10.0.0.1:6379",
+        ),
+        (
+            {"ray_address": "10.0.0.1:6379"},
+            "on Ray: this machine's newest cluster, at 10.0.0.1:6379, which ray.init() would join "
+            "too; RAY_ADDRESS=local trains without it, and RAY_ADDRESS=HOST:PORT names another",
+        ),
         ({"ray_datasets": ("train",)}, "on Ray: 'train' is a Ray data set"),
         ({"function_uses_ray": True}, "on Ray: the training function uses Ray"),
         ({"runtime_env": ("pip",)}, "on Ray: worker_runtime_env has 'pip', which only Ray sets up"),
@@ -50,6 +58,13 @@ def test_ray_is_used_where_it_is_there_or_needed(change: dict[str, Any], reason:
     around = replace(ALONE, **change)
     assert str(choose_cluster(scaling(), around)) == reason
     assert choose_cluster(scaling(cluster="local"), around).is_local
+
+
+def test_who_asks_for_ray_is_told_which_cluster_is_joined() -> None:
+    around = replace(ALONE, ray_address="10.0.0.1:6379", ray_address_is_named=True)
+    choice = choose_cluster(scaling(cluster="ray"), around)
+    assert str(choice) == "on Ray: cluster='ray'; RAY_ADDRESS names the cluster at 10.0.0.1:6379"
+    assert str(choose_cluster(scaling(cluster="ray"), ALONE)) == "on Ray: cluster='ray'"
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,9 @@ class AvailableClusters:
     """Options of validations that have no effect without Ray."""
 
     has_gpu_device: bool
+    ray_address_is_named: bool = False
+    """Whether the user has named that address, in `RAY_ADDRESS`."""
+
     runtime_env: tuple[str, ...] = ()
     """Parts of `RunConfig.worker_runtime_env` that only Ray sets up."""
 
@@ -200,6 +203,9 @@ def choose_cluster(scaling: ScalingConfig, around: AvailableClusters) -> Cluster
     """
     if scaling.cluster != "auto":
         reason = f"cluster={scaling.cluster!r}"
+        if scaling.cluster == "ray" and around.ray_address and not around.ray_is_initialized:
+            named = _running_cluster(around.ray_address, is_named=around.ray_address_is_named)
+            reason = f"{reason}; {named}"
         return ClusterChoice(is_local=scaling.cluster == "local", reason=reason)
     needs_ray = next(_reasons_for_ray(scaling, around), None)
     return ClusterChoice(is_local=needs_ray is None, reason=needs_ray or "nothing needs a cluster")
@@ -278,7 +284,7 @@ def _reasons_for_ray(scaling: ScalingConfig, around: AvailableClusters) -> Itera
     if around.ray_is_initialized:
         yield "Ray is initialised"
     if around.ray_address is not None:
-        yield f"there is a cluster at {around.ray_address}"
+        yield _running_cluster(around.ray_address, is_named=around.ray_address_is_named)
     if around.ray_datasets:
         yield f"{around.ray_datasets[0]!r} is a Ray data set"
     if around.runtime_env:
@@ -296,6 +302,16 @@ def _reasons_for_ray(scaling: ScalingConfig, around: AvailableClusters) -> Itera
     others = _only_of_ray(scaling, around)
     if others:
         yield f"workers request {others[0]}, which only Ray assigns"
+
+
+def _running_cluster(address: str, *, is_named: bool) -> str:
+    """Return why a running cluster is joined, and if nobody has named it, how to choose another."""
+    if is_named:
+        return f"RAY_ADDRESS names the cluster at {address}"
+    return (
+        f"this machine's newest cluster, at {address}, which ray.init() would join too; "
+        "RAY_ADDRESS=local trains without it, and RAY_ADDRESS=HOST:PORT names another"
+    )
 
 
 def _only_of_ray(scaling: ScalingConfig, around: AvailableClusters) -> list[str]:

@@ -31,6 +31,7 @@ def available_clusters(spec: RunSpec) -> AvailableClusters:
         machine=machine_resources(os.environ),
         ray_is_initialized=ray_is_initialized(),
         ray_address=cluster_address(os.environ),
+        ray_address_is_named=os.environ.get("RAY_ADDRESS", "") not in ("", "auto"),
         ray_datasets=tuple(str(name) for name, data in names.items() if _is_on_ray(data)),
         function_uses_ray=_names_ray(function),
         validation_uses_ray=_names_ray(getattr(validation and validation.fn, "__code__", None)),
