@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -57,10 +58,14 @@ from polytrain.workers.session.messages import (
 from polytrain.workers.session.worker_process import run_worker
 from polytrain_plugins import Demand, Member, changed_environment
 
+_TURN = threading.RLock()
+"""Held while a run trains: `report()` and the environment are those of the whole process."""
+
 
 class InlineGroup:
     """A `WorkerGroup` of one worker, which runs in the caller's thread.
 
+    Those in several threads train one after the other.
     The worker's messages are handled before it continues, so a report takes effect at once.
     """
 
@@ -139,7 +144,8 @@ class InlineGroup:
             handle(self._pending.pop(0))
         elif self._ordered is not None:
             order, self._ordered = self._ordered, None
-            self._run(order, handle)
+            with _TURN:
+                self._run(order, handle)
 
     def wake(self) -> None:
         """Do nothing: all work is done in the caller's thread."""
