@@ -12,9 +12,10 @@ from polytrain import Result, RunConfig, ScalingConfig, make_trainer
 
 def test_each_run_has_its_own_reports(tmp_path: Path) -> None:
     both_have_begun = threading.Barrier(2)
+    steps = 1000  # so many that two runs that don't wait for each other overlap
 
     def train(config: dict[str, int]) -> None:
-        for step in range(20):
+        for step in range(steps):
             polytrain.report({"run": config["run"], "step": step})
 
     def fit(number: int) -> Result:
@@ -31,4 +32,4 @@ def test_each_run_has_its_own_reports(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         results = [*threads.map(fit, range(2))]
     for number, result in enumerate(results):
-        assert result.history == [{"run": number, "step": step} for step in range(20)]
+        assert result.history == [{"run": number, "step": step} for step in range(steps)]
