@@ -183,6 +183,32 @@ def test_a_rank_with_several_subtrees_begins_fewer_sums_early(twins: Twins, clip
     assert subtrees == [2] * (LAYERS + clips)
 
 
+@pytest.mark.parametrize("used", [LAYERS, LAYERS - 1])
+def test_what_other_ranks_used_is_read_only_for_parameters_without_a_gradient(
+    twins: Twins, used: int
+) -> None:
+    """Reading it makes a rank wait for its GPU."""
+    read: list[int] = []
+
+    class Flags(torch.Tensor):
+        def tolist(self) -> list[float]:
+            read.append(len(self))
+            return super().tolist()
+
+    def begin(sums: list[Vector]) -> Callable[[], Vector]:
+        [total] = sums
+        flags = total[-1].mul(2).as_subclass(Flags)
+        return lambda: [*(each.mul(2) for each in total[:-1]), flags]
+
+    model, alone = network(), network()
+    gradients = Gradients(model.parameters(), 2, begin, overlaps=False)
+    in_loop(gradients, lambda: model[:used](X).square().sum().backward())
+    alone[:used](X).square().sum().backward()
+    assert are_equal(values_of(model), values_of(alone))
+    # The whole network is one bucket of two parameters for each layer.
+    assert read == ([] if used == LAYERS else [2 * LAYERS])
+
+
 def test_reading_a_gradient_in_the_loop_sums_nothing_again(twins: Twins) -> None:
     model = network()
 

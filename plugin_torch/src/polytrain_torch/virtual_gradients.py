@@ -138,7 +138,8 @@ class Gradients:
         totals = [wait() for wait in self._begun]
         self._begun = []
         # The last bucket has a mark for each early one: more than 0 if any rank has changed it.
-        changed = [mark > 0 for mark in self._buckets[-1].marks(totals[-1], len(marks))]
+        sums_of_marks = self._buckets[-1].marks(totals[-1], len(marks)) if marks else []
+        changed = [mark > 0 for mark in sums_of_marks]
         for number in (n for n, is_changed in enumerate(changed) if is_changed):
             self._overlaps = False
             totals[number] = self._begin(self._buckets[number].sums_again())()
@@ -180,6 +181,9 @@ class _Bucket:
         self._late: tuple[Node, Each] | None = None
         """The same at the end of the micro-batch, which aren't in the tree."""
 
+        self._lacks_gradients = False
+        """Whether a parameter has no gradient on this rank, and may have one on others."""
+
     def taken(self) -> Each:
         """Take the parameters' gradients away, and return them."""
         taken = [parameter.grad for parameter in self.parameters]
@@ -204,7 +208,7 @@ class _Bucket:
         gradients = [parameter.grad for parameter in self.parameters]
         if any(each is None or not mark_unwritten(each) for each in gradients):
             return None
-        self._early = gradients
+        self._early, self._lacks_gradients = gradients, False
         tree: Tree[Vector] = Tree(self._count, _added_to_joined)
         with torch.no_grad():
             for node, held in self._tree.held:
@@ -231,6 +235,8 @@ class _Bucket:
             keeps: whether to keep the gradients, for `sums_again`.
         """
         held = [gradients for _, gradients in reversed(self._tree.held)]
+        of_parameters = zip(*held, strict=True)
+        self._lacks_gradients = any(all(each is None for each in its) for its in of_parameters)
         if not keeps:
             self._tree.held.clear()
         return [self._vector(gradients, marks) for gradients in held]
@@ -266,8 +272,13 @@ class _Bucket:
         self._tree.held.clear()
         self._late = None
         *values, used = self._split(total)
-        pairs = zip(values, used[: len(values)].tolist(), strict=True)
-        self._set([value if is_used else None for value, is_used in pairs], earlier)
+        if self._lacks_gradients:
+            # Only then: reading them waits for a GPU to come to the end of its queue.
+            are_used = used[: len(values)].tolist()
+            pairs = zip(values, are_used, strict=True)
+            self._set([value if is_used else None for value, is_used in pairs], earlier)
+        else:
+            self._set(values, earlier)
 
     def _set(self, totals: Each, earlier: Each) -> None:
         for parameter, total, before in zip(self.parameters, totals, earlier, strict=True):
