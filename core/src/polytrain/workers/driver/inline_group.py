@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import assert_never
 
@@ -58,8 +59,29 @@ from polytrain.workers.session.messages import (
 from polytrain.workers.session.worker_process import run_worker
 from polytrain_plugins import Demand, Member, changed_environment
 
+logger = logging.getLogger(__name__)
+
 _TURN = threading.RLock()
 """Held while a run trains: `report()` and the environment are those of the whole process."""
+
+_PATIENCE_S = 10.0
+"""Seconds that a run waits for its turn before it says so."""
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """Let no other thread's run train meanwhile."""
+    if not _TURN.acquire(timeout=_PATIENCE_S):
+        logger.warning(
+            "This run waits for another thread's: of runs with num_workers=0 in a process, one "
+            "trains at a time. If that one waits for this one, neither will end: give this one "
+            "ScalingConfig(num_workers=1)."
+        )
+        _TURN.acquire()
+    try:
+        yield
+    finally:
+        _TURN.release()
 
 
 class InlineGroup:
@@ -144,7 +166,7 @@ class InlineGroup:
             handle(self._pending.pop(0))
         elif self._ordered is not None:
             order, self._ordered = self._ordered, None
-            with _TURN:
+            with _turn():
                 self._run(order, handle)
 
     def wake(self) -> None:
