@@ -236,6 +236,15 @@ class Rank:
         directory.mkdir()
         self.session.writer.write({0: self.states()}, point, directory)
 
+    def close(self) -> None:
+        """Let another rank of this process share memory at the same address with the GPU."""
+        import torch
+
+        torch.cuda.synchronize()
+        assert self.session.kept is not None
+        memory = torch.frombuffer(self.session.kept.memory, dtype=torch.uint8)
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))
+
 
 def within(path: Path, function: Callable[[], None]) -> None:
     """Run a function as a training function of one worker, in this process."""
@@ -285,6 +294,7 @@ def test_a_gpu_that_waits_for_a_lost_rank_has_the_state_before_the_step(
             still = not torch.cuda.current_stream().query()
             assert still, "the GPU didn't wait any more"
         figure(f"a state written with {ahead} steps queued", f"{took:.3f} s")
+        rank.close()
 
     within(tmp_path, expect_state)
 
@@ -306,6 +316,7 @@ def test_a_gpu_that_is_inside_of_a_step_has_no_state(
         rank.optimizer.step()
         with pytest.raises(NotCleanError, match="inside of an optimizer's step"):
             rank.write(tmp_path / "written", within_s=0.5)
+        rank.close()
 
     within(tmp_path, expect_none)
 

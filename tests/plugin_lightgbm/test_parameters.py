@@ -109,6 +109,8 @@ BAGGING = {"bagging_freq": 1, "bagging_fraction": 0.5}
         ({"boosting": "goss", **BAGGING}, "bagging_freq"),
         ({"data_sample_strategy": "goss", **BAGGING}, "bagging_freq"),
         ({"data_sample_strategy": "goss", "top_rate": 0.8, "other_rate": 0.3}, "other_rate"),
+        ({"data_sample_strategy": "goss", "top_rate": 0}, "top_rate"),
+        ({"data_sample_strategy": "goss", "other_rate": 0.0}, "other_rate"),
         ({"data_sample_strategy": "goss"}, None),
         ({"boosting": "gbtree"}, "boosting"),
         ({"data_sample_strategy": "gos"}, "data_sample_strategy"),

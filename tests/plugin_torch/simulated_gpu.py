@@ -84,7 +84,7 @@ def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     stream = SimpleNamespace(record_event=gpu.queue, synchronize=gpu.work_off)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
-    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda _: 0)
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "check_error", lambda _: None)
     fill = gpu_copies.GpuBuffers.fill

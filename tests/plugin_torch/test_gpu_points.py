@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,31 +195,6 @@ def test_a_buffer_on_the_cpu_is_that_of_the_point_of_the_gpu(
         assert (found["count"], found["sums"].tolist()) == (1, [0, 0, 0])
 
     within(train)
-
-
-def test_memory_that_is_shared_with_a_gpu_can_be_shared_again(within: Within) -> None:
-    """An inline run's process trains on. The next attempt's memory may have the same address."""
-    shared = set()
-
-    def share(address: int, *_: Any) -> int:
-        assert address not in shared
-        shared.add(address)
-        return 0
-
-    def train() -> None:
-        runtime = SimpleNamespace(cudaHostRegister=share, cudaHostUnregister=shared.remove)
-        with pytest.MonkeyPatch.context() as until_then:
-            gpu = simulate_gpu(until_then)
-            until_then.setattr(torch.cuda, "cudart", lambda: runtime)
-            rank = Rank(until_then)
-            rank.step()
-            rank.report()
-            gpu.work_off()
-        assert len(shared) == 1
-
-    within(train)
-    gc.collect()
-    assert not shared
 
 
 def test_weights_that_were_changed_before_a_queued_step_are_not_written(

@@ -35,7 +35,7 @@ from polytrain_torch import (
     virtual_workers,
 )
 from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, compare_ranks
-from polytrain_torch.deterministic import deterministic, why_not_deterministic
+from polytrain_torch.deterministic import aligned, deterministic, why_not_deterministic
 from polytrain_torch.virtual_mistakes import LearningRates
 
 WORKERS = 4
@@ -537,7 +537,17 @@ def test_a_mistake_is_an_error_that_says_what_to_do(
     inline(function, tmp_path)
 
 
-def test_algorithms_chosen_by_their_times_are_told_on_a_gpu(
+@pytest.mark.parametrize("first", [0, 15])
+def test_parts_of_rows_have_no_gaps_wherever_they_begin(first: int) -> None:
+    """Whether a slice happens to be aligned depends on which rows a worker has."""
+    rows = torch.arange(31 * 65.0).reshape(31, 65)[first:, 1:]
+    assert (rows.data_ptr() % 64 == 0) == (first == 15)
+    [found] = aligned([rows])
+    assert found.is_contiguous()
+    assert torch.equal(found, rows)
+
+
+def test_algorithms_chosen_by_their_times_are_named_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with deterministic():
@@ -683,15 +693,15 @@ def test_only_the_first_batches_of_a_resumed_run_must_be_as_large_as_before(
     monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, ...], wrong: int
 ) -> None:
     """A training function may go on with larger ones, at any number of workers."""
-    told: list[str] = []
-    monkeypatch.setattr(virtual_workers, "warn_inexact", told.append)
+    warnings: list[str] = []
+    monkeypatch.setattr(virtual_workers, "warn_inexact", warnings.append)
     before, after = (virtual_workers.VirtualWorkers(WORKERS, size, 0) for size in (2, 1))
     before.cut("train", 32)
     after.resume_from(before.arithmetic())
     for rows in cuts:
         after.cut("train", rows)
-    assert len(told) == wrong
-    assert all("had 32 rows on 2 workers" in each for each in told)
+    assert len(warnings) == wrong
+    assert all("had 32 rows on 2 workers" in each for each in warnings)
 
 
 def test_an_optimizer_that_is_collected_within_a_loop_changes_no_learning_rate() -> None:
@@ -711,7 +721,7 @@ def test_an_optimizer_that_is_collected_within_a_loop_changes_no_learning_rate()
         rates.end_micro_batch()
 
 
-def test_other_processors_are_told() -> None:
+def test_other_processors_are_named() -> None:
     mine = arithmetic(WORKERS)
     other = {**mine, "cpu": "another one"}
     [of_ranks] = compare_ranks([mine, other])

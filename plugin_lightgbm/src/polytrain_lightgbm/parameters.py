@@ -357,7 +357,8 @@ def _boosting_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
             and float(value(params, "bagging_fraction", 1)) < 1
         )
         draws_features = float(value(params, "feature_fraction", 1)) < 1
-        share = float(params.get("top_rate", 0.2)) + float(params.get("other_rate", 0.1))
+        rates = {"top_rate": 0.2, "other_rate": 0.1}
+        rates = {name: float(params.get(name, usual)) for name, usual in rates.items()}
     except (TypeError, ValueError):
         # Another check reports what isn't a number.
         return
@@ -366,10 +367,13 @@ def _boosting_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
             yield parameter_problem(
                 "bagging_freq", "GOSS draws rows itself", "Leave out bagging_freq and its fraction"
             )
-        if share > 1:
+        for rate, share in rates.items():
+            if share == 0:
+                yield parameter_problem(rate, "GOSS needs some of these rows", "Give more than 0")
+        if sum(rates.values()) > 1:
             yield parameter_problem(
                 "other_rate",
-                f"together with top_rate it must be at most 1; got {share:g}",
+                f"together with top_rate it must be at most 1; got {sum(rates.values()):g}",
                 "Give smaller rates",
             )
     elif boosting in ("rf", "random_forest") and not bags and not draws_features:

@@ -143,7 +143,7 @@ def _compiled(options: TensorFlow) -> Any:
     assert options.model is not None
     model = options.model()
     if not isinstance(model, keras.Model):
-        is_other = type(model).__module__.partition(".")[0] == "tf_keras"
+        is_other = any(kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__)
         remedy = "Use a training function for tf_keras models" if is_other else "Return the model"
         raise TypeError(
             f"model: the function returned {a_type(model)}, not a keras.Model. {remedy}."

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from polytrain_torch.private import tree_map
+from polytrain_torch.survivors.gpu_copies import is_dense
 
 ALIGNED = 64
 """Bytes to which torch aligns a tensor's memory."""
@@ -58,10 +59,10 @@ def why_not_deterministic() -> str | None:
 
 
 def aligned(batch: Any) -> Any:
-    """Return a batch whose tensors on the CPU are aligned as torch's own: others are copied.
+    """Return a batch whose tensors on the CPU lie in memory as torch's own: others are copied.
 
-    The last bits of a matrix product depend on the addresses of its inputs, and NumPy's arrays and
-    parts of larger tensors may begin anywhere.
+    The last bits of a matrix product depend on the addresses and strides of its inputs. NumPy's
+    arrays and parts of larger tensors may begin anywhere, and have gaps.
 
     Args:
         batch: tensors, in any structure of dicts, lists and tuples.
@@ -75,7 +76,7 @@ def _aligned(value: Any) -> Any:
         or value.layout is not torch.strided
         or value.device.type != "cpu"
         or value.requires_grad
-        or value.data_ptr() % ALIGNED == 0
+        or (value.data_ptr() % ALIGNED == 0 and is_dense(value))
     ):
         return value
     return value.clone()

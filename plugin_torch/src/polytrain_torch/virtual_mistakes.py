@@ -106,11 +106,13 @@ class LoopLosses:
 
     def add(self, loss: torch.Tensor) -> None:
         """Take the loss of a micro-batch."""
-        self._losses.append(loss.detach())
+        if loss.numel() == 1:
+            # A user may add the next ones to it.
+            self._losses.append(loss.detach().clone())
 
     def hold(self, metric: Any) -> bool:
         """Return whether a metric is the loss of one micro-batch, and another one's differs."""
-        values = [loss.item() for loss in self._losses if loss.numel() == 1]
+        values = [loss.item() for loss in self._losses]
         return len(set(values)) > 1 and float(metric) in values
 
 

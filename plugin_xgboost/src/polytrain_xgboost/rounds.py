@@ -18,6 +18,9 @@ from polytrain_xgboost.matrices import TrainingData
 _LEAST_HESSIAN = np.float32(1e-16)
 """XGBoost's own, of a row and class in its objectives for several classes."""
 
+_BLOCK = 1 << 16
+"""Rows whose gradients are computed at once: each takes several times the room of its result."""
+
 _COLUMN_DRAWS = ("colsample_bytree", "colsample_bylevel", "colsample_bynode")
 
 
@@ -45,8 +48,9 @@ def boost(
         _reset_column_draws(booster, params["tree_method"])
     objective: Objective | None = options.obj
     mask = drawn_rows(data, round_, options)
-    if objective is None and mask is not None and options.has_several_classes:
-        objective = _softmax
+    has_own = objective is not None
+    if mask is not None and options.has_several_classes and not has_own:
+        objective = softmax_of(mask, classes=int(params["num_class"]))
     if objective is not None and params.get("booster") == "dart":
         # DART drops trees before XGBoost sets the round's seed.
         booster.set_param({"seed": options.seed + round_})
@@ -54,7 +58,8 @@ def boost(
         booster.update(data.train, round_, objective)
         return
     if objective is not None:
-        booster.update(data.train, round_, of_rows(objective, data.by_row(mask)))
+        of_drawn = of_rows(objective, data.by_row(mask)) if has_own else objective
+        booster.update(data.train, round_, of_drawn)
         return
     weights = data.weights
     data.train.set_weight(weights * mask)
@@ -76,16 +81,37 @@ def drawn_rows(data: TrainingData, round_: int, options: XGBoost) -> Mask | None
     )
 
 
-def _softmax(scores: np.ndarray[Any, Any], train: xgboost.DMatrix) -> tuple[Any, Any]:
-    """Return the gradients and hessians of XGBoost's objectives for several classes.
+def softmax_of(rows: Mask, *, classes: int) -> Objective:
+    """Return XGBoost's objective for several classes, of the drawn rows.
 
     XGBoost's own gives a row of weight 0 a tiny hessian. Sums with these are rounded, so their last
     bits would depend on how rows are split.
+
+    Args:
+        rows: mask of the drawn rows, of shape `[rows]`.
+        classes: number of classes.
     """
+
+    def objective(scores: np.ndarray[Any, Any], train: xgboost.DMatrix) -> tuple[Any, Any]:
+        labels, weights = train.get_label(), train.get_weight()
+        scores = scores.reshape(len(labels), classes)
+        gradients = np.zeros(scores.shape, np.float32)
+        hessians = np.zeros(scores.shape, np.float32)
+        for begin in range(0, len(labels), _BLOCK):
+            at = begin + np.flatnonzero(rows[begin : begin + _BLOCK])
+            weight = weights[at] if len(weights) else np.ones(len(at), np.float32)
+            gradients[at], hessians[at] = _softmax(scores[at], labels[at], weight)
+        return gradients, hessians
+
+    return objective
+
+
+def _softmax(scores: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+    """Return gradients and hessians, both of shape `[rows, classes]`."""
     powers = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
     chances = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
-    weights = train.get_weight()[:, np.newaxis] if len(train.get_weight()) else np.float32(1)
-    wanted = train.get_label()[:, np.newaxis] == np.arange(scores.shape[1])
+    weights = weights[:, np.newaxis]
+    wanted = labels[:, np.newaxis] == np.arange(scores.shape[1])
     hessians = np.maximum(2 * chances * (1 - chances) * weights, _LEAST_HESSIAN)
     return (chances - wanted.astype(np.float32)) * weights, hessians
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -97,7 +95,7 @@ class GpuCopies:
         with self._lock, self.aside():
             for tensor in tensors:
                 source = tensor.detach()
-                if not _is_dense(source):
+                if not is_dense(source):
                     found[key_of(tensor)] = source.to("cpu", copy=True)
                     continue
                 copy = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype)
@@ -158,15 +156,12 @@ class GpuBuffers:
         """
         self._memory = torch.frombuffer(kept.memory, dtype=torch.uint8)
         address, size = self._memory.data_ptr(), self._memory.nbytes
-        runtime: Any = torch.cuda.cudart()
-        error = runtime.cudaHostRegister(address, size, 0)
+        error = torch.cuda.cudart().cudaHostRegister(address, size, 0)
         if int(error):
             # CUDA keeps the error for the next call, which would be the training's.
             with contextlib.suppress(RuntimeError):
                 torch.zeros_like(self._stamp)
         torch.cuda.check_error(error)
-        # At the process' end its memory is gone anyway.
-        weakref.finalize(self, _end_sharing, self._memory, self._queue, runtime).atexit = False
 
     def room(self) -> bytes:
         """Return what stands for the buffers until the GPU has written them."""
@@ -192,21 +187,14 @@ class GpuBuffers:
         self._memory[begin - _STAMP : begin].copy_(stamp, non_blocking=True)
 
 
-def _end_sharing(memory: torch.Tensor, queue: GpuQueue, runtime: Any) -> None:
-    """Let the GPU share other memory at the same address."""
-    with contextlib.suppress(RuntimeError):  # what broke the GPU has been reported already
-        queue.wait()
-        runtime.cudaHostUnregister(memory.data_ptr())
-
-
 def arrived(content: bytes) -> bytes | None:
     """Return the buffers' bytes in what `GpuBuffers` wrote; None if the GPU hadn't come to them."""
     expected, written = STAMPS.unpack_from(content)
     return content[STAMPS.size :] if expected == written else None
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values fill its memory, in whatever order."""
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's values fill its memory, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:

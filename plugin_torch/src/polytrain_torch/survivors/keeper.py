@@ -1,4 +1,4 @@
-"""Keeps this rank's state at each clean point, of which others are told after a loss.
+"""Keeps this rank's state at each clean point, for other ranks after a loss.
 
 Parameters aren't copied there, but what is small and changes with each step: buffers, random
 numbers, places in data, and what other parts hold. A small forecast follows each forward pass,
