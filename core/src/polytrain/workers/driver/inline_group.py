@@ -7,8 +7,9 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import assert_never
 
@@ -62,26 +63,13 @@ from polytrain_plugins import Demand, Member, changed_environment
 logger = logging.getLogger(__name__)
 
 _TURN = threading.RLock()
-"""Held while a run trains: `report()` and the environment are those of the whole process."""
+"""Held from an attempt's placement to its end: `report()` and the environment are the process's."""
+
+_LOOK_S = 0.1
+"""Seconds that a run waits for its turn before it looks at requests to stop."""
 
 _PATIENCE_S = 10.0
-"""Seconds that a run waits for its turn before it says so."""
-
-
-@contextlib.contextmanager
-def _turn() -> Iterator[None]:
-    """Let no other thread's run train meanwhile."""
-    if not _TURN.acquire(timeout=_PATIENCE_S):
-        logger.warning(
-            "This run waits for another thread's: of runs with num_workers=0 in a process, one "
-            "trains at a time. If that one waits for this one, neither will end: give this one "
-            "ScalingConfig(num_workers=1)."
-        )
-        _TURN.acquire()
-    try:
-        yield
-    finally:
-        _TURN.release()
+"""Seconds that it waits before it says so."""
 
 
 class InlineGroup:
@@ -118,6 +106,9 @@ class InlineGroup:
         self._ordered: LaunchOrder | None = None
         self._inbox: deque[Message] = deque()
         self._killed = False
+        self._has_turn = False
+        self._waits_since: float | None = None
+        self._has_warned = False
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -163,17 +154,44 @@ class InlineGroup:
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._pending:
-            handle(self._pending.pop(0))
+            if self._takes_turn(timeout):
+                handle(self._pending.pop(0))
         elif self._ordered is not None:
             order, self._ordered = self._ordered, None
-            with _turn():
+            try:
                 self._run(order, handle)
+            finally:
+                self._end_turn()
 
     def wake(self) -> None:
         """Do nothing: all work is done in the caller's thread."""
 
     def close(self) -> None:
+        self._end_turn()
         self._scratch.release()
+
+    def _takes_turn(self, timeout: float | None) -> bool:
+        """Return whether no other thread's run trains, and none can begin until this one has."""
+        if not self._has_turn:
+            self._has_turn = _TURN.acquire(timeout=min(_LOOK_S, timeout or _LOOK_S))
+        if self._has_turn:
+            self._waits_since = None
+            return True
+        now = time.monotonic()
+        self._waits_since = self._waits_since or now
+        if now - self._waits_since >= _PATIENCE_S and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "This run waits for another thread's: of runs with num_workers=0 in a process, "
+                "one trains at a time. If that one waits for this one, neither will end: stop this "
+                "one, and give it ScalingConfig(num_workers=1)."
+            )
+        return False
+
+    def _end_turn(self) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            _TURN.release()
 
     def _run(self, order: LaunchOrder, handle: Handler) -> None:
         scratch = self._scratch.path
