@@ -167,7 +167,7 @@ class LightGBM(Booster):
     @property
     def _boosting(self) -> str:
         names = {"gbrt": "gbdt", "random_forest": "rf"}
-        boosting = str(value(self.params, "boosting", "gbdt"))
+        boosting = str(value(self.params, "boosting", "gbdt")).lower()
         return names.get(boosting, boosting)
 
     def problems(self, job: Job) -> Iterable[Problem]:

@@ -345,8 +345,9 @@ _STRATEGIES = ("bagging", "goss")
 def _boosting_problems(params: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield boostings that LightGBM lacks, and draws of rows that don't fit the boosting."""
     name = next((each for each in parameter_names("boosting") if each in params), "boosting")
-    boosting = str(params.get(name, "gbdt"))
-    strategy = str(params.get("data_sample_strategy", "bagging"))
+    # LightGBM takes them in any case.
+    boosting = str(params.get(name, "gbdt")).lower()
+    strategy = str(params.get("data_sample_strategy", "bagging")).lower()
     yield from unknown_name(f"params[{name!r}]", boosting, _BOOSTINGS, "LightGBM's boostings")
     yield from unknown_name(
         "params['data_sample_strategy']", strategy, _STRATEGIES, "LightGBM's strategies"

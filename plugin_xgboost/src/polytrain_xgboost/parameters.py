@@ -109,7 +109,10 @@ RANGES = {
     "tweedie_variance_power": Range(least=1, below=2),
     "verbosity": Range(least=0, most=3),
 }
-"""Parameter → the numbers that XGBoost takes; it checks them when it trains the first tree."""
+"""Parameter → the numbers that XGBoost takes, but for those with which it trains nothing.
+
+It checks them when it trains the first tree.
+"""
 
 _LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
 

@@ -47,7 +47,7 @@ def test_nothing_needs_ray() -> None:
         (
             {"ray_address": "10.0.0.1:6379"},
             "on Ray: this machine's newest cluster, at 10.0.0.1:6379, which ray.init() would join "
-            "too; RAY_ADDRESS=local trains without it, and RAY_ADDRESS=HOST:PORT names another",
+            "too; RAY_ADDRESS=local leaves it alone, and RAY_ADDRESS=HOST:PORT names another",
         ),
         ({"ray_datasets": ("train",)}, "on Ray: 'train' is a Ray data set"),
         ({"function_uses_ray": True}, "on Ray: the training function uses Ray"),

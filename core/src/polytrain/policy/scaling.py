@@ -310,7 +310,7 @@ def _running_cluster(address: str, *, is_named: bool) -> str:
         return f"RAY_ADDRESS names the cluster at {address}"
     return (
         f"this machine's newest cluster, at {address}, which ray.init() would join too; "
-        "RAY_ADDRESS=local trains without it, and RAY_ADDRESS=HOST:PORT names another"
+        "RAY_ADDRESS=local leaves it alone, and RAY_ADDRESS=HOST:PORT names another"
     )
 
 

@@ -150,10 +150,28 @@ def test_only_what_is_left_out_sets_its_variables(tmp_path: Path) -> None:
     }
 
 
-def test_another_variable_may_be_the_functions_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["COLOUR", "HOST", "MY_LIBRARY"])
+def test_another_variable_may_be_the_functions_own(tmp_path: Path, name: str) -> None:
+    """`HOST` has the name of the module `os` in it."""
     modules = others(tmp_path)
-    library = "import os; os.environ['COLOUR'] = 'grey'"
-    assert preload(tmp_path, library, *modules, COLOUR="red") is None
+    library = f"import os; os.environ['{name}'] = 'grey'"
+    assert preload(tmp_path, library, *modules, **{name: "red"}) is None
+
+
+def test_a_module_keeps_the_functions_that_it_imports(tmp_path: Path) -> None:
+    modules = others(tmp_path)
+    library = "from importlib import import_module; import builtins"
+    check = f"""
+import builtins, importlib
+originals = importlib.import_module, builtins.__import__
+{STUDY}
+import library
+assert (library.import_module, builtins.__import__) == originals
+assert library.import_module is importlib.import_module
+"""
+    (tmp_path / "site-packages" / "library.py").write_text(library)
+    script = [sys.executable, "-c", check, "{}", json.dumps(modules)]
+    subprocess.run(script, cwd=tmp_path, check=True)
 
 
 def test_what_imports_a_module_beside_the_script_is_left_out(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import FrameType, ModuleType
+from types import FrameType, MethodType, ModuleType
 from typing import Any
 
 Effects = frozenset[str]
@@ -38,6 +38,9 @@ class ImportWatch:
         self._known: Effects = frozenset()
         self._loaded = 0
         self._is_watching = False
+        self.is_blind = False
+        """Whether the effects of an import couldn't be looked at."""
+
         self._originals = builtins.__import__, importlib.import_module
 
     @contextlib.contextmanager
@@ -49,12 +52,21 @@ class ImportWatch:
         try:
             yield
         finally:
-            # Who has kept one of ours, or wrapped it, is given the original by it.
+            # Who has wrapped one of ours is given the original by it.
             self._is_watching = False
             if builtins.__import__ == ours[0]:
                 builtins.__import__ = self._originals[0]
             if importlib.import_module == ours[1]:
                 importlib.import_module = self._originals[1]
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Give the original to modules that have imported our `import_module` by name."""
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", {})
+            for name, value in list(names.items()):
+                if isinstance(value, MethodType) and value.__self__ is self:
+                    names[name] = self._originals[1]
 
     def culprits(self, effect: str) -> frozenset[str]:
         """Return the modules whose code ran when this effect appeared; empty if none is known."""
@@ -108,7 +120,11 @@ class ImportWatch:
 
     def _look(self, suspects: set[str]) -> None:
         """Blame effects that have appeared since the last look on the modules that ran since."""
-        effects = self._effects()
+        try:
+            effects = self._effects()
+        except OSError:  # too many open files; the library's import goes on
+            self.is_blind = True
+            return
         for effect in effects - self._known:
             self._blamed[effect] |= suspects - {""}
         self._known, self._loaded = effects, len(sys.modules)

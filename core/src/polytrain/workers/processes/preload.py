@@ -4,7 +4,8 @@ Only installed modules are preloaded: users expect that only their script import
 A shared import must have the same effect as one per process: the function must not have changed
 `sys.path` or variables, and the imports must not start a thread or child, open a file, load Ray,
 import a module beside the script, or set a variable to another value each time. Modules that do,
-and all that import them, are left out in a second attempt; each worker process imports those.
+and all that import them, are left out in a second attempt; each worker process imports those. Not
+noticed is a module that looks in `sys.modules` for one of those, which comes later then.
 
 A zygote may serve several runs. Between them a user may edit modules beside the script, or
 installed in editable mode: worker processes forked from earlier imports would run old code. Files
@@ -233,7 +234,7 @@ def preload(preload_request: PreloadRequest) -> dict[str, str] | PreloadRequest 
             # Not every name in `sys.modules` can be imported.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-    if holds_device():
+    if holds_device() or watch.is_blind:
         return None
     faults = _faults(variables, own_code) - known
     if faults:
@@ -313,9 +314,13 @@ def _is_left(setters: Collection[str], left_out: Collection[str]) -> bool:
 
 
 def _is_named_after(variable: str, modules: Iterable[str]) -> bool:
-    """Return whether a variable is one of these modules' own, which no others read."""
+    """Return whether a variable begins with the name of one of these modules' packages.
+
+    Others read no such variable.
+    """
     packages = {module.partition(".")[0].lower() for module in modules}
-    return any(package in variable.lower() for package in packages)
+    first, *_ = variable.lower().strip("_").split("_")
+    return first in packages - {each.lower() for each in sys.stdlib_module_names}
 
 
 _TAKEN_WITHIN_S = 10.0
