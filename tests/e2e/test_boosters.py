@@ -157,6 +157,21 @@ def test_several_workers_draw_and_grow_what_one_does(
     assert several == trained(quiet, table, 1, backend=backend, params=params)
 
 
+def test_classes_of_few_weighted_rows_are_those_of_one_worker(quiet: RunConfig) -> None:
+    """XGBoost begins with other scores where it has joined no collective."""
+    generator = np.random.default_rng(0)
+    columns = {f"x{number}": generator.random(15) for number in range(30)}
+    few = pa.table(
+        {**columns, "y": generator.integers(0, 3, 15), "w": generator.integers(0, 5, 15)}
+    )
+    params = {"objective": "multi:softprob", "num_class": 3}
+    models = [
+        trained(quiet, few, workers, backend="xgboost", params=params, weight="w")
+        for workers in (1, 2)
+    ]
+    assert models[0] == models[1]
+
+
 @pytest.mark.parametrize(
     ("backend", "params"),
     [

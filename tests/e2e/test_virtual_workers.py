@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +85,7 @@ def fit(
     cluster: str = "local",
     waits: Mapping[int, int] | None = None,
     observers: tuple[Any, ...] = (),
+    by: str = "",
     **options: Any,
 ) -> Result:
     path.mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def fit(
     return make_trainer(
         "torch",
         function,
-        train_loop_config={"end": str(path / "end"), "waits": waits or {}},
+        train_loop_config={"end": str(path / "end"), "waits": waits or {}, "by": by},
         datasets={"train": {"x": list(x), "y": x.sum(1)}},
         scaling_config=ScalingConfig(num_workers=workers, virtual_workers=virtual, cluster=cluster),
         run_config=RunConfig(
@@ -386,7 +386,7 @@ def changes_parts_in_the_loop(config: dict[str, Any]) -> None:
     state.report({"loss": metric.compute(), "steps": inner.steps, "counted": after.count})
 
 
-def steps_by_a_loss_of_the_loop(config: dict[str, Any], *, by: str) -> None:
+def steps_by_a_loss_of_the_loop(config: dict[str, Any]) -> None:
     import torch
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -410,7 +410,7 @@ def steps_by_a_loss_of_the_loop(config: dict[str, Any], *, by: str) -> None:
         mean = torch.tensor(losses).mean()
         total /= len(losses)
         values = {"tensor": loss, "number": loss.item(), "mean": mean, "mean in place": total}
-        schedule.step(values[by])
+        schedule.step(values[config["by"]])
     TrainingState(model=model, optimizer=optimizer).report({"loss": mean})
 
 
@@ -419,7 +419,7 @@ def test_a_schedule_by_one_micro_batchs_loss_is_named_on_one_worker(
     tmp_path: Path, by: str
 ) -> None:
     """On several workers the ranks' rates would differ, which is found."""
-    result = fit(tmp_path, 1, function=partial(steps_by_a_loss_of_the_loop, by=by))
+    result = fit(tmp_path, 1, function=steps_by_a_loss_of_the_loop, by=by)
     named = [why for why in result.why_not_exact if why.startswith("ReduceLROnPlateau.step gets")]
     assert len(named) == (by in ("tensor", "number"))
 

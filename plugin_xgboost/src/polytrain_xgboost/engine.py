@@ -56,7 +56,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
-        if me.rank != 0 or me.world_size == 1:
+        if me.rank != 0:
             yield Offer()
             return
         self._tracker = _started_tracker(me)
@@ -64,10 +64,6 @@ class XGBoostEngine(Engine[xgboost.Booster]):
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
-        if world.size == 1:
-            # To join would redirect the output of all threads, and inline runs share a process.
-            yield
-            return
         # Leading zeros, since the tracker sorts ids as strings.
         communicator = collective.CommunicatorContext(
             **world.leader.details, dmlc_task_id=f"{world.me.rank:08d}"

@@ -641,7 +641,7 @@ def test_an_empty_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "RUN is empty" in capsys.readouterr().err
 
 
-def test_an_unknown_scheme_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_scheme_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "s4://bucket/run"]) == 1
     assert capsys.readouterr().err.count("s4://bucket/run") == 1
 

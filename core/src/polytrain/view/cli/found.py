@@ -62,7 +62,7 @@ class Unreadable(click.ClickException):
 
     def __init__(self, location: Location, error: Exception) -> None:
         text = str(error)
-        says_so = f"{location.address!r} can't be read" in text
+        says_so = repr(location.address) in text
         super().__init__(text if says_so else f"{location.address} can't be read: {text}")
 
 
