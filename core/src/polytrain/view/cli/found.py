@@ -61,8 +61,8 @@ class Unreadable(click.ClickException):
     """The storage of a run, or what is in it, can't be read."""
 
     def __init__(self, location: Location, error: Exception) -> None:
-        text = str(error)
-        says_so = repr(location.address) in text
+        text = str(error).removeprefix(f"{location.address!r}: ")
+        says_so = f"{location.address!r} can't be read" in text
         super().__init__(text if says_so else f"{location.address} can't be read: {text}")
 
 
