@@ -48,18 +48,15 @@ def boost(
         _reset_column_draws(booster, params["tree_method"])
     objective: Objective | None = options.obj
     mask = drawn_rows(data, round_, options)
-    has_own = objective is not None
-    if mask is not None and options.has_several_classes and not has_own:
+    if mask is not None and objective is not None:
+        objective = of_rows(objective, data.by_row(mask))
+    elif mask is not None and options.has_several_classes:
         objective = softmax_of(mask, classes=int(params["num_class"]))
     if objective is not None and params.get("booster") == "dart":
         # DART drops trees before XGBoost sets the round's seed.
         booster.set_param({"seed": options.seed + round_})
-    if mask is None:
+    if mask is None or objective is not None:
         booster.update(data.train, round_, objective)
-        return
-    if objective is not None:
-        of_drawn = of_rows(objective, data.by_row(mask)) if has_own else objective
-        booster.update(data.train, round_, of_drawn)
         return
     weights = data.weights
     data.train.set_weight(weights * mask)

@@ -23,32 +23,28 @@ def train(config: dict[str, Any]) -> None:
     pass
 
 
+SPEC = RunSpec(
+    backend=Reference(),
+    train_loop_per_worker=train,
+    train_loop_config={"rate": 8.0},
+    run_config=RunConfig(
+        failure_config=FailureConfig(on_divergence="rollback", on_rollback=halved)
+    ),
+)
+BARE = Rollback(attempt=0, rank=0, step=6, good_step=5, reason="loss is nan")
+
+
 def test_a_function_that_exits_does_not_end_the_drivers_program() -> None:
-    failures = FailureConfig(on_divergence="rollback", on_rollback=halved)
-    spec = RunSpec(
-        backend=Reference(),
-        train_loop_per_worker=train,
-        train_loop_config={"rate": 8.0},
-        run_config=RunConfig(failure_config=failures),
-    )
-    changes = ConfigChanges(spec=spec, function=lambda config, rollback: sys.exit(0))
+    changes = ConfigChanges(spec=SPEC, function=lambda config, rollback: sys.exit(0))
     with pytest.raises(OnRollbackError, match=r"^FailureConfig\.on_rollback: SystemExit: 0$"):
-        changes.after([Rollback(attempt=0, rank=0, step=6, good_step=5, reason="loss is nan")])
+        changes.after([BARE])
 
 
 def test_a_rollback_that_left_batches_out_has_changed_no_configuration() -> None:
     """The run is resumed with `on_rollback`, which it didn't have then."""
-    failures = FailureConfig(on_divergence="rollback", on_rollback=halved)
-    spec = RunSpec(
-        backend=Reference(),
-        train_loop_per_worker=train,
-        train_loop_config={"rate": 8.0},
-        run_config=RunConfig(failure_config=failures),
-    )
-    changes = ConfigChanges(spec=spec, function=halved)
-    bare = Rollback(attempt=0, rank=0, step=6, good_step=5, reason="loss is nan")
-    without = replace(bare, skipped={"train": ((0, 1, 2),)})
+    changes = ConfigChanges(spec=SPEC, function=halved)
+    without = replace(BARE, skipped={"train": ((0, 1, 2),)})
     assert changes.after([without]) is None
-    changed = changes.after([without, bare])
+    changed = changes.after([without, BARE])
     assert changed is not None
     assert pickle.loads(changed) == {"train_loop_config": {"rate": 4.0}}

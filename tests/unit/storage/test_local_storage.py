@@ -186,7 +186,7 @@ def test_a_log_is_synced_after_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_log_that_cannot_be_opened_leaves_no_descriptor_open(
     storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, at: int
 ) -> None:
-    """A writer of whom there are drafts is gone: the next one has to write them."""
+    """The writer that left drafts is gone: the next one has to write them."""
     before = os.listdir("/proc/self/fd")
     with storage.open_log("journal", series="1") as gone:
         gone.draft("draft\n")
