@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polytrain.extension import KeptStates, Place, StateWriter
 
@@ -16,7 +16,7 @@ class Session:
     """A rank's session, to which nothing is sent."""
 
     can_keep = True
-    copies = None
+    copies: Any = None
     reads_checkpoint = 0
     kept: KeptStates | None = None
     writer: StateWriter

@@ -284,6 +284,44 @@ def test_a_loop_whose_batches_come_from_elsewhere_is_not_continued(
     within(train)
 
 
+class Copies:
+    """Notes after which of the optimizer's steps the state is copied."""
+
+    is_unconfirmed = False
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def step(self, write: Callable[[Path], Place], **_: Any) -> None:
+        self.steps.append(write.__self__.steps)  # type: ignore[attr-defined]  # it is the keeper's
+
+    def confirm(self) -> None:
+        raise NotImplementedError
+
+
+def test_one_step_does_not_show_what_a_loop_carries(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After it the counter is still what it was when the optimizer stepped first."""
+    copies = Copies()
+
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        rank.session.copies = copies
+        count = 0
+        while True:
+            rank.fetch()
+            if rank.keeper.steps:
+                with pytest.raises(NotCleanError, match="one step"):
+                    rank.write(tmp_path)
+                break
+            count += 1
+            rank.step()
+
+    within(train)
+    assert copies.steps == []
+
+
 @pytest.mark.parametrize("by_next", [False, True])
 def test_a_loop_is_continued_that_comes_after_looks_at_batches(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_next: bool

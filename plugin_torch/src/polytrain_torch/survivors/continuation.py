@@ -40,6 +40,9 @@ class Continuation:
         """What has been found that a checkpoint wouldn't hold; empty if nothing."""
 
         self._loop: Loop | None = None
+        self._first_point = 0
+        """Number of the first point after the step at which the loop was looked at."""
+
         self._frames: Frames = ()
         self._fetches: dict[tuple[CodeType, int], Frames] = {}
         """Where batches were fetched before the first step: looks, evaluations, the training."""
@@ -69,10 +72,15 @@ class Continuation:
             self._frames = frames_from(frame)
         return self._frames
 
-    def see_loop(self) -> None:
-        """Look at the variables of the loop that takes the first step."""
+    def see_loop(self, next_point: int) -> None:
+        """Look at the variables of the loop that takes the first step.
+
+        Args:
+            next_point: number of the point that comes after this step.
+        """
         if self._loop is not None or self.why_not:
             return
+        self._first_point = next_point
         try:
             found = fetch_of_step(self._fetches.values())
             self._fetches.clear()
@@ -96,11 +104,23 @@ class Continuation:
         if self._survivor.reads_checkpoint != self._reads_before:
             raise NotCleanError("the training function reads its checkpoint itself")
 
+    def shows_carried(self, point: CleanPoint) -> bool:
+        """Return whether what a loop carries has changed by a point since the loop was looked at.
+
+        After the first step it hasn't: a counter that is raised before the step has the same value.
+        """
+        return point.frames is None or point.first > self._first_point
+
     def expect_nothing_carried(self, point: CleanPoint) -> None:
         """
         Raises:
             NotCleanError: at the point there was something that a restart wouldn't find.
         """
+        if not self.shows_carried(point):
+            raise NotCleanError(
+                "it has taken one step since it started, and only the second one shows whether its "
+                "loop carries anything"
+            )
         carried = self._carried() or self._carried_by_loop(point)
         if carried is not None:
             raise NotCleanError(carried)

@@ -156,7 +156,7 @@ class Keeper:
         if not self.keeps:
             return
         if self.by_batch:
-            self.continuation.see_loop()
+            self.continuation.see_loop(self._points.next_number)
         if optimizer not in self._live.optimizers.values():
             self.refuse(f"an optimizer that steps isn't in {self._whose}")
 
@@ -332,14 +332,14 @@ class Keeper:
             of_library=of_library,
             on_cpu=self._live.on_cpu() if self._live.gpu is not None else (),
         )
-        if self._points.reach(point) and self._survivor.copies is not None:
+        is_new = self._points.reach(point)
+        copies = self._survivor.copies
+        if copies is not None and is_new and self.continuation.shows_carried(point):
             step = self.steps if self._live.is_sharded or self._copies_replicas else None
             has_large = self._live.is_sharded or dist.get_rank() == 0
             size = self._size if has_large else 0
             # After an epoch's last batch the loop may have what a restart wouldn't find.
-            self._survivor.copies.step(
-                self._copy, number=step, size=size, is_confirmed=frames is None
-            )
+            copies.step(self._copy, number=step, size=size, is_confirmed=frames is None)
 
     @property
     def _copies_replicas(self) -> bool:
