@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import xgboost
 from tests.ranges import values_at_the_ends
@@ -386,3 +387,29 @@ def test_ranges_are_xgboosts(name: str) -> None:
     for value, is_in in values_at_the_ends(RANGES[name]):
         assert (value in RANGES[name]) == is_in
         assert takes(name, value) == (is_in or (value == 0 and name in TAKES_0))
+
+
+SEVERAL_OUTPUTS: list[dict[str, Any]] = [
+    {"objective": "multi:softprob", "num_class": 3},
+    {"objective": "reg:quantileerror", "quantile_alpha": [0.1, 0.9]},
+]
+
+
+@pytest.mark.parametrize("params", SEVERAL_OUTPUTS)
+@pytest.mark.parametrize(
+    ("kind", "categorical"),
+    [(pa.string(), ()), (pa.dictionary(pa.int8(), pa.string()), ()), (pa.int64(), ("x",))],
+)
+def test_vector_leaves_take_no_categories(
+    params: dict[str, Any], kind: pa.DataType, categorical: tuple[str, ...]
+) -> None:
+    schema = pa.schema({"x": kind, "w": pa.float64(), "y": pa.int64()})
+    job = replace(JOB, num_workers=1, datasets={"train": replace(TRAIN, schema=schema)})
+    options: dict[str, Any] = {"label": "y", "categorical": categorical}
+    together = {**params, "multi_strategy": "multi_output_tree"}
+    [problem] = problems(job, params=together, **options).values()
+    assert problem.field == "params['multi_strategy']"
+    assert "categories: 'x'" in problem.what
+    one_output = {"objective": "reg:squarederror", "multi_strategy": "multi_output_tree"}
+    for fine in (params, one_output):
+        assert problems(job, params=fine, **options) == {}

@@ -15,6 +15,7 @@ from polytrain_plugins import (
     Device,
     Job,
     Problem,
+    is_category,
     unknown_name,
 )
 from polytrain_xgboost.parameters import (
@@ -25,6 +26,7 @@ from polytrain_xgboost.parameters import (
     function_problems,
     parameter_problems,
     query_problems,
+    tree_problems,
 )
 
 if TYPE_CHECKING:
@@ -177,9 +179,21 @@ class XGBoost(Booster):
             yield from self._external_problems(job)
         yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
         yield from callback_problems(self.callbacks)
+        if isinstance(self.params, Mapping):
+            yield from tree_problems(self.params, self._categories(job))
         if self.feature_weights is not None:
             features = self.features_of(job.datasets["train"].columns)
             yield from feature_weight_problems(self.feature_weights, features)
+
+    def _categories(self, job: Job) -> list[str]:
+        """Return the features that are known to be categories."""
+        train = job.datasets.get("train", DatasetInfo(name="train"))
+        kinds = {name: train.type_of(name) for name in self.features_of(train.columns)}
+        return [
+            name
+            for name, kind in kinds.items()
+            if name in self.categorical or (kind is not None and is_category(kind))
+        ]
 
     def _external_problems(self, job: Job) -> Iterator[Problem]:
         if self.qid is not None:

@@ -12,6 +12,7 @@ from polytrain.boosting.problems import (
     SHARE,
     Parameters,
     Range,
+    listed,
     needed_by_objective,
     parameter_problem,
 )
@@ -147,6 +148,9 @@ _UPDATERS = {
     "grow_histmaker": _REFUSED_VALUES["tree_method"]["approx"],
 }
 
+_MULTI_OUTPUT_TREE = "multi_output_tree"
+"""The `multi_strategy` with which one tree has a value for each class or quantile."""
+
 _ALL_ROWS = "it compares all rows with each other, and every worker has only a part of them"
 
 
@@ -172,7 +176,7 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
         )
     if objective in QUANTILES and job.num_workers > 1:
         strategy = str(params.get("multi_strategy"))
-        if strategy == "multi_output_tree":
+        if strategy == _MULTI_OUTPUT_TREE:
             yield parameter_problem(
                 "multi_strategy",
                 f"{strategy!r} with {objective!r} gives NaN on several workers",
@@ -191,6 +195,21 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
     if objective in _LOGISTIC:
         yield from SHARE.problems("base_score", params.get("base_score"))
     yield from _device_problems(params, job)
+
+
+def tree_problems(params: Mapping[str, Any], categories: Sequence[str]) -> Iterator[Problem]:
+    """Yield a problem if XGBoost can't grow the trees on the features that are categories."""
+    alphas = params.get("quantile_alpha")
+    has_several_outputs = str(params.get("objective")).startswith("multi:") or (
+        isinstance(alphas, list | tuple) and len(alphas) > 1
+    )
+    if categories and has_several_outputs and params.get("multi_strategy") == _MULTI_OUTPUT_TREE:
+        yield parameter_problem(
+            "multi_strategy",
+            f"XGBoost's {_MULTI_OUTPUT_TREE!r} takes numbers alone, and these features are "
+            f"categories: {listed(categories)}",
+            "Leave it out, or turn the categories into numbers",
+        )
 
 
 def bound_problems(options: Any) -> Iterator[Problem]:

@@ -130,14 +130,14 @@ def feature_problems(
         if dataset.columns and not features:
             yield Problem(
                 field=field,
-                what=f"it has no features, only {_listed(dataset.columns)}",
+                what=f"it has no features, only {listed(dataset.columns)}",
                 remedy="Add feature columns",
             )
         if unusable := [name for name in features if not _is_feature(dataset.type_of(name))]:
             yield Problem(
                 field=field,
                 what="these features aren't numbers, strings or categories: "
-                + _listed([f"{name!r} ({dataset.type_of(name)})" for name in unusable], plain=True),
+                + listed([f"{name!r} ({dataset.type_of(name)})" for name in unusable], plain=True),
                 remedy="Turn such columns into numbers, or choose others: "
                 f"dataset_config={{{dataset.name!r}: DataConfig(columns=[…])}}",
             )
@@ -172,15 +172,15 @@ def constraint_problems(
             yield Problem(
                 field=f"params[{name!r}]",
                 what=f"it has {len(value)} entries for {len(features)} features",
-                remedy=f"Give one entry for each feature, in this order: {_listed(features)}",
+                remedy=f"Give one entry for each feature, in this order: {listed(features)}",
             )
         named = value if isinstance(value, Mapping) else [each for some in nested for each in some]
         unknown = [entry for entry in named if isinstance(entry, str) and entry not in features]
         if unknown:
             yield Problem(
                 field=f"params[{name!r}]",
-                what=f"{_listed(unknown)} isn't a feature",
-                remedy=f"The features are: {_listed(features)}",
+                what=f"{listed(unknown)} isn't a feature",
+                remedy=f"The features are: {listed(features)}",
             )
 
 
@@ -193,13 +193,13 @@ def _different(field: str, expected: Sequence[str], features: Sequence[str]) -> 
     if missing := [name for name in expected if name not in ours]:
         yield Problem(
             field=field,
-            what=f"it lacks {_listed(missing)}, which 'train' has",
+            what=f"it lacks {listed(missing)}, which 'train' has",
             remedy="Give it the columns of 'train', in any order",
         )
     if extra := [name for name in features if name not in theirs]:
         yield Problem(
             field=field,
-            what=f"it has {_listed(extra)}, which 'train' lacks",
+            what=f"it has {listed(extra)}, which 'train' lacks",
             remedy="Give both the same columns, as with dataset_config={'train': "
             "DataConfig(columns=[…]), …}",
         )
@@ -242,13 +242,14 @@ def _name_problems(
     if wrong:
         yield Problem(
             field="datasets['train']",
-            what=f"the name(s) of the feature(s) {_listed(wrong)} must not contain "
+            what=f"the name(s) of the feature(s) {listed(wrong)} must not contain "
             f"{' '.join(map(repr, forbidden))}",
             remedy="Rename the column(s) in all data sets",
         )
 
 
-def _listed(names: Sequence[str], *, plain: bool = False) -> str:
+def listed(names: Sequence[str], *, plain: bool = False) -> str:
+    """Return the first few names, quoted unless they are `plain`."""
     return first_few(names if plain else list(map(repr, names)), _SHOWN)
 
 
