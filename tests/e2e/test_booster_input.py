@@ -94,22 +94,25 @@ def refusal_at_once(quiet: RunConfig, table: Any, **options: Any) -> str:
 @both
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_rows_of_one_rank_are_reported_by_all(
-    quiet: RunConfig, backend: str, num_workers: int
+    quiet: RunConfig, backend: str, num_workers: int, tmp_path: Path
 ) -> None:
-    found = refusal(quiet, with_value("y", NAN), num_workers, backend=backend)
-    assert found == (
+    table, path = with_value("y", NAN), tmp_path / "rows.parquet"
+    pq.write_table(table, path)
+    expected = (
         "label: in 1 of 90 rows of 'train' the column 'y' has no value (null or NaN). "
         "Leave such rows out, or give them a value"
     )
+    assert refusal(quiet, path, num_workers, backend=backend) == expected
+    assert refusal_at_once(quiet, table, num_workers=num_workers, backend=backend) == expected
 
 
 @both
 @pytest.mark.parametrize("missing", [NAN, None])
 def test_labels_without_a_value(quiet: RunConfig, backend: str, missing: Any) -> None:
     bad = with_value("y", missing)
-    assert "in 1 of 90 rows of 'train'" in refusal(quiet, bad, backend=backend)
+    assert "in 1 of 90 rows of 'train'" in refusal_at_once(quiet, bad, backend=backend)
     valid = {"valid": bad}
-    found = refusal(quiet, with_value("y", 1.0), backend=backend, datasets=valid)
+    found = refusal_at_once(quiet, with_value("y", 1.0), backend=backend, datasets=valid)
     assert "in 1 of 90 rows of 'valid'" in found
 
 
@@ -190,7 +193,7 @@ def test_categories_of_pandas_are_labels_weights_and_queries(
 
 @both
 @pytest.mark.parametrize(
-    ("weight", "what"), [(-1.0, "is negative (such as -1)"), (NAN, "no value"), (INF, "infinite")]
+    ("weight", "what"), [(-1.0, "is negative (such as -1)"), (INF, "infinite")]
 )
 def test_weights(quiet: RunConfig, backend: str, weight: float, what: str) -> None:
     found = refusal(quiet, with_value("w", weight), backend=backend, weight="w")
@@ -205,10 +208,13 @@ def test_weights_of_which_none_is_above_0(quiet: RunConfig, backend: str) -> Non
 
 
 @both
-@pytest.mark.parametrize("score", [NAN, None])
-def test_scores_to_begin_with(quiet: RunConfig, backend: str, score: Any) -> None:
-    found = refusal(quiet, with_value("w", score), backend=backend, **{MARGIN[backend]: "w"})
-    assert found.startswith(f"{MARGIN[backend]}: in 1 of 90 rows")
+@pytest.mark.parametrize("missing", [NAN, None])
+def test_weights_and_first_scores_without_a_value(
+    quiet: RunConfig, backend: str, missing: Any
+) -> None:
+    for option in ("weight", MARGIN[backend]):
+        found = refusal_at_once(quiet, with_value("w", missing), backend=backend, **{option: "w"})
+        assert found.startswith(f"{option}: in 1 of 90 rows of 'train' the column 'w' has no value")
 
 
 @both

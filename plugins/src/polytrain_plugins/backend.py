@@ -114,6 +114,10 @@ class Demand:
     group: str | None = None
     """Column of the sharded data sets whose equal values stay together on one rank."""
 
+    complete: Mapping[str, str] = field(default_factory=dict)
+    """Option → column in which every row needs a value. Of data in memory this is checked before
+    any worker starts; the engine checks all others."""
+
 
 class Backend(ABC):
     """One framework. A subclass is a frozen dataclass whose fields *are* the user's options.

@@ -25,7 +25,7 @@ from polytrain.api.cluster_checks import (
     system_problems,
 )
 from polytrain.api.config_checks import config_problems, run_config_problems
-from polytrain.api.datasets import described_datasets, grouped_datasets
+from polytrain.api.datasets import described_datasets, grouped_datasets, incomplete_problems
 from polytrain.api.validation_checks import (
     inline_problems,
     memory_problems,
@@ -103,6 +103,7 @@ def checked(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]
                 is_table=demand.reads_tables and spec.train_loop_per_worker is None,
             )
             problems += wrong_groups
+            problems += incomplete_problems(datasets, demand)
     return datasets, tuple(problems)
 
 

@@ -50,6 +50,15 @@ def grouped_datasets(
     return grouped(datasets, demand, num_workers=num_workers, is_table=is_table)
 
 
+def incomplete_problems(datasets: tuple[RunDataset, ...], demand: Demand) -> tuple[Problem, ...]:
+    """Find rows without a value that they need; see `data.checks.incomplete`."""
+    if not datasets or not demand.complete:
+        return ()
+    from polytrain.data.checks import incomplete
+
+    return tuple(incomplete(datasets, demand.complete))
+
+
 def identified_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, ...]:
     """Return the data sets with the digests that they have now."""
     if not datasets:

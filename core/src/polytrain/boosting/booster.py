@@ -139,6 +139,16 @@ class Booster(Backend):
         columns = (*self.labels.values(), self.weight, self.score_column, self.query_column)
         return tuple(dict.fromkeys(column for column in columns if column is not None))
 
+    @property
+    def _complete(self) -> dict[str, str]:
+        """Option → column in which every row needs a value."""
+        columns = {
+            **self.labels,
+            "weight": self.weight,
+            self.score_option: self.score_column,
+        }
+        return {option: column for option, column in columns.items() if column is not None}
+
     def features_of(self, columns: Iterable[str]) -> list[str]:
         """Return the features among a data set's columns, in their order."""
         besides = self.columns_besides_features
@@ -184,6 +194,7 @@ class Booster(Backend):
             preload=self.preload,
             reads_tables=True,
             group=self.query_column,
+            complete={} if job.has_training_function else self._complete,
             # A metric such as AUC can't be combined from shards: one rank evaluates all rows.
             whole_datasets=frozenset()
             if job.has_training_function

@@ -13,8 +13,9 @@ from polytrain.config.mix import Mix
 from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition
 from polytrain.data.read.describe import computed, describe
 from polytrain.data.read.mix import describe_mix
+from polytrain.data.read.pieces import TablePiece
 from polytrain.data.shards.assignment import RunDataset
-from polytrain.data.shards.groups import group_starts
+from polytrain.data.shards.groups import count_missing, group_starts
 from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
 from polytrain.data_errors import SourceError, too_few
 from polytrain.text.described import numbered
@@ -169,6 +170,31 @@ def grouped(
                 problems += _too_few(dataset.name, len(starts) - 1, "group", num_workers)
         found.append(dataset)
     return tuple(found), tuple(problems)
+
+
+def incomplete(datasets: Iterable[RunDataset], columns: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield which columns lack values, in data sets whose rows are tables in memory.
+
+    Other data would have to be read, or computed by the user's transform.
+
+    Args:
+        columns: option → column.
+    """
+    for dataset in datasets:
+        source = dataset.source
+        tables = [piece.table for piece in source.pieces if isinstance(piece, TablePiece)]
+        if len(tables) < len(source.pieces) or source.transform is not None:
+            continue
+        rows = sum(map(len, tables))
+        for option, column in columns.items():
+            missing = sum(count_missing(table.column(column)) for table in tables)
+            if missing:
+                yield Problem(
+                    field=option,
+                    what=f"in {missing} of {rows} rows of {dataset.name!r} the column {column!r} "
+                    "has no value (null or NaN)",
+                    remedy="Leave such rows out, or give them a value",
+                )
 
 
 def ready(

@@ -40,7 +40,7 @@ def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
         ],
         type=source.schema.field(column).type,
     )
-    missing = values.null_count + _nans(values)
+    missing = count_missing(values)
     if missing:
         raise SourceError(
             f"{numbered(missing, 'row', 'have')} no value in the column {column!r} to group by",
@@ -66,8 +66,12 @@ def group_sizes(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     return np.diff(np.append(starts, len(values)))
 
 
-def _nans(values: pa.ChunkedArray) -> int:
-    return pc.sum(pc.is_nan(values)).as_py() or 0 if pa.types.is_floating(values.type) else 0
+def count_missing(values: pa.ChunkedArray) -> int:
+    """Return how many values are null or NaN."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    nans = pc.sum(pc.is_nan(values)).as_py() if pa.types.is_floating(values.type) else 0
+    return int(values.null_count + (nans or 0))
 
 
 def _numbered(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
