@@ -477,6 +477,36 @@ def test_a_run_whose_directory_is_gone_fails_and_says_so(
     assert list(tmp_path.glob("run/checkpoints/*/polytrain-manifest.json")) == []
 
 
+@pytest.mark.parametrize("then", ["reports", "fails"])
+def test_the_checkpoints_of_a_run_whose_directory_was_renamed_are_not_damaged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    then: str,
+) -> None:
+    def report() -> None:
+        files = tmp_path / "files"
+        files.mkdir(exist_ok=True)
+        (files / "weights").write_text("1")
+        polytrain.report({"loss": 1.0}, checkpoint=Checkpoint.from_directory(files))
+
+    def train() -> None:
+        report()
+        assert [*tmp_path.glob("run/checkpoints/*/polytrain-manifest.json")] != []
+        (tmp_path / "run").rename(tmp_path / "moved")
+        if then == "fails":
+            raise RuntimeError("a bad batch")
+        report()
+
+    beat_only_without_checkpoints(monkeypatch, "checkpoints")
+    with pytest.raises(TrainingFailedError) as caught:
+        fit_whatever_fails(train, tmp_path)
+    assert "isn't the directory any more" in caught.value.failures[0].message
+    assert caught.value.result is not None
+    assert caught.value.result.checkpoint is None
+    assert "damaged" not in caplog.text
+
+
 @pytest.mark.parametrize("reports", ["checkpoints", "metrics alone"])
 def test_a_driver_whose_run_was_taken_over_stops_at_once_and_says_who_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: str

@@ -74,7 +74,11 @@ class CheckpointCoordinator:
 
         Raises:
             OSError: the storage can't be read.
+            RunOwnedError: another driver holds the lease, or the run's directory is gone: its
+                checkpoints would seem damaged.
         """
+        if attempt:
+            self.lease.check()
         self.manager.store.clear_staging(before=self._id_of(attempt))
         start = self.manager.start()
         self._warn_of_lost_steps(attempt, start)

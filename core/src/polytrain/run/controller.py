@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked
-from polytrain.errors import Failure, FailureKind
+from polytrain.errors import Failure, FailureKind, RunOwnedError
 from polytrain.events.attempt import (
     AgentLost,
     Diverged,
@@ -201,9 +201,7 @@ class Controller:
             self.release_workers()
         while attached.is_busy and attached.failure is None:
             if self.lease.lost is not None:
-                failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
-                reason = "this driver has lost its lease on the run"
-                return Conclude(succeeded=False, reason=reason, failures=(failure,))
+                return self._without_lease(self.lease.lost)
             stopped = self.stop_requests.take()
             if stopped is not None:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
@@ -214,6 +212,11 @@ class Controller:
             return Conclude(succeeded=False, reason=reason, failures=failures)
         attached.warn_if_unused()
         return replace(conclusion, validation_failure=attached.all_failed)
+
+    def _without_lease(self, lost: RunOwnedError) -> Conclude:
+        failure = lease_lost(lost, attempt=self.state.attempt).failure
+        reason = "this driver has lost its lease on the run"
+        return Conclude(succeeded=False, reason=reason, failures=(failure,))
 
     def _take_validations(self, *, wait: bool = False) -> None:
         taken: Sequence[Validation] = ()
@@ -510,22 +513,30 @@ class Controller:
             failure, host=self.host_of(rank), last_lines=tuple(self.output.last_lines(rank))
         )
 
+    def _fail(self, conclusion: Conclude) -> None:
+        """Conclude in place of a launch."""
+        self.state = replace(self.state, phase=Concluded(succeeded=False))
+        self._conclusion = conclusion
+
     def _launch(self, attempt: int) -> None:
         changes = None
         try:
             if self.config_changes is not None:
                 changes = self.config_changes.after(self.journal.history.divergences.rollbacks)
         except OnRollbackError as error:
-            self.state = replace(self.state, phase=Concluded(succeeded=False))
             failures = (error.failure,)
-            self._conclusion = Conclude(succeeded=False, reason=str(error), failures=failures)
+            self._fail(Conclude(succeeded=False, reason=str(error), failures=failures))
             return
         world_size = self.state.world_size
         self._returned.clear()
         self._unanswered.clear()
         # A pending commit may be the checkpoint to resume from.
         self.settle()
-        start = self.checkpoints.next_start(attempt)
+        try:
+            start = self.checkpoints.next_start(attempt)
+        except RunOwnedError as lost:
+            self._fail(self._without_lease(lost))
+            return
         # Retention may have deleted the checkpoint of the progress after a state that was left.
         progress = max(self.state.progress, self.checkpoints.manager.progress)
         # After a divergence, the start is an older one.

@@ -505,7 +505,11 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
     newest = None
     try:
         with storage_needed(run.location):
-            newest = manager.newest_intact()
+            if run.lease.lost is None:
+                newest = manager.newest_intact()
+            elif not run.lease.is_gone:
+                # The other driver may delete it at any time.
+                newest = manager.newest()
     except TrainingFailedError as unreadable:
         if error is None:
             raise
@@ -515,7 +519,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         history=controller.journal.history.reports,
         of_other_ranks=dict(sorted(controller.journal.history.of_other_ranks.items())),
         newest=newest,
-        best=tuple(manager.best()),
+        best=() if run.lease.is_gone else tuple(manager.best()),
         returned=controller.returned if conclusion.succeeded and not conclusion.stopped else (),
         restarts=controller.journal.history.ledger.restarts,
         rollbacks=controller.journal.history.divergences.rollbacks,

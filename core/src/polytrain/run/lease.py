@@ -146,7 +146,7 @@ class Lease:
         self.lost: RunOwnedError | None = None
         """The new owner, once this driver has found it."""
 
-        self._is_gone = False
+        self.is_gone = False
         """Whether the run's directory was renamed or deleted: nothing is written there again."""
 
         self._when_lost: Callable[[], None] | None = None
@@ -170,7 +170,7 @@ class Lease:
     def _check(self, storage: Storage) -> None:
         token, owner = _newest(storage)
         if token < self.token:
-            self._is_gone = True
+            self.is_gone = True
             self.lost = RunOwnedError(
                 f"{storage.root} isn't the directory any more in which {self._subject.lower()} "
                 "began: it was renamed or deleted meanwhile. Nothing more is committed there. Give "
@@ -189,7 +189,7 @@ class Lease:
         self._ended.set()
         # No time limit: the thread ends at once, or with its storage request, which has a limit.
         self._beating.join()
-        if not self._is_gone:
+        if not self.is_gone:
             self._write(replace(self._owner, released=True))
 
     def _beat(self) -> None:
