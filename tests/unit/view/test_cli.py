@@ -362,11 +362,25 @@ def test_a_copy_of_an_active_run_is_not_asked(
     """Its driver, which lives, looks for requests in the original."""
     copy = stalled / "copy"
     shutil.copytree(stalled, copy, ignore=shutil.ignore_patterns("copy"))
+    assert main([command, str(copy)]) == 1
+    said = capsys.readouterr().err
+    assert f"{copy} is a copy of an active run's directory" in said
+    assert f"works in {stalled}. Name that directory" in said
+    assert not (copy / "requests").exists()
+
+
+def test_a_driver_that_is_silent_is_not_asked(
+    stalled: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It is suspended, or works where this machine can't look."""
+    copy = tmp_path / "copy"
+    shutil.copytree(stalled, copy, ignore=shutil.ignore_patterns("copy"))
     lease = copy / "leases" / "000001"
     owner = json.loads(lease.read_text())
-    lease.write_text(json.dumps({**owner, "beat_monotonic": owner["beat_monotonic"] - 60}))
-    assert main([command, str(copy)]) == 1
-    assert f"{copy} is a copy of an active run's directory" in capsys.readouterr().err
+    silent = {"root": "s3://runs/it", "beat_monotonic": owner["beat_monotonic"] - 60}
+    lease.write_text(json.dumps({**owner, **silent}))
+    assert main(["stop", str(copy)]) == 1
+    assert "or its driver is suspended" in capsys.readouterr().err
     assert not (copy / "requests").exists()
 
 

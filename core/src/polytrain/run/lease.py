@@ -65,6 +65,9 @@ class _Owner:
     """Identifies the machine, its boot and its process namespace; empty if unknown."""
 
     since: str
+    root: str = ""
+    """The directory or address of what it leases."""
+
     beats: Count = 0
     beat_at: Seconds = 0.0
     """Time of the last heartbeat, by the driver's `Clock`."""
@@ -81,7 +84,7 @@ class _Owner:
     released: bool = False
 
     @classmethod
-    def this_process(cls, clock: Clock, *, drives: bool) -> _Owner:
+    def this_process(cls, clock: Clock, *, root: str, drives: bool) -> _Owner:
         owner = cls(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -89,6 +92,7 @@ class _Owner:
             nonce=secrets.token_hex(8),
             machine=_this_machine(),
             since=datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="seconds"),
+            root=root,
             drives=drives,
         )
         return owner.seen(clock)
@@ -225,6 +229,9 @@ class Holder:
     token: int
     """The fencing token of its lease."""
 
+    root: str
+    """The directory or address of the run that it works on; empty if unknown."""
+
     is_held: bool | None
     """Whether it still holds the run; None if this machine can't know."""
 
@@ -262,6 +269,7 @@ def holder(storage: Storage) -> Holder | None:
     return Holder(
         description=str(owner),
         token=token,
+        root=owner.root,
         is_held=is_held,
         beat_at=owner.beat_at,
         beat_monotonic=owner.beat_monotonic,
@@ -294,7 +302,7 @@ def leased(
         OSError: the storage failed.
     """
     clock = Clock() if clock is None else clock
-    owner = _Owner.this_process(clock, drives=drives)
+    owner = _Owner.this_process(clock, root=storage.root, drives=drives)
     _held.add(owner.nonce)
     try:
         token, path = _taken(storage, owner, wording)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -102,10 +103,10 @@ def _ask_driver(run: FoundRun, kind: RequestKind, *, reason: str = "") -> Mappin
         raise click.ClickException(f"{name} isn't active: it is {run.state}")
     storage = run.location.open()
     try:
-        _expect_heartbeats(run)
+        _expect_driver(run)
         return ask(storage, run.holder.token, kind, timeout_s=_TIMEOUT_S, reason=reason)
     except NoAnswerError as error:
-        _expect_heartbeats(run)
+        _expect_driver(run)
         raise click.ClickException(
             f"{name}: {error}. It is {run.holder.description}: is that process alive?"
         ) from error
@@ -113,13 +114,18 @@ def _ask_driver(run: FoundRun, kind: RequestKind, *, reason: str = "") -> Mappin
         raise click.ClickException(f"{run.location.address} can't be used: {error}") from error
 
 
-def _expect_heartbeats(run: FoundRun) -> None:
-    """Refuse a copy of an active run's directory: its driver writes to the original."""
+def _expect_driver(run: FoundRun) -> None:
+    """Refuse a copy of an active run's directory: its driver looks for requests in the original."""
     from polytrain.run.lease import holder
 
     owner = holder(run.location.open())
     if owner is None or not owner.is_held:
         return
+    if run.location.is_local and _is_another_directory(owner.root, run.location.address):
+        raise click.ClickException(
+            f"{run.location.address} is a copy of an active run's directory: its driver, "
+            f"{owner.description}, works in {owner.root}. Name that directory."
+        )
     silent_s = time.monotonic() - owner.beat_monotonic
     if silent_s > _SILENT_S:
         raise click.ClickException(
@@ -127,3 +133,8 @@ def _expect_heartbeats(run: FoundRun) -> None:
             f"suspended: {owner.description}, lives, and hasn't written there for {silent_s:.0f} s."
             " Name the run's own directory, or continue that process."
         )
+
+
+def _is_another_directory(root: str, directory: str) -> bool:
+    """Return whether `root` is known to be another directory than this one, links followed."""
+    return os.path.isdir(root) and not os.path.samefile(root, directory)
