@@ -38,6 +38,7 @@ def train(config: dict[str, Any]) -> None:
 
     import polytrain
     from polytrain_torch.lightning import Trainer
+    from polytrain_torch.lightning import trainer as of_trainer
 
     context = polytrain.get_context()
     dies = context.get_attempt() == 0 and context.get_world_rank() == config["rank"]
@@ -126,6 +127,17 @@ def train(config: dict[str, Any]) -> None:
                 file.write(f"{trainer.fit_loop.epoch_loop.batch_progress.total.ready}\n")
         at("optimizer")
 
+    agreements: list[int] = []
+    own_agreement = of_trainer.any_rank_stops
+
+    def agree(stops: bool) -> bool:
+        """Die when the ranks have agreed at a batch's end, after a validation or an epoch."""
+        agreed = own_agreement(stops)
+        agreements.append(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+        at(f"agreed {agreements.count(agreements[-1])}")
+        return agreed
+
+    of_trainer.any_rank_stops = agree
     register_optimizer_step_post_hook(stepped)
     lightning.seed_everything(1, verbose=False)
     chosen: list[Any] = [
@@ -261,6 +273,26 @@ EXACT: dict[str, tuple[str, int, dict[str, Any]]] = {
     "clips": ("backward", 9, {"options": {"gradient_clip_val": 0.1}}),
     "own loaders": ("backward", 9, {"options": {"use_distributed_sampler": False}}),
     "reloads": ("backward", 9, {"options": {"reload_dataloaders_every_n_epochs": 1}}),
+    "no checkpoints, at a batch's end": (
+        "agreed 1",
+        9,
+        {"options": {"enable_checkpointing": False}},
+    ),
+    "no checkpoints, after a validation": (
+        "agreed 2",
+        12,
+        {"options": {"enable_checkpointing": False}},
+    ),
+    "no checkpoints, after an epoch": (
+        "agreed 3",
+        12,
+        {"options": {"enable_checkpointing": False}},
+    ),
+    "no checkpoints, rank 0 after an epoch": (
+        "agreed 3",
+        12,
+        {"options": {"enable_checkpointing": False}, "rank": 0},
+    ),
     "no checkpoints": ("backward", 9, {"options": {"enable_checkpointing": False}}),
     "times": ("backward", 9, {"options": {"callbacks": {"Timer": {"duration": "00:01:00:00"}}}}),
     "shows": (
@@ -272,8 +304,14 @@ EXACT: dict[str, tuple[str, int, dict[str, Any]]] = {
 """What a run has beside the above, and where it is killed."""
 
 
-IN_TEST = {"own buffers", "few steps"}
-"""For `make test`: a state that differs by rank, and an end within an epoch after a validation."""
+IN_TEST = {
+    "own buffers",
+    "few steps",
+    "no checkpoints, after a validation",
+    "no checkpoints, after an epoch",
+}
+"""For `make test`: a state that differs by rank, an end within an epoch after a validation, and a
+loss of a rank that only the others have got past."""
 
 
 @pytest.mark.sweep

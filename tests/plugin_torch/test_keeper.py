@@ -14,6 +14,7 @@ import torch
 from tests.plugin_torch.kept_ranks import Session
 
 from polytrain.extension import KeptState, NotCleanError, Place
+from polytrain_torch.randomness import file_of
 from polytrain_torch.survivors import keeper, point_writer
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import LENGTHS, KeptByRank
@@ -213,6 +214,40 @@ def test_statistics_of_a_lost_rank_are_those_of_its_last_forward_pass(
         states = torch.load(own)["parts"]["model"] if offset else torch.load(tmp_path / "model.pt")
         assert torch.equal(states[name], lost.model.state_dict()[name])
         assert own.exists() == (offset != 0)
+
+    within(train)
+
+
+@pytest.mark.parametrize("is_in_library", [True, False])
+def test_an_earlier_point_after_the_same_step_is_written_if_the_last_is_not_known_of_all_ranks(
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_in_library: bool
+) -> None:
+    """An evaluation draws random numbers, and the lost rank hasn't ended it.
+
+    In a loop of the user's nobody knows any more which variables it had before the evaluation.
+    """
+
+    def train() -> None:
+        lost, rank = Rank(monkeypatch), Rank(monkeypatch)
+        for each in (lost, rank):
+            each.step()
+            if is_in_library:
+                each.keeper.at_end_of_step(None, {}, is_sampled=False)
+            else:
+                each.fetch()
+        before = torch.get_rng_state()
+        torch.rand(1)
+        later = Place(step=2, metrics={}, positions={})
+        monkeypatch.setattr(rank.session, "place", lambda: later)
+        rank.keeper.at_end_of_step(None, {}, is_sampled=False)
+        monkeypatch.setattr(point_writer, "get_context", lambda: World(2))
+        if not is_in_library:
+            with pytest.raises(NotCleanError, match="draws random numbers after the step"):
+                rank.write(tmp_path, lost=lost)
+            return
+        place = rank.write(tmp_path, lost=lost)
+        assert (place.step, place.is_earlier) == (1, True)
+        assert torch.equal(torch.load(tmp_path / file_of(0))["torch"], before)
 
     within(train)
 

@@ -240,7 +240,12 @@ def test_the_journal_says_why_no_rank_keeps_its_state(caplog: pytest.LogCaptureF
 
 
 def rescuing(
-    path: Path, monkeypatch: pytest.MonkeyPatch, *, loss: float = 0.25, **options: Any
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    loss: float = 0.25,
+    is_earlier: bool = False,
+    **options: Any,
 ) -> Driver:
     """A run that loses rank 0 in its first attempt, after it has reported steps 1 and 2.
 
@@ -256,6 +261,7 @@ def rescuing(
             rank=1,
             part=replace(run.stored(1, call.checkpoint, step=3, model="3"), metrics={"loss": loss}),
             is_report=False,
+            is_earlier=is_earlier,
         )
         run.group.alive.discard(0)
         return [
@@ -376,11 +382,12 @@ def test_no_checkpoint_is_committed_before_its_report(
     assert history.by_survivors == {3: 1}, "whose metrics they are"
 
 
-def test_a_state_behind_the_reports_of_rank_0_is_not_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_a_state_behind_the_reports_of_rank_0_is_committed_if_its_rank_has_made_some_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_earlier: bool
 ) -> None:
-    """Its rank reports nothing, so its step says nothing."""
-    run = rescuing(tmp_path, monkeypatch, max_failures=1)
+    """If a rank reports nothing, its step says nothing. Else a restart reports again."""
+    run = rescuing(tmp_path, monkeypatch, max_failures=1, is_earlier=is_earlier)
     life = run.life
 
     def far(order: LaunchOrder) -> Sequence[AgentEvent]:
@@ -392,9 +399,9 @@ def test_a_state_behind_the_reports_of_rank_0_is_not_committed(
     run.life = far
     assert run.conclude().succeeded
     [asked] = lines(tmp_path, "SurvivorsAsked")
-    assert asked["rank"] is None
-    assert "rank 0 had reported step 4" in str(asked["reason"])
-    assert run.group.of("launch") == [(0, 0), (1, 1)]
+    refusal = "rank 0 had reported step 4, and this state is that of step 3"
+    assert (asked["rank"], asked["reason"]) == ((1, "") if is_earlier else (None, refusal))
+    assert run.group.of("launch") == [(0, 0), (1, 3 if is_earlier else 1)]
 
 
 def advancing(

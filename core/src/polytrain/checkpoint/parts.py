@@ -196,6 +196,9 @@ class StateWritten:
     is_ahead: bool = False
     """Whether steps were taken since the last report, which the positions don't show."""
 
+    is_earlier: bool = False
+    """Whether its rank has made more reports since, which a restart makes again."""
+
     is_copy: bool = False
     """Whether it was copied while the training continued: it may be older than the last report."""
 

@@ -128,7 +128,7 @@ class CheckpointCoordinator:
     def refusal(self, written: StateWritten, *, reported: int) -> str:
         """Return why a survivor's state isn't to be committed; empty if it is."""
         step, newest = written.part.step, self.manager.checkpoints[-1:]
-        if step < reported and not written.is_copy:
+        if step < reported and not (written.is_copy or written.is_earlier):
             # Its rank may not report at all: then the number says nothing.
             return f"rank 0 had reported step {reported}, and this state is that of step {step}"
         for manifest in newest:

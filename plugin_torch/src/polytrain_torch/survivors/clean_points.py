@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ _STUCK_S = 0.2
 """On a GPU, so long may the gradients of a step take that only this rank has queued."""
 
 _NAP_S = 0.001
+
+_MOST_ALIKE = 6
+"""Number of points after one step that are known: small states are kept of as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,9 @@ class CleanPoints:
         self._is_held = False
         self.last: CleanPoint | None = None
         """The last point that the training has passed."""
+
+        self._after_step: deque[CleanPoint] = deque(maxlen=_MOST_ALIKE)
+        """The points since the last step, which have the same parameters."""
 
         self.has_stepped = False
         """Whether an optimizer has stepped since then."""
@@ -112,6 +119,9 @@ class CleanPoints:
             has_stepped = self.has_stepped
             if self.on_gpu is not None:
                 self.on_gpu.reach(point)
+            if has_stepped:
+                self._after_step.clear()
+            self._after_step.append(point)
             self.last = point
             self._is_dirty = self.has_stepped = False
         return has_stepped
@@ -123,7 +133,7 @@ class CleanPoints:
             Exception: a GPU can't take it.
         """
         with self._lock:
-            self.last = point
+            self.last = self._after_step[-1] = point
             if self.on_gpu is not None:
                 self.on_gpu.amend(point)
 
@@ -153,6 +163,19 @@ class CleanPoints:
             if is_late:
                 return None
             time.sleep(_NAP_S)
+
+    def before(self, point: CleanPoint) -> Sequence[CleanPoint]:
+        """Return earlier points after the same step as a point, newest first.
+
+        Those in a user's own loop are left out: its variables have changed since.
+        """
+        with self._lock:
+            known = reversed(self._after_step)
+            return [
+                each
+                for each in known
+                if point.first <= each.number < point.number and each.frames is None
+            ]
 
     def versions_after(self, point: CleanPoint) -> Sequence[int] | None:
         """Return the parameters' versions when the GPU's next step was queued; None if none was.

@@ -25,6 +25,9 @@ _LOST = "rank {rank} was lost before the end of its step, and"
 _ALIKE = ("progress", "groups", "parts", "sample")
 """What of a lost rank's state is taken from another one."""
 
+SmallState = tuple[State, list[torch.Tensor]]
+"""A small state, and all buffers."""
+
 _Kept = tuple[State, bytes]
 """A small state, and the bytes of all buffers."""
 
@@ -55,7 +58,7 @@ class KeptByRank:
     gpu_bytes: int = 0
     """Bytes before a small state, where a GPU writes its buffers; the others come behind it."""
 
-    def state(self, rank: int) -> tuple[State, list[torch.Tensor]]:
+    def state(self, rank: int) -> SmallState:
         """Return a rank's state and buffers at the point.
 
         A rank that was lost before it would have done what this one did: all run the same code.
@@ -80,7 +83,7 @@ class KeptByRank:
             raise NotCleanError(f"rank {rank} was lost in its first step")
         return self._continued(rank, before, here, theirs, mine)
 
-    def _like_mine(self, rank: int) -> tuple[State, list[torch.Tensor]]:
+    def _like_mine(self, rank: int) -> SmallState:
         """Return this rank's state and buffers, if a lost rank had the same ones before.
 
         Raises:
@@ -113,7 +116,7 @@ class KeptByRank:
 
     def _continued(
         self, rank: int, before: _Kept, here_before: _Kept, last: _Kept, here_last: _Kept
-    ) -> tuple[State, list[torch.Tensor]]:
+    ) -> SmallState:
         """Return the state that a lost rank would have at the point.
 
         Args:

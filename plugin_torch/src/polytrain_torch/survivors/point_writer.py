@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ from polytrain_torch.survivors.clean_points import CleanPoint, CleanPoints
 from polytrain_torch.survivors.continuation import Continuation
 from polytrain_torch.survivors.depot import Depot
 from polytrain_torch.survivors.generators import restorable
-from polytrain_torch.survivors.kept_by_rank import KeptByRank, State
+from polytrain_torch.survivors.kept_by_rank import KeptByRank, SmallState, State
 from polytrain_torch.survivors.live_parts import LiveParts
 from polytrain_torch.virtual_workers import current as virtual_workers
 
@@ -132,28 +133,15 @@ class PointWriter:
     def _write(
         self, point: CleanPoint, kept: Mapping[int, Sequence[KeptState]], directory: Path
     ) -> Place:
-        mine = dist.get_rank()
         assert self.kept is not None
         copies = self._live.copies(point.on_cpu)
         self._points.expect_gpu_at(point)
         # Since the agent has read this rank's, it may have reached another point.
-        kept = {**kept, mine: self.kept.read()}
+        kept = {**kept, dist.get_rank(): self.kept.read()}
         if self._depot is not None:
             # The agents of those that have nothing are lost with their hosts.
             kept = {rank: states or self._depot.read(rank) for rank, states in kept.items()}
-        ranks = KeptByRank(
-            kept,
-            first=point.first,
-            point=point.number,
-            mine=mine,
-            buffers=self._live.buffers,
-            sent=self._live.sent,
-            by_forward=self._live.changed_by_forward(),
-            are_alike=virtual_workers() is not None,
-            needs_own=self._needs_own,
-            gpu_bytes=0 if self._live.gpu_buffers is None else self._live.gpu_buffers.size,
-        )
-        states = [ranks.state(rank) for rank in range(get_context().get_world_size())]
+        held, (point, states) = point, self._known(point, kept)
         if len({state["sample"] for state, _ in states}) > 1:
             raise NotCleanError("its parameters differ between the ranks")
         self._live.expect_finite([buffers for _, buffers in states], copies)
@@ -167,4 +155,37 @@ class PointWriter:
         self._files(directory, by_rank[0], differing, point.of_library)
         # A write meanwhile would have torn the files.
         self._expect_unchanged(point)
-        return point.place
+        return replace(point.place, is_earlier=point.place.step < held.place.step)
+
+    def _known(
+        self, point: CleanPoint, kept: Mapping[int, Sequence[KeptState]]
+    ) -> tuple[CleanPoint, Sequence[SmallState]]:
+        """Return the newest point at which all ranks' small states are known, and these.
+
+        What a lost rank had at this point may not be known. An earlier one after the same step has
+        the same parameters: a restart does again what came between.
+
+        Raises:
+            NotCleanError: there is none.
+        """
+        why = None
+        for each in (point, *self._points.before(point)):
+            ranks = KeptByRank(
+                kept,
+                first=each.first,
+                point=each.number,
+                mine=dist.get_rank(),
+                buffers=self._live.buffers,
+                sent=self._live.sent,
+                by_forward=self._live.changed_by_forward(),
+                are_alike=virtual_workers() is not None,
+                needs_own=self._needs_own,
+                gpu_bytes=0 if self._live.gpu_buffers is None else self._live.gpu_buffers.size,
+            )
+            try:
+                self._continuation.expect_possible(each)
+                return each, [ranks.state(rank) for rank in range(get_context().get_world_size())]
+            except NotCleanError as error:
+                why = why or error
+        assert why is not None
+        raise why

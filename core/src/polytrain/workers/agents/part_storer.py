@@ -211,6 +211,7 @@ def of_state(state: Copy, *, is_copy: bool) -> AsEvent:
                 part=outcome,
                 is_report=state.is_report,
                 is_ahead=state.is_ahead,
+                is_earlier=state.is_earlier,
                 is_copy=is_copy,
             )
         why = outcome.reason if isinstance(outcome, PartVoid) else outcome.failure.message

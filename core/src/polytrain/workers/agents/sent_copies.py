@@ -40,6 +40,9 @@ class Copy:
     is_ahead: bool
     """Whether steps were taken since that."""
 
+    is_earlier: bool = False
+    """Whether its rank has made more reports since, which a restart makes again."""
+
     def delete(self) -> None:
         if self.part.staged is not None:
             remove(self.part.staged)

@@ -291,10 +291,10 @@ class WorkerConnection:
                     self._owner.emit(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
             case ["keeps_nothing", why]:
                 self._owner.emit(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
-            case ["written" | "copied" as tag, *_, is_report, is_ahead]:
+            case ["written" | "copied" as tag, *_, is_report, is_ahead, is_earlier]:
                 attempt_id = self.order.attempt_id
                 part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
-                state = Copy(part, is_report, is_ahead)
+                state = Copy(part, is_report, is_ahead, is_earlier)
                 if tag == "copied":
                     self.copies[part.checkpoint] = state
                     self._owner.copied(self.copies)

@@ -144,6 +144,7 @@ def written_message(
     *,
     is_report: bool,
     is_ahead: bool,
+    is_earlier: bool,
     is_copy: bool,
 ) -> Message:
     """Return the message that the state is written as a checkpoint's part in this directory.
@@ -154,10 +155,12 @@ def written_message(
         positions: data set → the position in it, as plain values.
         is_report: whether the report of the step is being made.
         is_ahead: whether steps were taken since then.
+        is_earlier: whether the rank has made more reports since.
         is_copy: whether nobody has asked for it; see `Copies`.
     """
     tag = "copied" if is_copy else "written"
-    return [tag, number, staged, step, dict(metrics), dict(positions), is_report, is_ahead]
+    flags = [is_report, is_ahead, is_earlier]
+    return [tag, number, staged, step, dict(metrics), dict(positions), *flags]
 
 
 def uncopied_message(number: int) -> Message:

@@ -57,6 +57,9 @@ class Place:
     is_ahead: bool = False
     """Whether steps were taken since the last report, which the positions don't show."""
 
+    is_earlier: bool = False
+    """Whether the rank has made more reports since, which a restart makes again."""
+
     def after_report(self, metrics: Mapping[str, Any]) -> Place:
         """Return the place after a report with a checkpoint, which is being made."""
         return replace(
@@ -137,6 +140,7 @@ def message_of(number: int, staging: Path, place: Place, *, is_copy: bool) -> Me
         place.plain_positions(),
         is_report=place.is_report,
         is_ahead=place.is_ahead,
+        is_earlier=place.is_earlier,
         is_copy=is_copy,
     )
 
