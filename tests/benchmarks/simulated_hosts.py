@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -404,10 +403,9 @@ class SimulatedHosts:
         def opened(*_: Any) -> contextlib.AbstractContextManager[SimulatedHosts]:
             return contextlib.nullcontext(self)
 
-        queues = SimpleNamespace(SimpleQueue=lambda: self.mailbox, Empty=queue.Empty)
         with (
             mock.patch("polytrain.api.trainer.opened_cluster", opened),
-            mock.patch("polytrain.workers.driver.agent_group.queue", queues),
+            mock.patch("polytrain.run.assembly.Mailbox", return_value=self.mailbox),
         ):
             trainer = Trainer(
                 Reference(),

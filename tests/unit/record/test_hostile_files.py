@@ -513,7 +513,9 @@ def test_requests_and_answers(run: Path) -> None:
         nonlocal count
         count += 1
         (run / f"requests/000001/{count}").write_bytes(content)
-        RemoteRequests(storage, 1, stop=stops.append, inline_thread=0)._take_new()
+        RemoteRequests(
+            storage, 1, stop=stops.append, stacks=lambda request: None, inline_thread=0
+        )._take_new()
         for each in (run / "requests/000001").iterdir():
             each.unlink()
 

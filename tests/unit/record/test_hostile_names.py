@@ -153,13 +153,10 @@ def active(run: Path) -> Iterator[Path]:
             with file.open("ab") as opened_file:
                 opened_file.write(json.dumps(ended).encode() + b"\n")
 
-        with RemoteRequests(storage, lease.token, stop=stop) as requests:
+        def answer(request: str) -> None:
+            requests.answer(request, {"stacks": {"0": HOSTILE, HOSTILE: HOSTILE}})
 
-            def answer() -> None:
-                for request in requests.stacks_wanted():
-                    requests.answer(request, {"stacks": {"0": HOSTILE, HOSTILE: HOSTILE}})
-
-            requests.notify(answer)
+        with RemoteRequests(storage, lease.token, stop=stop, stacks=answer) as requests:
             yield run
 
 

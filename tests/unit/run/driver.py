@@ -21,6 +21,7 @@ from polytrain.errors import RunOwnedError
 from polytrain.events.attempt import (
     AgentsPlaced,
     Done,
+    DrainWanted,
     Exited,
     Joined,
     KeptRead,
@@ -28,6 +29,13 @@ from polytrain.events.attempt import (
     Reported,
     Stacks,
     Started,
+    stop_wanted,
+)
+from polytrain.events.driver import (
+    DriverEvent,
+    Interrupted,
+    LeaseLost,
+    StacksWanted,
 )
 from polytrain.linux.kept_states import KeptState
 from polytrain.output.observers import Observers
@@ -42,11 +50,14 @@ from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
+from polytrain.run.deadlines import Deadlines
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.publisher import Publisher
 from polytrain.run.requests import RemoteRequests, StopRequests
+from polytrain.run.stacks_requests import StacksAnswers
 from polytrain.run.states import Conclude, State
 from polytrain.run.survivors import Survivors
+from polytrain.run.validation_results import ValidationResults
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import (
     Acknowledge,
@@ -65,6 +76,7 @@ from polytrain.workers.agents.calls import (
     WriteState,
 )
 from polytrain.workers.driver.group import Handler
+from polytrain.workers.driver.mailbox import Mailbox, arrived
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
 
@@ -90,6 +102,10 @@ class FakeGroup:
     pending: deque[AgentEvent] = field(default_factory=deque)
     alive: set[int] = field(default_factory=set)
     order: LaunchOrder | None = None
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    is_inline: bool = True
+    """Whether what an event brings into the mailbox is handled before the next event."""
+
     rescue: Callable[[WriteState], StateWritten] = field(init=False)
     """What the survivor that is asked first writes."""
 
@@ -164,15 +180,22 @@ class FakeGroup:
         self.calls.append(("drain", attempt))
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
-        if not self.pending:
+        if not self.pending and self.mailbox.empty():
             assert timeout is not None, "the run waits for ever"
             self.now += timeout
+        self._handle_mail(handle)
         # As a group of real processes does: all that is known by now.
         while self.pending:
             handle(self.pending.popleft())
+            if self.is_inline:
+                self._handle_mail(handle)
+        self._handle_mail(handle)
 
-    def wake(self) -> None:
-        """It never sleeps."""
+    def _handle_mail(self, handle: Handler) -> None:
+        while not self.mailbox.empty():
+            for event in arrived(self.mailbox, 0.0):
+                assert isinstance(event, AgentEvent | DriverEvent)
+                handle(event)
 
     def close(self) -> None:
         """It holds nothing."""
@@ -194,12 +217,11 @@ class FakeLease:
 
     token = 1
     lost: RunOwnedError | None = None
-
-    def notify(self, when_lost: Callable[[], None]) -> None:
-        self.when_lost = when_lost
+    when_lost: Callable[[], None]
 
     def check(self) -> None:
         if self.lost is not None:
+            self.when_lost()
             raise self.lost
 
 
@@ -253,10 +275,19 @@ class Driver:
         lease: Any = self.lease
         for clock in ("time.monotonic", "time.time"):
             self.monkeypatch.setattr(clock, lambda: group.now)
+        deadlines = Deadlines()
+
+        def post(event: DriverEvent | DrainWanted) -> None:
+            group.mailbox.put((event,))
+
+        lease.when_lost = lambda: post(LeaseLost())
+        self.stop_requests.notify(
+            lambda stopped: post(stop_wanted(stopped)), wake=lambda: post(Interrupted())
+        )
         with (
             Journal(location.open(), token=1) as journal,
             WorkerOutput(self.path / "logs", retry_s=0) as output,
-            BackgroundTasks(wake=group.wake, at_once=True) as background_tasks,
+            BackgroundTasks(mailbox=group.mailbox, at_once=True) as background_tasks,
         ):
             journal.write(Opened(anew=True, identity={}, world_size=self.world_size))
             self.manager.divergences = journal.history.divergences
@@ -280,11 +311,13 @@ class Driver:
                     journal=journal,
                     background_tasks=background_tasks,
                     observers=observers,
+                    deadlines=deadlines,
                     attached=attached,
                 ),
                 survivors=Survivors(
                     group=group,
                     journal=journal,
+                    deadlines=deadlines,
                     has_copies=self.checkpoint_config.memory is not None,
                 ),
                 lease=lease,
@@ -299,14 +332,26 @@ class Driver:
                 ),
                 output=output,
                 health_monitor=HealthMonitor(
-                    config=self.failure_config, group=group, journal=journal
+                    config=self.failure_config, group=group, journal=journal, deadlines=deadlines
                 ),
-                attached=attached,
+                stacks_answers=StacksAnswers(
+                    group=group,
+                    remote_requests=RemoteRequests(
+                        location.open(),
+                        1,
+                        stop=self.stop_requests.request,
+                        stacks=lambda request: post(StacksWanted(request)),
+                    ),
+                    background_tasks=background_tasks,
+                    deadlines=deadlines,
+                ),
+                mailbox=group.mailbox,
+                deadlines=deadlines,
+                validation_results=ValidationResults(
+                    attached=attached, release_workers=self.released.set
+                ),
                 stop_rule=self.stop_rule,
                 divergence_rule=self.divergence_rule,
-                stop_requests=self.stop_requests,
-                remote_requests=RemoteRequests(location.open(), 1, stop=self.stop_requests.request),
-                release_workers=self.released.set,
             )
             return self.controller.conclude()
 

@@ -10,7 +10,9 @@ import pytest
 
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import AgentLost, Event, Failed
+from polytrain.events.driver import TaskEnded
 from polytrain.run.background_tasks import BackgroundTask, BackgroundTasks
+from polytrain.workers.driver.mailbox import Mailbox
 
 SECONDS = 30
 """After which a thread that should have come isn't waited for any more."""
@@ -48,7 +50,7 @@ def held_by(gate: threading.Event) -> Callable[[], object]:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_chores_are_done_in_the_order_in_which_they_were_given(at_once: bool) -> None:
     done: list[int] = []
-    with BackgroundTasks(wake=lambda: None, at_once=at_once) as background_tasks:
+    with BackgroundTasks(mailbox=Mailbox(), at_once=at_once) as background_tasks:
         for number in range(50):
             background_tasks.submit(task(number, done))
         background_tasks.finish()
@@ -59,14 +61,14 @@ def test_chores_are_done_in_the_order_in_which_they_were_given(at_once: bool) ->
 
 def test_inline_a_chore_is_done_before_the_caller_goes_on() -> None:
     threads: list[threading.Thread] = []
-    with BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks:
+    with BackgroundTasks(mailbox=Mailbox(), at_once=True) as background_tasks:
         background_tasks.submit(lambda: threads.append(threading.current_thread()))
         assert threads == [threading.current_thread()]
 
 
 def test_the_caller_goes_on_while_a_chore_is_done(gate: threading.Event) -> None:
     done: list[int] = []
-    with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
+    with BackgroundTasks(mailbox=Mailbox(), at_once=False) as background_tasks:
         background_tasks.submit(task(1, done, first=held_by(gate)))
         background_tasks.submit(task(2, done))
         assert done == []
@@ -76,33 +78,29 @@ def test_the_caller_goes_on_while_a_chore_is_done(gate: threading.Event) -> None
         assert done == [1, 2]
 
 
-def test_whoever_listens_is_woken_when_there_is_a_result() -> None:
-    woken = threading.Semaphore(0)
-    with BackgroundTasks(wake=woken.release, at_once=False) as background_tasks:
+def test_the_mailbox_gets_an_event_for_each_result() -> None:
+    mailbox = Mailbox()
+    with BackgroundTasks(mailbox=mailbox, at_once=False) as background_tasks:
         background_tasks.submit(lambda: None)
         for number in (1, 2):
             background_tasks.submit(task(number, []))
         heard: list[Event] = []
-        wakes = 0
-        while len(heard) < 2:
-            assert woken.acquire(timeout=SECONDS), "nobody was woken"
-            wakes += 1
+        for _ in range(2):
+            assert mailbox.get(timeout=SECONDS) == (TaskEnded(),)
             heard += background_tasks.results()
         background_tasks.finish()
-    while woken.acquire(blocking=False):
-        wakes += 1
     assert heard == [lost(1), lost(2)]
-    assert wakes == 2, "what has no result wakes nobody"
+    assert mailbox.empty(), "what has no result puts nothing into it"
 
 
 def test_finishing_where_nothing_was_given_is_fine() -> None:
-    with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
+    with BackgroundTasks(mailbox=Mailbox(), at_once=False) as background_tasks:
         background_tasks.finish()
 
 
 def test_what_was_given_is_done_before_all_is_over(gate: threading.Event) -> None:
     done: list[int] = []
-    with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
+    with BackgroundTasks(mailbox=Mailbox(), at_once=False) as background_tasks:
         background_tasks.submit(task(1, done, first=held_by(gate)))
         background_tasks.submit(task(2, done))
         gate.set()
@@ -115,7 +113,7 @@ def test_an_interrupted_run_finishes_only_what_is_being_done() -> None:
     begun = threading.Event()
 
     def interrupted() -> None:
-        with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
+        with BackgroundTasks(mailbox=Mailbox(), at_once=False) as background_tasks:
 
             def until_no_more_is_taken() -> None:
                 begun.set()
@@ -136,14 +134,14 @@ def test_an_interrupted_run_finishes_only_what_is_being_done() -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_nobody_has_expected_is_a_failure_of_the_storage(at_once: bool) -> None:
     """A rank may be waiting for that commit: it would wait for ever."""
-    woken = threading.Semaphore(0)
+    mailbox = Mailbox()
 
     def stumble() -> None:
         raise TypeError("an fsspec client's own error")
 
-    with BackgroundTasks(wake=woken.release, at_once=at_once) as background_tasks:
+    with BackgroundTasks(mailbox=mailbox, at_once=at_once) as background_tasks:
         background_tasks.submit(stumble, attempt=7)
-        assert woken.acquire(timeout=SECONDS), "nobody was woken"
+        assert mailbox.get(timeout=SECONDS) == (TaskEnded(),)
         [failed] = background_tasks.results()
         done: list[int] = []
         background_tasks.submit(task(1, done), attempt=7)
@@ -161,7 +159,7 @@ def test_an_interrupt_is_no_failure() -> None:
 
     with (
         pytest.raises(KeyboardInterrupt),
-        BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks,
+        BackgroundTasks(mailbox=Mailbox(), at_once=True) as background_tasks,
     ):
         background_tasks.submit(interrupted)
 
@@ -172,7 +170,7 @@ def test_what_no_attempt_needs_fails_none(caplog: pytest.LogCaptureFixture) -> N
     def stumble() -> None:
         raise TypeError("an fsspec client's own error")
 
-    with BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks:
+    with BackgroundTasks(mailbox=Mailbox(), at_once=True) as background_tasks:
         background_tasks.submit(stumble)
         assert list(background_tasks.results()) == []
     assert "an fsspec client's own error" in caplog.text
@@ -182,7 +180,7 @@ def test_what_no_attempt_needs_fails_none(caplog: pytest.LogCaptureFixture) -> N
 def test_results_that_come_while_others_are_taken_wait_for_the_next_time() -> None:
     """A rank that makes checkpoints without a pause keeps nobody from asking for a stop."""
     done: list[int] = []
-    with BackgroundTasks(wake=lambda: None, at_once=True) as tasks:
+    with BackgroundTasks(mailbox=Mailbox(), at_once=True) as tasks:
         tasks.submit(task(0, done))
         for _ in tasks.results():
             tasks.submit(task(len(done), done))

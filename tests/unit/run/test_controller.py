@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.run.driver import BEGAN, Driver, FakeGroup
 
+import polytrain.run
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.parts import PartVoid
 from polytrain.config.configs import CheckpointConfig, FailureConfig
@@ -30,6 +32,7 @@ from polytrain.events.output import Output
 from polytrain.output.observers import Observers
 from polytrain.record.journal import Journal
 from polytrain.workers.agents.calls import AgentEvent
+from polytrain.workers.driver.group import Handler
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Stopped
 
@@ -580,7 +583,7 @@ def test_a_commit_that_comes_with_the_last_loss_is_known_when_the_run_ends(
     def life(order: LaunchOrder) -> Sequence[AgentEvent]:
         run.group.alive.clear()
         # As with a thread: its results wait until all events are handled.
-        run.controller.background_tasks.at_once = False
+        run.group.is_inline = False
         stored = run.stored(0, 0, model="1")
         return [run.reported(0, 1), run.staged(0, 0), stored, exited(1), last]
 
@@ -651,3 +654,39 @@ def test_a_commit_says_how_far_divergence_can_still_go_back(
     run.life = life
     assert run.conclude().succeeded
     assert [each["good_step"] for each in lines(tmp_path, "Committed")] == [1, 2, 2]
+
+
+def test_a_report_asks_nobody_who_has_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one wait to the next: who has news, or is late, puts it into the mailbox itself."""
+    run = driver(tmp_path, monkeypatch)
+    entered: set[str] = set()
+    pending_reports: list[AgentEvent] = []
+
+    def wait(group: FakeGroup, handle: Handler, timeout: float | None) -> None:
+        sys.setprofile(None)
+        if group.pending or not group.mailbox.empty() or not pending_reports:
+            original(group, handle, timeout)
+            return
+        sys.setprofile(lambda frame, *_: entered.add(Path(frame.f_code.co_filename).stem))
+        handle(pending_reports.pop(0))
+        if not pending_reports:
+            group.pending += run.all_done()
+
+    def life(order: LaunchOrder) -> Sequence[AgentEvent]:
+        pending_reports.extend([run.reported(0, 1), run.reported(1, 1)])
+        return []
+
+    original = FakeGroup.wait
+    monkeypatch.setattr(FakeGroup, "wait", wait)
+    run.life = life
+    assert run.conclude().succeeded
+    of_the_driver = {path.stem for path in Path(polytrain.run.__file__).parent.glob("*.py")}
+    assert entered & of_the_driver == {
+        "controller",
+        "deadlines",
+        "interrupts",
+        "machine",
+        "publisher",
+    }

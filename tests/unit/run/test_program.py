@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
 from polytrain.record.entries import CommitFound
 from polytrain.record.history import JOURNAL, read_as
-from polytrain.run.program import commit_search, found_commit
+from polytrain.record.journal import Journal
+from polytrain.run.program import CommitSearch, found_commit
 from polytrain.storage.location import Location
 from polytrain.view.cli.show import command as show
 from polytrain.view.present import ShownHistory
@@ -123,11 +124,13 @@ def test_the_commit_is_there_when_the_driver_is_woken(
 ) -> None:
     monkeypatch.chdir(tmp_path / "code")
     woken = threading.Event()
-    answer = commit_search(woken.set, at_once=False)
+    search = CommitSearch(wake=woken.set, at_once=False)
     assert woken.wait(60)
-    found = answer.result(timeout=0)
-    assert found is not None
-    assert found.commit == git("rev-parse", "HEAD")
+    with Journal(Location.of(tmp_path / "run").open(), token=1) as journal:
+        for _ in range(2):
+            search.note(journal)
+    [line] = (tmp_path / "run" / "journal.jsonl").read_text().splitlines()
+    assert json.loads(line)["commit"] == git("rev-parse", "HEAD")
 
 
 def test_a_run_that_is_resumed_has_the_facts_of_each_driver(

@@ -8,14 +8,19 @@ from pathlib import Path
 import pytest
 
 from polytrain.events.attempt import Stacks
-from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, StacksRequests, ask
+from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, ask
+from polytrain.run.stacks_requests import StacksRequests
 from polytrain.storage.location import Location
 from polytrain_plugins import Stopped
 
 
 def requests_of(path: Path, token: int, stops: list[Stopped]) -> RemoteRequests:
     return RemoteRequests(
-        Location.of(path).open(), token, stop=stops.append, inline_thread=threading.get_ident()
+        Location.of(path).open(),
+        token,
+        stop=stops.append,
+        stacks=lambda request: None,
+        inline_thread=threading.get_ident(),
     )
 
 

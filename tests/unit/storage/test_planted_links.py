@@ -228,7 +228,7 @@ def test_a_driver_deletes_no_requests_but_its_own(
     storage.write("requests/notes.txt", b"mine")
     storage.write("requests/000002/notes.txt", b"mine")
     (run / "requests" / "000003").symlink_to(home)
-    with RemoteRequests(storage, 4, stop=lambda stopped: None):
+    with RemoteRequests(storage, 4, stop=lambda _: None, stacks=lambda _: None):
         ask(storage, 4, RequestKind.STOP, timeout_s=30)
     assert storage.list("requests") == {"requests/notes.txt": 4, "requests/000002/notes.txt": 4}
 
@@ -245,7 +245,7 @@ def test_linked_requests_empty_no_directory(run: Path, home: Path, storage: Loca
             looked.set()
 
     storage.list = list_requests  # type: ignore[method-assign]
-    with RemoteRequests(storage, 4, stop=lambda stopped: None):
+    with RemoteRequests(storage, 4, stop=lambda _: None, stacks=lambda _: None):
         assert looked.wait(30)
 
 

@@ -81,7 +81,10 @@ class ValidatingDriver(Driver):
 
     def attached(self, manager: CheckpointManager, journal: Journal) -> AttachedWork:
         made = ValidationCoordinator(
-            config=self.validation_config, manager=manager, journal=journal
+            config=self.validation_config,
+            manager=manager,
+            journal=journal,
+            mailbox=self.group.mailbox,
         )
         made.validator = FakeValidator(self.validation)
         return made

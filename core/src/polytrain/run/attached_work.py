@@ -13,7 +13,8 @@ from polytrain.policy.validation import Validation
 class AttachedWork(Protocol):
     """Works on a run's checkpoints beside training.
 
-    The controller polls it for results, and waits for the rest when training has ended.
+    It puts `WorkEnded` into the driver's mailbox when `take` has a result. When training has ended,
+    the driver waits for the rest.
     """
 
     failure: Failure | None
@@ -34,14 +35,11 @@ class AttachedWork(Protocol):
     def request(self, manifest: Manifest) -> None:
         """Note a checkpoint before it is committed."""
 
-    def nudge(self) -> None:
-        """Wake a waiting `take`. Any thread, or a signal handler, may call this."""
+    def take(self) -> Sequence[Validation]:
+        """Return the validations that have ended, and start the next work.
 
-    def take(self, *, wait: bool = False) -> Sequence[Validation]:
-        """Start the next work, and return the validations that have ended.
-
-        Args:
-            wait: whether to wait for a result; only while it `is_busy`.
+        To be called with each `WorkEnded`, and when there may be work: as the run begins, and after
+        each commit.
         """
 
     def warn_if_unused(self) -> None:

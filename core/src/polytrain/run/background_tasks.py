@@ -12,6 +12,8 @@ from typing import Any
 from polytrain.checkpoint.parts import CheckpointEvent
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Event, Failed
+from polytrain.events.driver import TaskEnded
+from polytrain.workers.driver.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +24,16 @@ BackgroundTask = Callable[[], Event | CheckpointEvent | None]
 class BackgroundTasks:
     """Runs tasks one at a time, in order."""
 
-    def __init__(self, *, wake: Callable[[], None], at_once: bool) -> None:
+    def __init__(self, *, mailbox: Mailbox, at_once: bool) -> None:
         """
         Args:
-            wake: called from any thread when `results` has an outcome.
+            mailbox: receives `TaskEnded` when `results` has an outcome.
             at_once: whether tasks run in the caller's thread.
         """
         self.at_once = at_once
         """Whether tasks run in the caller's thread."""
 
-        self._wake = wake
+        self._mailbox = mailbox
         self._executor: Executor = (
             _AtOnce()
             if at_once
@@ -88,7 +90,7 @@ class BackgroundTasks:
             result = _failed(error, attempt)
         if result is not None:
             self._results.put(result)
-            self._wake()
+            self._mailbox.put((TaskEnded(),))
 
 
 def _failed(error: Exception, attempt: int | None) -> Failed | None:

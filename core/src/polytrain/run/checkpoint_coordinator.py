@@ -31,6 +31,7 @@ from polytrain.record.entries import CheckpointCommitted, CheckpointDropped
 from polytrain.record.journal import Journal
 from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
+from polytrain.run.deadlines import Deadline, Deadlines
 from polytrain.run.lease import Lease
 from polytrain.workers.agents.calls import Acknowledge, StoreRest
 from polytrain.workers.driver.group import WorkerGroup
@@ -53,6 +54,7 @@ class CheckpointCoordinator:
     journal: Journal
     background_tasks: BackgroundTasks
     observers: Observers
+    deadlines: Deadlines = field(default_factory=Deadlines)
     attached: AttachedWork | None = None
     _attempt: int = -1
     _rank_0_is_gone: bool = False
@@ -63,11 +65,6 @@ class CheckpointCoordinator:
     _highest_staged: int = -1
     _waiting: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks whose staged part waits for rank 0's."""
-
-    @property
-    def deadline(self) -> float | None:
-        """The monotonic time at which to call `overdue` without an event."""
-        return None if self._tracker is None else self._tracker.deadline
 
     def next_start(self, attempt: int) -> StartingPoint:
         """Return the next attempt's starting point, and drop the last one's staged parts.
@@ -91,6 +88,7 @@ class CheckpointCoordinator:
         self._rank_0_is_gone = False
         self._waiting.clear()
         self._tracker = PartTracker(set(writers), self.manager.config.report_timeout_s)
+        self.deadlines.set(Deadline.PARTS, None)
         self.background_tasks.submit(partial(_sweep, self.manager, self._id_of(attempt)))
         # An earlier driver may have died before it deleted these.
         self._retire()
@@ -182,11 +180,15 @@ class CheckpointCoordinator:
 
     def overdue(self) -> Failed | None:
         """Return the failure if a rank doesn't report checkpoints that the others wait for."""
-        found = None if self._tracker is None else self._tracker.overdue(now=time.monotonic())
+        if self._tracker is None:
+            return None
+        found = self._tracker.overdue(now=time.monotonic())
         if found is None:
+            self.deadlines.set(Deadline.PARTS, self._tracker.deadline)
             return None
         rank, message = found
         self._tracker = None
+        self.deadlines.set(Deadline.PARTS, None)
         return _mismatch(message, rank=rank, attempt=self._attempt)
 
     def _staged(self, part: PartStaged) -> Failed | None:
@@ -209,6 +211,7 @@ class CheckpointCoordinator:
         self._warn_of_files(part)
         if self._tracker is not None and part.files:
             self._tracker.expect(part.rank)
+            self.deadlines.set(Deadline.PARTS, time.monotonic())
         if self.manager.is_committed(part.checkpoint, part.attempt):
             # It adds nothing to the commit.
             self._acknowledge(part.attempt, part.checkpoint, (part.rank,))

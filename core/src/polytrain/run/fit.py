@@ -1,13 +1,11 @@
-"""A run in one driver, from start to end: acquires, assembles and releases all its resources."""
+"""A run in one driver, from start to end: acquires and releases all its resources."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from polytrain import satellites
@@ -16,14 +14,11 @@ from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.events.notices import Rollback
-from polytrain.events.output import OutputRoute
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
 from polytrain.output.queued_records import queued_records
-from polytrain.output.worker_output import LiveBars, WorkerOutput, is_one_place, opened_output
-from polytrain.policy.divergence import divergence_rule
-from polytrain.policy.failure import FailurePolicy
+from polytrain.output.worker_output import LiveBars
 from polytrain.record.configuration import (
     Configuration,
     changed,
@@ -32,216 +27,28 @@ from polytrain.record.configuration import (
     options_of,
     shown,
 )
-from polytrain.record.entries import CodeContent, Opened
+from polytrain.record.entries import Opened
 from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
 from polytrain.record.reports import Reports
-from polytrain.run.attached_work import AttachedWork
-from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
-from polytrain.run.config_changes import ConfigChanges
+from polytrain.run.assembly import controller_of
 from polytrain.run.controller import Controller
-from polytrain.run.health_monitor import HealthMonitor
-from polytrain.run.identity import code_of, salt_of
 from polytrain.run.interrupts import Interrupts
 from polytrain.run.left_state import keep_state
 from polytrain.run.program import command_line, script
-from polytrain.run.publisher import Publisher
-from polytrain.run.requests import RemoteRequests
 from polytrain.run.resume import function_fingerprint, unreported, versions_of
 from polytrain.run.run import Run
-from polytrain.run.states import Conclude, State
-from polytrain.run.survivors import Survivors
+from polytrain.run.states import Conclude
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
 from polytrain.text.described import first_few
-from polytrain.workers.agents.agent_spec import agent_spec
-from polytrain.workers.driver.agent_group import AgentGroup
-from polytrain.workers.driver.group import WorkerGroup
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)
 
 _CHANGES = 5
 """Changed hyperparameters that are named when a run is resumed."""
-
-
-def controller_of(
-    run: Run,
-    journal: Journal,
-    observers: Observers,
-    queues: CallQueues,
-    hooks: CallQueues,
-    bars: LiveBars,
-    interrupts: Interrupts,
-    stack: contextlib.ExitStack,
-) -> Controller:
-    """Make a run's controller, with the objects that it uses.
-
-    Args:
-        observers: the user's observers and polytrain's own.
-        queues: for writes to streams and logs.
-        hooks: for calls of the user's callbacks.
-        bars: the ranks' progress bars, for the display of progress.
-        stack: closes everything, in reverse order.
-    """
-    # The run waits for callbacks last, when all its resources are released.
-    if run.spec.run_config.callbacks:
-        callbacks = stack.enter_context(satellites.callbacks.opened(run, hooks))
-        journal.news.subscribe(callbacks.take)
-    output = stack.enter_context(
-        opened_output(
-            run.location,
-            token=run.lease.token,
-            show=run.spec.run_config.show_output,
-            queues=queues,
-            bars=bars,
-        )
-    )
-    group = _group(run, observers, bars)
-    background_tasks = stack.enter_context(
-        BackgroundTasks(wake=group.wake, at_once=run.spec.is_inline)
-    )
-    # Close it after the workers: it may have restarted the zygote that they share.
-    attached = _attached_work(run, group, journal, output, stack)
-    workers = stack.enter_context(contextlib.ExitStack())
-    workers.callback(group.close)
-    failure = run.spec.run_config.failure_config
-    rule = divergence_rule(failure)
-    run.manager.divergences = journal.history.divergences
-    run.manager.spares_previous = rule is not None and run.spec.world_size > 1
-    checkpoints = CheckpointCoordinator(
-        run=run.info,
-        group=group,
-        manager=run.manager,
-        lease=run.lease,
-        journal=journal,
-        background_tasks=background_tasks,
-        observers=observers,
-        attached=attached,
-    )
-    return Controller(
-        state=State(
-            world_size=run.spec.world_size,
-            policy=FailurePolicy(
-                max_failures=failure.max_failures,
-                retry_user_errors=failure.retry_user_errors,
-                on_divergence=failure.on_divergence,
-                max_rollbacks=failure.max_rollbacks,
-                rollbacks=tuple(map(str, journal.history.divergences.rollbacks)),
-                leaves_out=failure.skips_bad_batches,
-            ),
-            node_cooldown_s=failure.node_cooldown_s,
-            committed=run.start.step,
-            saves=run.start.own or run.spec.saves_by_itself,
-        ),
-        group=group,
-        checkpoints=checkpoints,
-        survivors=Survivors(
-            group=group,
-            journal=journal,
-            has_copies=run.spec.run_config.checkpoint_config.memory is not None,
-        ),
-        lease=run.lease,
-        journal=journal,
-        background_tasks=background_tasks,
-        publisher=Publisher(
-            run=run.info,
-            journal=journal,
-            observers=observers,
-            background_tasks=background_tasks,
-            output=output,
-            keeps_all_reports=run.spec.run_config.keep_reports == "every_rank",
-        ),
-        output=output,
-        health_monitor=HealthMonitor(
-            config=run.spec.run_config.failure_config, group=group, journal=journal
-        ),
-        attached=attached,
-        asks_git_at_once=run.spec.is_inline,
-        stop_requests=run.stop_requests,
-        remote_requests=stack.enter_context(_remote_requests(run)),
-        stop_rule=run.stop_rule,
-        config_changes=None
-        if failure.on_rollback is None
-        else ConfigChanges(spec=run.spec, function=failure.on_rollback),
-        virtual_workers=run.spec.scaling_config.virtual_workers,
-        code_after=partial(_code_after, run),
-        divergence_rule=rule,
-        release_workers=workers.close,
-        interrupts=interrupts,
-    )
-
-
-def _code_after(run: Run) -> CodeContent | None:
-    """Return what the code is now, if training in this process has changed what it holds."""
-    if not run.spec.is_inline:
-        return None
-    configs = {dataset.name: dataset.config for dataset in run.datasets}
-    now = code_of(run.spec, datasets=configs, salt=salt_of(run.identity))
-    return None if now.items() <= run.identity["content"].items() else now
-
-
-def _remote_requests(run: Run) -> RemoteRequests:
-    is_inline = run.spec.is_inline
-    return RemoteRequests(
-        replace(run.location, retry_s=0).open(),
-        run.lease.token,
-        stop=run.stop_requests.request,
-        inline_thread=threading.get_ident() if is_inline else None,
-    )
-
-
-def _attached_work(
-    run: Run,
-    group: WorkerGroup,
-    journal: Journal,
-    output: WorkerOutput,
-    stack: contextlib.ExitStack,
-) -> AttachedWork | None:
-    # Even without a function, validations of earlier drivers may be pending.
-    if run.spec.validation_config is None and not run.manager.validations:
-        return None
-    return stack.enter_context(satellites.validation.opened(run, group, journal, output.write))
-
-
-def _group(run: Run, observers: Observers, bars: LiveBars) -> WorkerGroup:
-    if run.spec.is_inline:
-        from polytrain.workers.driver.inline_group import InlineGroup
-
-        return InlineGroup(
-            run=run.spec,
-            store=run.manager.store,
-            demand=run.demand,
-            datasets=run.datasets,
-            specs=run.shard_specs,
-        )
-    assert run.cluster is not None, "a run that isn't inline has a cluster"
-    config = run.spec.run_config
-    return AgentGroup(
-        run=run.spec,
-        demand=run.demand,
-        datasets=run.datasets,
-        specs=run.shard_specs,
-        agents=agent_spec(
-            run.spec,
-            run.demand,
-            store=run.manager.store,
-            with_data=bool(run.datasets),
-            path=run.import_path,
-            marker=run.lease.path,
-            versions=run.manager.versions,
-            passes_all_reports=observers.want_every_rank
-            or bool(config.callbacks)
-            or config.keep_reports == "every_rank",
-            route=OutputRoute(
-                one_pipe=is_one_place(),
-                shows_bars=bars.are_shown and config.show_output != "none",
-            ),
-        ),
-        cluster=run.cluster,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from polytrain.record.entries import (
     StragglerFound,
 )
 from polytrain.record.journal import Journal
+from polytrain.run.deadlines import Deadline, Deadlines
 from polytrain.run.states import State
 from polytrain.workers.agents.calls import ReadStacks
 from polytrain.workers.driver.group import WorkerGroup
@@ -50,6 +51,7 @@ class HealthMonitor:
     config: FailureConfig
     group: WorkerGroup
     journal: Journal
+    deadlines: Deadlines = field(default_factory=Deadlines)
     _hang_detector: HangDetector | None = None
     _straggler_detector: StragglerDetector | None = None
     _loads: dict[int, Load] = field(default_factory=dict)
@@ -75,11 +77,11 @@ class HealthMonitor:
             hosts=[member.host for member in self.group.members],
         )
         self._hang_detector.launched(now=time.monotonic())
+        self.look_soon()
 
-    @property
-    def deadline(self) -> float | None:
-        """The monotonic time at which to call `look` without an event."""
-        return None if self._hang_detector is None else self._hang_detector.deadline
+    def look_soon(self) -> None:
+        """Have `look` called when all events that have arrived are handled."""
+        self.deadlines.set(Deadline.RANKS, time.monotonic())
 
     def may_have_caused(self, event: Event) -> bool:
         """Return whether a stack dump may have caused a rank's failure.
@@ -103,6 +105,7 @@ class HealthMonitor:
         if hang_detector is not None:
             before = hang_detector.has_started
             hang_detector.take(event, now=time.monotonic())
+            self.look_soon()
             if hang_detector.has_started and not before:
                 self.journal.write(ProcessesRequested(attempt=hang_detector.attempt))
         if isinstance(event, LeaveTimedOut):
@@ -128,11 +131,10 @@ class HealthMonitor:
 
     def look(self, state: State) -> Failure | None:
         """Check the ranks; return the failure if one ends the attempt."""
-        finding = (
-            None
-            if self._hang_detector is None
-            else self._hang_detector.look(state.status, now=time.monotonic())
-        )
+        if self._hang_detector is None:
+            return None
+        finding = self._hang_detector.look(state.status, now=time.monotonic())
+        self.deadlines.set(Deadline.RANKS, self._hang_detector.deadline)
         match finding:
             case DumpStacks(pausing=pausing):
                 self.group.call(ReadStacks(attempt=state.attempt, pausing=pausing))

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from polytrain.errors import DamagedFileError, RunOwnedError
 from polytrain.linux.clock import Clock
@@ -159,7 +159,7 @@ class Lease:
         self._beating.start()
 
     def notify(self, when_lost: Callable[[], None]) -> None:
-        """Call a function, on another thread, when another driver has taken the run over."""
+        """Call a function, on any thread, when another driver has taken the run over."""
         self._when_lost = when_lost
 
     def check(self) -> None:
@@ -175,18 +175,22 @@ class Lease:
         token, owner = _newest(storage)
         if token < self.token:
             self.is_gone = True
-            self.lost = RunOwnedError(
+            self._lose(
                 f"{storage.root} isn't the directory any more in which {self._subject.lower()} "
                 "began: it was renamed or deleted meanwhile. Nothing more is committed there. Give "
                 "the directory its name back, remove what stands there now, and call fit() again."
             )
-            raise self.lost
         if token > self.token:
-            self.lost = RunOwnedError(
+            self._lose(
                 f"{self._subject} in {storage.root} was taken over by {owner or 'another driver'}: "
                 f"this process gave no sign of life for {_DEAD_AFTER_S:g} s."
             )
-            raise self.lost
+
+    def _lose(self, message: str) -> NoReturn:
+        self.lost = RunOwnedError(message)
+        if self._when_lost is not None:
+            self._when_lost()
+        raise self.lost
 
     def release(self) -> None:
         """Release the lease."""
@@ -204,8 +208,6 @@ class Lease:
                 # Before the write, which would make a directory that is gone anew.
                 self._check(self._no_retry)
             except RunOwnedError:
-                if self._when_lost is not None:
-                    self._when_lost()
                 return
             except Exception as error:  # a storage's client may raise anything; continue beating
                 logger.debug("Whose the run is can't be asked: %s", error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from polytrain.checkpoint.parts import StateWritten
 from polytrain.events.attempt import AgentLost, ConditionMet, Exited, Reported
+from polytrain.events.driver import DriverEvent
 from polytrain.events.output import Output
 from polytrain.run.states import Training
 from polytrain.workers.agents.calls import AgentEvent, Kill, SurvivorEvent
@@ -66,7 +67,7 @@ def keep_state(run: Controller) -> None:
     run.take_results()
     left = set(range(run.state.world_size))
 
-    def take(event: AgentEvent) -> None:
+    def take(event: AgentEvent | DriverEvent) -> None:
         if isinstance(event, Exited | AgentLost):
             left.discard(event.rank)
             survivors.gone(event.rank)

@@ -8,13 +8,13 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
 import polytrain
 from polytrain.record.configuration import shown
 from polytrain.record.entries import CommitFound
+from polytrain.record.journal import Journal
 from polytrain.text.described import shortened
 
 _MOST_ARGUMENTS = 200
@@ -53,34 +53,42 @@ def script() -> str:
     return "" if any(map(path.is_relative_to, places)) else str(path)
 
 
-def commit_search(wake: Callable[[], None], *, at_once: bool) -> Future[CommitFound | None]:
-    """Ask git for the commit of this driver's code, on a thread of its own.
+class CommitSearch:
+    """Asks git for the commit of this driver's code, on a thread of its own.
 
     The code is in the directory of the script, or in the working directory if there is none.
-
-    Args:
-        wake: called from the thread when git has answered.
-        at_once: whether to return with the answer. A framework that is used in this process is
-            disturbed by a child process: until that is git, it holds copies of ports that the
-            framework binds, and its end interrupts system calls.
-
-    Returns:
-        The answer: see `found_commit`.
     """
-    file, directory = script(), os.getcwd()
-    within_s = _AT_ONCE_WITHIN_S if at_once else _ANSWERS_WITHIN_S
-    answer: Future[CommitFound | None] = Future()
 
-    def ask() -> None:
-        found = found_commit(os.path.dirname(file) or directory, file, within_s=within_s)
-        answer.set_result(found)
-        wake()
+    def __init__(self, *, wake: Callable[[], None], at_once: bool) -> None:
+        """
+        Args:
+            wake: called from the thread when git has answered.
+            at_once: whether to return with the answer. A framework that is used in this process is
+                disturbed by a child process: until that is git, it holds copies of ports that the
+                framework binds, and its end interrupts system calls.
+        """
+        self._wake = wake
+        self._file, self._directory = script(), os.getcwd()
+        self._within_s = _AT_ONCE_WITHIN_S if at_once else _ANSWERS_WITHIN_S
+        self._found: CommitFound | None = None
+        self._answered = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="polytrain-git", daemon=True)
+        self._thread.start()
+        if at_once:
+            self._thread.join()
 
-    thread = threading.Thread(target=ask, name="polytrain-git", daemon=True)
-    thread.start()
-    if at_once:
-        thread.join()
-    return answer
+    def note(self, journal: Journal, *, within_s: float = 0.0) -> None:
+        """Write the commit to the journal, once, if git answers in time."""
+        self._answered.wait(within_s)
+        found, self._found = self._found, None
+        if found is not None:
+            journal.write(found)
+
+    def _ask(self) -> None:
+        directory = os.path.dirname(self._file) or self._directory
+        self._found = found_commit(directory, self._file, within_s=self._within_s)
+        self._answered.set()
+        self._wake()
 
 
 def found_commit(

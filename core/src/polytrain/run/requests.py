@@ -7,6 +7,7 @@ request. The driver polls for requests, and writes each answer beside it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -16,13 +17,12 @@ import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NotRequired, TypedDict
 
 from polytrain.errors import DamagedFileError
-from polytrain.events.attempt import Stacks
 from polytrain.output.call_queues import CallQueue
 from polytrain.storage.protocol import Storage
 from polytrain.storage.typed_json import Digits, read_json
@@ -43,10 +43,6 @@ _LOOK_EVERY_S = {True: 1.0, False: 5.0}
 """Seconds between two polls, by whether the storage is a directory."""
 
 
-_STACKS_WITHIN_S = 12.0
-"""Seconds to wait for stacks. An agent answers within ten seconds."""
-
-
 class RequestKind(StrEnum):
     """The requests that another process can make."""
 
@@ -65,16 +61,23 @@ class _Answer(TypedDict):
 
 
 class StopRequests:
-    """Holds stop requests until the controller takes them; they may arrive before it exists."""
+    """Passes requests to stop on to the driver; holds those that arrive before it exists."""
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[Stopped] = queue.SimpleQueue()
-        self._wake: Callable[[], None] = _nobody
+        self._handle: Callable[[Stopped], None] | None = None
         self._interrupt: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = _nobody
 
-    def notify(self, wake: Callable[[], None]) -> None:
-        """Call `wake` after each later request."""
-        self._wake = wake
+    def notify(self, handle: Callable[[Stopped], None], *, wake: Callable[[], None]) -> None:
+        """Pass requests on; all are called from any thread, or from a signal handler.
+
+        Args:
+            handle: called with each request.
+            wake: called when the run has to end at once.
+        """
+        self._handle, self._wake = handle, wake
+        self._pass_on()
 
     def end_with(self, interrupt: Callable[[], None]) -> None:
         """Call `interrupt` when the run has to end at once."""
@@ -88,70 +91,17 @@ class StopRequests:
     def request(self, stopped: Stopped) -> None:
         """Request the run's end after its next checkpoint."""
         self._requests.put(stopped)
-        self._wake()
+        self._pass_on()
 
-    def take(self) -> Stopped | None:
-        """Return the next request; None if there is none."""
-        try:
-            return self._requests.get_nowait()
-        except queue.Empty:
-            return None
+    def _pass_on(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            # Another thread, or a signal in between, may pass on what this one has put.
+            while self._handle is not None:
+                self._handle(self._requests.get_nowait())
 
 
 def _nobody() -> None:
-    """Do nothing: nobody waits for requests yet."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _PendingStacks:
-    attempt: int
-    world_size: int
-    deadline: float
-    requests: list[str]
-    stacks: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class StacksRequests:
-    """Collects stacks for requests that arrive while an attempt runs. Pure: no clock."""
-
-    _pending: _PendingStacks | None = None
-
-    @property
-    def deadline(self) -> float | None:
-        """The time at which `answered` may have answers without another event."""
-        return None if self._pending is None else self._pending.deadline
-
-    def add(self, request: str, *, attempt: int, world_size: int, now: float) -> bool:
-        """Note a request; return whether the ranks must be asked for their stacks."""
-        pending = self._pending
-        if pending is not None and pending.attempt == attempt:
-            pending.requests.append(request)
-            return False
-        before = [] if pending is None else pending.requests
-        self._pending = _PendingStacks(
-            attempt=attempt,
-            world_size=world_size,
-            deadline=now + _STACKS_WITHIN_S,
-            requests=[*before, request],
-        )
-        return True
-
-    def take(self, stacks: Stacks) -> None:
-        """Note a rank's stacks. Those of other attempts are ignored."""
-        if self._pending is not None and stacks.attempt == self._pending.attempt:
-            self._pending.stacks[stacks.rank] = stacks.text
-
-    def answered(self, *, now: float) -> Iterator[tuple[str, Mapping[int, str]]]:
-        """Yield each request with the stacks by rank, once all have arrived or at its deadline."""
-        pending = self._pending
-        if pending is None:
-            return
-        if len(pending.stacks) < pending.world_size and now < pending.deadline:
-            return
-        self._pending = None
-        stacks = dict(sorted(pending.stacks.items()))
-        yield from ((request, stacks) for request in pending.requests)
+    """Do nothing: there is no run yet."""
 
 
 class RemoteRequests:
@@ -163,6 +113,7 @@ class RemoteRequests:
         token: int,
         *,
         stop: Callable[[Stopped], None],
+        stacks: Callable[[str], None],
         inline_thread: int | None = None,
     ) -> None:
         """
@@ -170,28 +121,19 @@ class RemoteRequests:
             storage: the run's storage, without retries.
             token: the fencing token of this driver's lease.
             stop: called with requests to stop, on another thread.
+            stacks: called with requests for stacks, on another thread; `answer` answers them.
             inline_thread: the thread that trains, if the run is inline.
         """
         self._storage = storage
         self._token = token
         self._stop = stop
+        self._stacks = stacks
         self._inline_thread = inline_thread
-        self._wake: Callable[[], None] | None = None
-        self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._taken: set[str] = set()
         self._has_deleted_old = False
         # A short run ends before the first poll, and makes no request to its storage.
         self._pauses = itertools.repeat(_LOOK_EVERY_S[storage.is_local])
         self._looks = CallQueue("polytrain-requests", left_out=lambda count: None)
-
-    def notify(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, on another thread, when `stacks_wanted` has a request."""
-        self._wake = wake
-
-    def stacks_wanted(self) -> Iterator[str]:
-        """Yield the new requests for stacks, to be answered by `answer`."""
-        for _ in range(self._stacks.qsize()):
-            yield self._stacks.get()
 
     def answer(self, request: str, content: Mapping[str, Any]) -> None:
         """Answer a request. An error of the storage is only logged."""
@@ -242,9 +184,7 @@ class RemoteRequests:
                 frame = sys._current_frames().get(self._inline_thread)
                 self.answer(path, {"stacks": {"0": "".join(traceback.format_stack(frame))}})
             else:
-                self._stacks.put(path)
-                if self._wake is not None:
-                    self._wake()
+                self._stacks(path)
 
 
 class NoAnswerError(Exception):

@@ -27,6 +27,7 @@ from polytrain.policy.copies import Sends
 from polytrain.record.entries import SurvivorsAsked
 from polytrain.record.journal import Journal
 from polytrain.run.copies import RankCopies
+from polytrain.run.deadlines import Deadline, Deadlines
 from polytrain.run.states import Ending, Phase, State, Training
 from polytrain.workers.agents.calls import (
     Kill,
@@ -100,6 +101,7 @@ class Survivors:
 
     group: WorkerGroup
     journal: Journal
+    deadlines: Deadlines = field(default_factory=Deadlines)
     has_copies: bool = False
     """Whether ranks copy their state. The only rank of an attempt isn't asked then."""
 
@@ -153,7 +155,8 @@ class Survivors:
     def launched(self, attempt: int, world_size: int) -> None:
         """Note that an attempt starts."""
         self._attempt, self._world_size, self._size = attempt, world_size, 0
-        self._is_asking, self._written, self._why_unanswered = False, None, ""
+        self._wait_until(None)
+        self._written, self._why_unanswered = None, ""
         self._sacrificed = None
         for known in (self._keepers, self._unkept, self._kept, self._left, self._refused):
             known.clear()
@@ -206,8 +209,8 @@ class Survivors:
             self.group.call(ReadKept(attempt=self._attempt))
 
     def _begin(self, number: int) -> None:
-        self._is_asking, self._number = True, number
-        self._until = self._limit
+        self._number = number
+        self._wait_until(self._limit)
 
     @property
     def _limit(self) -> float:
@@ -296,7 +299,7 @@ class Survivors:
             self._end_without(self._refusals or "the survivors didn't answer in time")
             return
         # Their hosts may be gone, which is noticed later.
-        self._until = self._limit
+        self._wait_until(self._limit)
         for rank in silent:
             self.lost(rank)
 
@@ -397,6 +400,11 @@ class Survivors:
             self.refused(reason)
         self._end()
 
+    def _wait_until(self, limit: float | None) -> None:
+        """Wait for answers until a monotonic time; no longer if it is None."""
+        self._is_asking, self._until = limit is not None, limit or 0.0
+        self.deadlines.set(Deadline.SURVIVORS, limit)
+
     def _end(self) -> None:
-        self._is_asking = False
+        self._wait_until(None)
         self.group.call(Kill(attempt=self._attempt))

@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -18,6 +18,7 @@ from polytrain.checkpoint.manifest import Manifest
 from polytrain.config.runtime_env import runtime_env_of_validations, variables_of
 from polytrain.config.validation_config import ValidationConfig, task_of
 from polytrain.errors import Failure, FailureKind
+from polytrain.events.driver import WorkEnded
 from polytrain.events.output import Output
 from polytrain.functions.pickling import code_in, pickled_for_ray, pickled_with
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
@@ -31,21 +32,19 @@ from polytrain.validation.validator import NotValidated, Validated, ValidationTa
 from polytrain.workers.agents.agent_spec import zygote_for
 from polytrain.workers.driver.agent_group import AgentGroup
 from polytrain.workers.driver.group import WorkerGroup
+from polytrain.workers.driver.mailbox import Mailbox
 from polytrain.workers.processes.zygote_connection import zygote_name
 from polytrain_plugins import Demand
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    validation: Validation
-    outcome: Validated | NotValidated | None
-    """The outcome; None if it was cancelled."""
+_Ended = tuple[Validation, Validated | NotValidated | None]
+"""A validation with its outcome; None if it was cancelled."""
 
 
 class ValidationCoordinator(AttachedWork):
-    """Runs a run's validations; the controller polls it for ended ones.
+    """Runs a run's validations.
 
     One thread waits for the running validation. The controller's thread does everything else.
     """
@@ -56,16 +55,14 @@ class ValidationCoordinator(AttachedWork):
         config: ValidationConfig | None = None,
         manager: CheckpointManager,
         journal: Journal,
-        wake: Callable[[], None] = lambda: None,
-        show: Callable[[Output], None] = lambda output: None,
+        mailbox: Mailbox,
     ) -> None:
         """
         Args:
             config: the user's configuration; None without validations.
             manager: the run's checkpoints, with the validations of earlier drivers.
             journal: the run's journal.
-            wake: called from any thread when `take` has results.
-            show: shows the function's output.
+            mailbox: the driver's mailbox.
         """
         self.validator: Validator | None = None
         """The validator; None without a validation function."""
@@ -73,11 +70,10 @@ class ValidationCoordinator(AttachedWork):
         self._config = config
         self._manager = manager
         self._journal = journal
-        self._wake = wake
-        self._show = show
+        self._mailbox = mailbox
         self.failure: Failure | None = None
         self._running: Validation | None = None
-        self._inbox: queue.SimpleQueue[Output | _Ended | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-validation")
         if config is None:
             self._leave_pending()
@@ -119,38 +115,16 @@ class ValidationCoordinator(AttachedWork):
                 )
             )
 
-    def nudge(self) -> None:
-        """Wake a waiting `take`. Any thread, or a signal handler, may call this."""
-        self._inbox.put(None)
-
-    def take(self, *, wait: bool = False) -> list[Validation]:
-        """Collect results, and start the next validation.
-
-        Args:
-            wait: whether to wait for a result.
-
-        Returns:
-            The validations that have ended.
-        """
+    def take(self) -> list[Validation]:
+        """Return the validations that have ended, and start the next one."""
         ended = []
-        self._start_next()
-        while wait or not self._inbox.empty():
-            # No time limit: a validation has the user's, and `nudge` interrupts the wait.
-            match self._inbox.get():
-                case Output() as output:
-                    self._show(output)
-                case _Ended(validation=validation, outcome=outcome):
-                    self._running = None
-                    if outcome is not None:
-                        ended.append(self._end(validation, outcome))
-            wait = False
+        while not self._ended.empty():
+            validation, outcome = self._ended.get()
+            self._running = None
+            if outcome is not None:
+                ended.append(self._end(validation, outcome))
         self._start_next()
         return ended
-
-    def tell(self, output: Output) -> None:
-        """Queue output of the function. Any thread may call this."""
-        self._inbox.put(output)
-        self._wake()
 
     @property
     def all_failed(self) -> str:
@@ -175,7 +149,6 @@ class ValidationCoordinator(AttachedWork):
         return self._validations.due({each.directory for each in self._manager.checkpoints})
 
     def _start_next(self) -> None:
-        # Return fast: this is called with every message of a worker process.
         if self._running is not None or not self._validations.pending:
             return
         validation = self._due()
@@ -200,8 +173,8 @@ class ValidationCoordinator(AttachedWork):
         except Exception as error:  # any error of a cluster's client
             logger.debug("A validation can't be carried out.", exc_info=error)
             outcome = NotValidated(reason=f"{type(error).__name__}: {error}")
-        self._inbox.put(_Ended(validation=validation, outcome=outcome))
-        self._wake()
+        self._ended.put((validation, outcome))
+        self._mailbox.put((WorkEnded(),))
 
     def _end(self, validation: Validation, outcome: Validated | NotValidated) -> Validation:
         manifest = self._manager.committed_as(validation.checkpoint)
@@ -267,7 +240,7 @@ def _with_outcome(validation: Validation, outcome: Validated | NotValidated) -> 
 
 
 def opened(
-    run: Run, group: WorkerGroup, journal: Journal, show: Callable[[Output], None]
+    run: Run, group: WorkerGroup, journal: Journal, mailbox: Mailbox
 ) -> ValidationCoordinator:
     """Return the coordinator of a run's validations. No process starts before the first one.
 
@@ -275,14 +248,13 @@ def opened(
         run: the run.
         group: its workers.
         journal: its journal.
-        show: shows the output of the validation function.
+        mailbox: the driver's mailbox, also for the output of the validation function.
     """
     coordinator = ValidationCoordinator(
         config=run.spec.validation_config,
         manager=run.manager,
         journal=journal,
-        wake=group.wake,
-        show=show,
+        mailbox=mailbox,
     )
     if run.spec.validation_config is not None:
         coordinator.validator = opened_validator(
@@ -293,7 +265,7 @@ def opened(
             is_local=run.choice is None or run.choice.is_local,
             path=run.import_path,
             runtime_env=run.spec.run_config.worker_runtime_env,
-            tell=coordinator.tell,
+            tell=lambda output: mailbox.put((output,)),
         )
     return coordinator
 

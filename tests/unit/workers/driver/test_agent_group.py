@@ -13,6 +13,7 @@ from polytrain.workers.agents.agent_host import AgentHandle, Arrived
 from polytrain.workers.agents.calls import FetchShared
 from polytrain.workers.driver import agent_group
 from polytrain.workers.driver.agent_group import AgentGroup
+from polytrain.workers.driver.mailbox import Mailbox
 
 
 @pytest.fixture
@@ -27,14 +28,25 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Mock:
 def group_on(cluster: Mock) -> AgentGroup:
     run = Mock()
     run.scaling_config.resources = {}
-    return AgentGroup(run=run, demand=Mock(), datasets=(), specs=(), agents=Mock(), cluster=cluster)
+    return AgentGroup(
+        run=run,
+        demand=Mock(),
+        datasets=(),
+        specs=(),
+        agents=Mock(),
+        cluster=cluster,
+        mailbox=Mailbox(),
+    )
 
 
 def test_events_that_arrive_as_fast_as_they_are_handled_leave_time_for_others(
     cluster: Mock,
 ) -> None:
-    """For a stop, a commit, and the pool's deadlines: all are looked at between two waits."""
+    """For deadlines, the pool's own among them: they are looked at between two waits."""
     group = group_on(cluster)
+    pool = agent_group.WorkerPool(Mock())
+    pool.deadline = 0.0
+    group.place(avoid=frozenset(), without=frozenset())
     mailbox = cluster.launcher.call_args.args[3]
     event = Joined(attempt=0, rank=0)
     taken: list[Any] = []
@@ -49,7 +61,6 @@ def test_events_that_arrive_as_fast_as_they_are_handled_leave_time_for_others(
     for count in (3, 6):
         group.wait(handle, None)
         assert len(taken) == count
-    pool = agent_group.WorkerPool(Mock())
     assert pool.look_at_the_clock.call_count == 2
 
 

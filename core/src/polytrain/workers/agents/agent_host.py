@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from polytrain.errors import FailureKind
+from polytrain.events.driver import DriverEvent
 from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
@@ -208,8 +209,11 @@ class NodeReturned:
     node_id: str
 
 
-Delivery = Sequence[AgentEvent | Arrived | Gone | LinksTried | NodeReturned]
-"""Events that are sent together; an empty delivery only wakes the reader."""
+PoolEvent = Arrived | Gone | LinksTried | NodeReturned
+"""An event for the pool of agents."""
+
+Delivery = Sequence[AgentEvent | DriverEvent | PoolEvent]
+"""Events that are sent together to the driver."""
 
 
 def delivery(agent_handle: AgentHandle, mail: Mail) -> Delivery:

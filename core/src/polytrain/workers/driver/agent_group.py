@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ from polytrain.config.listening import ports_of, too_few_ports
 from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray
 from polytrain.events.attempt import AgentsPlaced, Event, PlacementFailed, move_wanted
+from polytrain.events.driver import DriverEvent
 from polytrain.events.notices import LeavingNode
 from polytrain.policy.copies import neighbours
 from polytrain.policy.placement import members
@@ -21,10 +20,10 @@ from polytrain.policy.scaling import holds
 from polytrain.workers.agents.agent_host import (
     AgentHandle,
     Arrived,
-    Delivery,
     Gone,
     LinksTried,
     NodeReturned,
+    PoolEvent,
 )
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import (
@@ -35,6 +34,7 @@ from polytrain.workers.agents.calls import (
     RankAssignment,
 )
 from polytrain.workers.driver.group import AgentCluster, Handler
+from polytrain.workers.driver.mailbox import Mailbox, arrived
 from polytrain.workers.driver.worker_pool import WorkerPool
 from polytrain.workers.processes.cache import KeptZygote, keep, kept_or_new_zygote
 from polytrain.workers.processes.zygote_connection import ZygoteSpec, zygote_name
@@ -67,11 +67,13 @@ class AgentGroup:
         specs: Sequence[DatasetSpec],
         agents: AgentSpec,
         cluster: AgentCluster,
+        mailbox: Mailbox,
     ) -> None:
         """
         Args:
             specs: specs of the data sets, in the same order.
             agents: the settings of the agents.
+            mailbox: the driver's mailbox, also for what isn't the group's.
         """
         self._run = run
         self._demand = demand
@@ -84,7 +86,7 @@ class AgentGroup:
         if self._zygote is not None:
             agents = replace(agents, zygote=replace(agents.zygote, name=self._zygote.token))
         self._zygote_spec = agents.zygote
-        self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._mailbox = mailbox
         job = WorkerJob.of(run, agents.store).pickled()
         self._launcher = cluster.launcher(agents, job, scaling, self._mailbox)
         self._of_the_pool: deque[Event] = deque()
@@ -96,6 +98,9 @@ class AgentGroup:
             tell=self._take_from_pool,
             tries_links=run.run_config.preflight == "links",
         )
+        self._pool_deadline: float | None = None
+        """The monotonic time at which the pool has to look at the clock."""
+
         self._members: tuple[Member, ...] = ()
         self._data: ShardCachePlanner | None = None
         held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
@@ -114,6 +119,7 @@ class AgentGroup:
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
         self._pool.place(avoid=avoid, without=without)
+        self._pool_deadline = self._pool.deadline
 
     def launch(self, order: LaunchOrder) -> None:
         self._let_zygote_go_if_unused()
@@ -148,15 +154,13 @@ class AgentGroup:
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._update_pool(handle):
             timeout = 0.0
-        for mail in arrived_mail(self._mailbox, self._wait_limit(timeout)):
-            for event in mail:
-                self._take(event, handle)
-                self._update_pool(handle)
-        self._pool.look_at_the_clock()
-        self._update_pool(handle)
-
-    def wake(self) -> None:
-        self._mailbox.put(())
+        for event in arrived(self._mailbox, self._wait_limit(timeout)):
+            self._take(event, handle)
+            self._update_pool(handle)
+        if self._pool_deadline is not None and time.monotonic() >= self._pool_deadline:
+            self._pool.look_at_the_clock()
+            self._pool_deadline = self._pool.deadline
+            self._update_pool(handle)
 
     def close(self) -> None:
         self._nodes.close()
@@ -182,9 +186,10 @@ class AgentGroup:
             return None
         return kept_or_new_zygote(replace(spec, name=""), self._node_id)
 
-    def _take(
-        self, event: AgentEvent | Arrived | Gone | LinksTried | NodeReturned, handle: Handler
-    ) -> None:
+    def _take(self, event: AgentEvent | DriverEvent | PoolEvent, handle: Handler) -> None:
+        if not isinstance(event, PoolEvent):
+            handle(event)
+            return
         match event:
             case Arrived(agent_handle=agent_handle, place=place):
                 self._pool.arrived(agent_handle, place)
@@ -198,8 +203,7 @@ class AgentGroup:
                 lost = self._pool.lost(event)
                 if lost is not None:
                     handle(lost)
-            case _:
-                handle(event)
+        self._pool_deadline = self._pool.deadline
 
     def _take_from_pool(self, event: Event) -> None:
         if isinstance(event, AgentsPlaced):
@@ -266,23 +270,5 @@ class AgentGroup:
 
     def _wait_limit(self, timeout: float | None) -> float:
         limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)
-        deadline = self._pool.deadline
+        deadline = self._pool_deadline
         return limit_s if deadline is None else min(limit_s, max(0.0, deadline - time.monotonic()))
-
-
-def arrived_mail(mailbox: queue.SimpleQueue[Delivery], timeout_s: float) -> Iterator[Delivery]:
-    """Wait for mail, and yield all that has arrived by then.
-
-    What arrives while that is handled is left to the next call. Workers may report as fast as the
-    driver handles reports, and only between two calls it looks at commits, stops and deadlines.
-
-    Args:
-        mailbox: the mailbox, which only this thread reads.
-        timeout_s: maximum seconds to wait.
-    """
-    with contextlib.suppress(queue.Empty):
-        first = mailbox.get(timeout=timeout_s)
-        others = mailbox.qsize()
-        yield first
-        for _ in range(others):
-            yield mailbox.get_nowait()

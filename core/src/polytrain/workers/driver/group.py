@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from polytrain.config.configs import ScalingConfig
+from polytrain.events.driver import DriverEvent
 from polytrain.events.notices import LeavingNode
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.scaling import Starting
-from polytrain.workers.agents.agent_host import AgentHandle, Delivery
+from polytrain.workers.agents.agent_host import AgentHandle
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, AgentEvent, Call, SharedStore, StreamOrder
+from polytrain.workers.driver.mailbox import Mailbox
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import Member
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
 
-Handler = Callable[[AgentEvent], None]
+Handler = Callable[[AgentEvent | DriverEvent], None]
 
 
 class WorkerGroup(Protocol):
@@ -49,15 +50,12 @@ class WorkerGroup(Protocol):
         """
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
-        """Wait for an event, and pass it and all others that have arrived to `handle`.
+        """Wait for mail, and pass all events that have arrived to `handle`.
 
         Args:
             handle: called with each event.
             timeout: seconds after which to return without an event; None for no limit.
         """
-
-    def wake(self) -> None:
-        """Make `wait` return. Any thread may call this."""
 
     def close(self) -> None:
         """Release everything."""
@@ -152,7 +150,7 @@ class AgentCluster(SharedStore, Protocol):
         spec: AgentSpec,
         job: bytes,
         scaling: ScalingConfig,
-        mailbox: queue.SimpleQueue[Delivery],
+        mailbox: Mailbox,
     ) -> AgentLauncher:
         """Return the launcher of agents.
 

@@ -27,10 +27,12 @@ from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Started
+from polytrain.events.driver import DriverEvent
 from polytrain.functions.pickling import THIS_MACHINE
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.workers.agents.calls import (
     Acknowledge,
+    AgentEvent,
     Call,
     DrainAttempt,
     DropCopy,
@@ -46,6 +48,7 @@ from polytrain.workers.agents.calls import (
     WriteState,
 )
 from polytrain.workers.driver.group import Handler
+from polytrain.workers.driver.mailbox import Mailbox, arrived
 from polytrain.workers.processes.channel import ConnectionClosedError, Message
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (
@@ -76,7 +79,8 @@ class InlineGroup:
     """A `WorkerGroup` of one worker, which runs in the caller's thread.
 
     Those in several threads train one after the other.
-    The worker's messages are handled before it continues, so a report takes effect at once.
+    The worker's messages are handled before it continues, and what they bring into the driver's
+    mailbox, so a report takes effect at once.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class InlineGroup:
         demand: Demand,
         datasets: tuple[RunDataset, ...],
         specs: tuple[DatasetSpec, ...],
+        mailbox: Mailbox,
     ) -> None:
         self._job = WorkerJob.of(run, store)
         self._store = store
@@ -97,6 +102,7 @@ class InlineGroup:
             for dataset, spec in zip(datasets, specs, strict=True)
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
+        self._mailbox = mailbox
         self._environment = demand.environment
         self._variables = variables_of(run.run_config.worker_runtime_env)
         self._cpus = run.scaling_config.cpus_per_worker
@@ -153,18 +159,32 @@ class InlineGroup:
                 assert_never(call)
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
+        if self._handle_mail(handle):
+            return
         if self._pending:
             if self._takes_turn(timeout):
                 handle(self._pending.pop(0))
         elif self._ordered is not None:
             order, self._ordered = self._ordered, None
+
+            def handle_all(event: AgentEvent | DriverEvent) -> None:
+                handle(event)
+                self._handle_mail(handle)
+
             try:
-                self._run(order, handle)
+                self._run(order, handle_all)
             finally:
                 self._end_turn()
 
-    def wake(self) -> None:
-        """Do nothing: all work is done in the caller's thread."""
+    def _handle_mail(self, handle: Handler) -> bool:
+        """Pass on what is in the mailbox; return whether there was anything."""
+        had_mail = False
+        while not self._mailbox.empty():
+            had_mail = True
+            for event in arrived(self._mailbox, 0.0):
+                if isinstance(event, AgentEvent | DriverEvent):
+                    handle(event)
+        return had_mail
 
     def close(self) -> None:
         self._end_turn()

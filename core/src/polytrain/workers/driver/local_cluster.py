@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import queue
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +17,11 @@ from polytrain.functions.pickling import THIS_MACHINE
 from polytrain.linux.machine_resources import machine_resources, visible_gpus
 from polytrain.policy.placement import NodeAddress
 from polytrain.policy.scaling import worker_capacity
-from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Delivery, Mail, delivery
+from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, OpenedBytes, StreamOrder
 from polytrain.workers.driver.group import AgentLauncher
+from polytrain.workers.driver.mailbox import Mailbox
 from polytrain.workers.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class LocalCluster:
         spec: AgentSpec,
         job: bytes,
         scaling: ScalingConfig,
-        mailbox: queue.SimpleQueue[Delivery],
+        mailbox: Mailbox,
     ) -> LocalAgentLauncher:
         """Return the launcher of agents."""
         return LocalAgentLauncher(
@@ -126,7 +126,7 @@ class LocalAgentLauncher(AgentLauncher):
         room: int,
         gpus: Sequence[str] = (),
         gpus_per_agent: int = 0,
-        mailbox: queue.SimpleQueue[Delivery],
+        mailbox: Mailbox,
     ) -> None:
         """
         Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +22,11 @@ from polytrain.events.notices import LeavingNode
 from polytrain.policy.labels import allowed
 from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes, node_addresses
-from polytrain.workers.agents.agent_host import Delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import OpenedBytes
 from polytrain.workers.driver.group import StreamSource
 from polytrain.workers.driver.local_cluster import Nothing
+from polytrain.workers.driver.mailbox import Mailbox
 from polytrain.workers.ray.launcher import RayAgentLauncher
 
 logger = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class RayCluster:
         spec: AgentSpec,
         job: bytes,
         scaling: ScalingConfig,
-        mailbox: queue.SimpleQueue[Delivery],
+        mailbox: Mailbox,
     ) -> RayAgentLauncher:
         """Return the launcher of agents on Ray."""
         return RayAgentLauncher(

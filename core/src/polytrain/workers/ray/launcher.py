@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import queue
 import threading
 import time
 from collections import defaultdict
@@ -34,7 +33,6 @@ from polytrain.policy.scaling import Starting
 from polytrain.ray_api.state import death_of_node, is_refused, node_addresses
 from polytrain.workers.agents.agent_host import (
     AgentHandle,
-    Delivery,
     Gone,
     LinksTried,
     NodeReturned,
@@ -50,6 +48,7 @@ from polytrain.workers.agents.calls import (
     StoreRest,
     without_assignments,
 )
+from polytrain.workers.driver.mailbox import Mailbox
 from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
@@ -127,7 +126,7 @@ class RayAgentLauncher:
     shares_hosts: bool
     """Whether agents outside the run's bundles share hosts; standbys must survive ranks' hosts."""
 
-    mailbox: queue.SimpleQueue[Delivery]
+    mailbox: Mailbox
     _job: Any = field(init=False)
     """Reference to the job, which Ray copies once to each node."""
 

@@ -1,0 +1,129 @@
+"""Starts the attempts of a run, and records and publishes their ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.errors import FailureKind, RunOwnedError
+from polytrain.events.driver import LeaseLost, WorkEnded
+from polytrain.record.entries import AttemptEnded, Launched
+from polytrain.run.checkpoint_coordinator import lease_lost
+from polytrain.run.config_changes import OnRollbackError
+from polytrain.run.states import Conclude, Concluded, EndAttempt
+from polytrain.workers.session.job import LaunchOrder
+from polytrain_plugins import Attempt
+
+if TYPE_CHECKING:
+    from polytrain.run.controller import Controller
+
+
+def launch(run: Controller, attempt: int) -> Conclude | None:
+    """Start an attempt's processes, from the newest checkpoint.
+
+    Returns:
+        How the run ends if none can be started; None if they are.
+    """
+    changes = None
+    try:
+        if run.config_changes is not None:
+            changes = run.config_changes.after(run.journal.history.divergences.rollbacks)
+    except OnRollbackError as error:
+        return Conclude(succeeded=False, reason=str(error), failures=(error.failure,))
+    world_size = run.state.world_size
+    run.return_values.clear()
+    run.validation_results.launched()
+    # A pending commit may be the checkpoint to resume from.
+    run.settle()
+    try:
+        start = run.checkpoints.next_start(attempt)
+    except RunOwnedError as lost:
+        return without_lease(lost, attempt)
+    # Retention may have deleted the checkpoint of the progress after a state that was left.
+    progress = max(run.state.progress, run.checkpoints.manager.progress)
+    # After a divergence, the start is an older one.
+    progress = min(start.step, progress)
+    run.state = replace(
+        run.state,
+        committed=start.step,
+        start=start.step,
+        progress=progress,
+        rescued=start.step - progress,
+    )
+    members = run.group.members
+    run.journal.write(
+        Launched(
+            attempt=attempt,
+            step=start.step,
+            start=start.path,
+            world_size=world_size,
+            hosts=[member.host for member in members],
+            gpus=[member.gpus for member in members],
+            virtual_workers=run.virtual_workers,
+        )
+    )
+    run.checkpoints.launched(attempt, world_size)
+    run.survivors.launched(attempt, world_size)
+    run.health_monitor.launched(attempt, world_size=world_size)
+    run.output.begin_attempt()
+    run.publisher.attempt_started(
+        Attempt(
+            number=attempt,
+            checkpoint=start.path,
+            num_workers=world_size,
+            first_step=start.step + 1,
+        )
+    )
+    run.group.launch(
+        LaunchOrder(
+            attempt_id=AttemptId(token=run.lease.token, attempt=attempt),
+            members=members,
+            start=start,
+            first_checkpoint=run.checkpoints.manager.next_number,
+            last_reports=run.last_reports,
+            is_repeat=any(each.has_reported for each in run.state.attempts),
+            changes=changes,
+        )
+    )
+    # What came between two attempts ends this one.
+    if run.lease.lost is not None:
+        run.mailbox.put((LeaseLost(),))
+    if run.validation_results.failure is not None:
+        run.mailbox.put((WorkEnded(),))
+    return None
+
+
+def without_lease(lost: RunOwnedError, attempt: int) -> Conclude:
+    """Return how a run ends whose driver has lost its lease."""
+    failure = lease_lost(lost, attempt=attempt).failure
+    reason = "this driver has lost its lease on the run"
+    return Conclude(succeeded=False, reason=reason, failures=(failure,))
+
+
+def end(run: Controller, action: EndAttempt) -> None:
+    """Record and publish the end of an attempt that isn't finished."""
+    root, reason = action.root, action.reason
+    if not isinstance(run.state.phase, Concluded) and root is not None:
+        starts_anew = run.checkpoints.manager.nothing_good
+        reason = "; ".join(filter(None, (reason, starts_anew)))
+    located = root and replace(
+        root, host=run.host_of(root.rank), last_lines=tuple(run.output.last_lines(root.rank))
+    )
+    run.journal.write(
+        AttemptEnded(
+            attempt=action.attempt, failure=located, reason=reason, failures=action.failures
+        )
+    )
+    for failure in action.failures:
+        run.output.log_traceback(failure)
+    # A commit may have succeeded unnoticed by this driver.
+    if any(attempt.root.kind is FailureKind.STORAGE for attempt in run.state.attempts[-1:]):
+        run.checkpoints.manager.distrust()
+    run.publisher.attempt_ended(
+        succeeded=False,
+        planned=root is None,
+        reason=reason if root is None else f"{root} ({reason})",
+        restarts=run.journal.history.ledger.restarts,
+        failures=action.failures,
+    )
