@@ -105,6 +105,16 @@ def train(config: dict[str, Any]) -> None:
             at("lr_scheduler_step")
             super().lr_scheduler_step(scheduler, metric)
 
+    class LogsLater(Regression):
+        """Logs the same on all ranks, after the forward pass."""
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            norm = torch.nn.utils.get_total_norm([each.grad for each in self.parameters()])
+            self.log("norm", norm, on_step=True, on_epoch=True)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.log("rate", self.optimizers().param_groups[0]["lr"])
+
     def hook(name: str) -> Any:
         return lambda *_, **__: at(name)
 
@@ -133,7 +143,7 @@ def train(config: dict[str, Any]) -> None:
     )
     x = torch.arange(96.0).reshape(32, 3) / 96
     rows = TensorDataset(x, x.sum(1))
-    module = Regression()
+    module = LogsLater() if config["logs_later"] else Regression()
     loader = DataLoader(rows, batch_size=4, shuffle=True)
     trainer.fit(module, loader, DataLoader(TensorDataset(*rows[:8]), batch_size=4))
     if trainer.global_rank == 0:
@@ -173,6 +183,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "an epoch's end after an accumulation": (END, {"options": {"accumulate_grad_batches": 3}}),
     "validations within epochs": (END, {"options": {"val_check_interval": 2}}),
+    "a step that logs later": (STEP, {"logs_later": True}),
     "a step that saves": (STEP, {"saves": True}),
     "an end that saves": (END, {"saves": True}),
 }
@@ -187,7 +198,8 @@ def test_no_place_of_the_loop_costs_a_step(tmp_path: Path, case: str) -> None:
     places, chosen = CASES[case]
     kills = [(place, rank) for place in places for rank in (1, 0)]
     # An attempt may end its second step at the end of an epoch, and then dies in the next one.
-    config = {"epochs": 2 * len(kills) + 2, "saves": False, "options": {}, **chosen}
+    config = {"epochs": 2 * len(kills) + 2, "saves": False, "logs_later": False, "options": {}}
+    config |= chosen
     undisturbed, expected, _ = run(tmp_path / "undisturbed", [], **config)
     result, weights, steps = run(tmp_path / "killed", kills, **config)
     assert result.restarts == len(kills)

@@ -171,6 +171,9 @@ def undisturbed(
         only_in_sweep("step", 6, 1),
         # The trainer has counted the step by then.
         ("evaluation", 5, 0),
+        # The other rank has ended its evaluation, and begins the next step.
+        ("evaluated", 5, 1),
+        only_in_sweep("evaluated", 5, 0),
         ("report", 4, 0),
         only_in_sweep("epoch", 7, 1),
         ("save", 13, 1),

@@ -410,9 +410,11 @@ def test_what_is_copied_at_each_batch_has_a_limit(
     within(train)
 
 
-def kept(rank: str, loss: float | None, *, point: int, is_forecast: bool = False) -> KeptState:
-    """A small state, with a loss of its own if that was known."""
-    small: dict[str, Any] = {} if loss is None else {"own": {"loss": loss}}
+def kept(
+    rank: str, loss: float | None, *, point: int, is_forecast: bool = False, **own: Any
+) -> KeptState:
+    """A small state, with a loss of its own if that was known, and more that it has alone."""
+    small: dict[str, Any] = {} if loss is None else {"own": {"loss": loss, **own}}
     if not is_forecast:
         small |= {"places": {}, "progress": {}, "groups": {}, "parts": {}, "sample": None}
     pieces = [rank.encode(), b"", b"", b"", pickle.dumps(small) if small else b""]
@@ -434,6 +436,34 @@ def test_a_lost_ranks_loss_is_its_own_if_it_was_known(
     state, _ = ranks.state(1)
     assert state["own"] == {"loss": expected}
     assert state["random"][0] == b"1"
+
+
+@pytest.mark.parametrize(
+    ("norms", "unknown"),
+    [((3.0, 3.0), ""), ((3.0, 4.0), "logged.norm"), ((None, None), "logged.norm")],
+)
+def test_what_ranks_log_alike_after_the_forward_pass_is_known_of_a_lost_one(
+    norms: tuple[float | None, float | None], unknown: str
+) -> None:
+    """Its loss is its own. The norm is this rank's, if both have always had the same one."""
+
+    def logged(norm: float | None) -> dict[str, Any]:
+        return {} if norm is None else {"logged": {"norm": norm}}
+
+    by_rank = {
+        rank: [
+            kept("", 0.0, point=2, **logged(norms[rank])),
+            kept("", rank + 0.5, point=3, is_forecast=True, **logged(norms[rank])),
+        ]
+        for rank in (0, 1)
+    }
+    by_rank[0].append(kept("", 0.5, point=3, **logged(5.0)))
+    ranks = KeptByRank(by_rank, first=3, point=3, mine=0, buffers=[], sent=set(), needs_own=True)
+    if unknown:
+        with pytest.raises(NotCleanError, match=f"what it had alone isn't known: {unknown}"):
+            ranks.state(1)
+    else:
+        assert ranks.state(1)[0]["own"] == {"loss": 1.5, **logged(5.0)}
 
 
 def of_virtual_workers(*before: KeptState) -> KeptByRank:

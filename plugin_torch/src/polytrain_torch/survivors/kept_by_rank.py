@@ -152,11 +152,14 @@ class KeptByRank:
             if source is None:
                 raise NotCleanError(f"{lost} a buffer differs between the ranks")
             buffers[number] = buffers[source]
-        # This rank's forecast of its own values says whether the lost one's is true as well.
-        is_known = here_last[0].get("own") == small["own"]
-        if self.needs_own and not is_known:
-            raise NotCleanError(f"{lost} what it had alone isn't known")
-        own = last[0].get("own", small["own"]) if is_known else small["own"]
+        own, unknown = _own_since(
+            last[0].get("own", {}),
+            here_last[0].get("own", {}),
+            small["own"],
+            [(its[0]["own"], mine[0]["own"]) for its, mine in self._pairs_before(rank).values()],
+        )
+        if self.needs_own and unknown:
+            raise NotCleanError(f"{lost} what it had alone isn't known: {unknown}")
         own_state = {"random": last[0]["random"], "own": own, "places": before[0]["places"]}
         return {**small, **own_state}, buffers
 
@@ -196,6 +199,36 @@ class KeptByRank:
                 state: State = pickle.loads(small) if small else {}
                 return {**state, "random": tuple(generators)}, on_gpu + content[at:]
         return None
+
+
+def _own_since(
+    theirs: State, ours: State, now: State, earlier: Sequence[tuple[State, State]]
+) -> tuple[State, str]:
+    """Return what a lost rank would have alone at a point, and what of it isn't known.
+
+    This rank's forecast says what has changed since, and so what of the lost one's is still true.
+    The rest both ranks have alike if they always had: a norm of gradients, for example.
+
+    Args:
+        theirs: the last that is known of the lost rank's.
+        ours: this rank's of the same place.
+        now: this rank's at the point.
+        earlier: both ranks' at earlier points.
+    """
+    own, unknown = {}, ""
+    for name, value in now.items():
+        before = [(its[name], mine[name]) for its, mine in earlier if name in its and name in mine]
+        if name in ours and ours[name] == value:
+            if name in theirs:
+                own[name] = theirs[name]
+        elif isinstance(value, dict):
+            own[name], inside = _own_since(theirs.get(name, {}), ours.get(name, {}), value, before)
+            unknown = unknown or (inside and f"{name}.{inside}")
+        else:
+            own[name] = value
+            if not before or any(its != mine for its, mine in before):
+                unknown = unknown or str(name)
+    return own, unknown
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
