@@ -7,6 +7,7 @@ a run that begins an attempt between two epochs has it from a survivor.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def train(config: dict[str, Any]) -> None:
     loader = polytrain_torch.prepare_data_loader(
         DataLoader(TensorDataset(x, x.sum(1)), batch_size=16, shuffle=True)
     )
-    other = polytrain_torch.prepare_data_loader(DataLoader(TensorDataset(x), batch_size=16))
+    held_out = TensorDataset(x)
+    other = polytrain_torch.prepare_data_loader(DataLoader(held_out, batch_size=16))
     polytrain_torch.seed_everything(7)
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if config["averages"]:
@@ -82,6 +84,23 @@ def train(config: dict[str, Any]) -> None:
                 raise RuntimeError("this rank's own error")
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def evaluate() -> None:
+        """Evaluate without a collective; a rank that fails then waits for the other one."""
+        inner.eval()
+        with torch.no_grad():
+            # Torch's loader draws a random number of the training's.
+            for (rows,) in DataLoader(held_out, batch_size=16):
+                inner(rows)
+        inner.train()
+        if (context.get_attempt(), Steps.taken, config["place"]) == (
+            0,
+            config["step"],
+            "evaluated",
+        ):
+            with Path(config["evaluates"]).open("r" if fails else "w") as meeting:
+                _ = meeting.read() if fails else meeting.write("here")
+        at("evaluated")
+
     register_optimizer_step_post_hook(lambda *_: at("optimizer"))
     if config["looks"]:
         next(iter(loader))
@@ -107,6 +126,8 @@ def train(config: dict[str, Any]) -> None:
             scheduler.step()
             if config["averages"]:
                 average.update_parameters(inner)
+        if config["evaluates"]:
+            evaluate()
         state.report({"rate": scheduler.get_last_lr()[0]}, epoch=epoch + 1)
         at("report")
 
@@ -120,7 +141,7 @@ def fit(
     **config: Any,
 ) -> Result:
     chosen = {"place": place, "step": step, "rank": 1, "by": "", "raises": False}
-    chosen |= {"looks": False, "averages": True, "steps": None, **config}
+    chosen |= {"looks": False, "averages": True, "steps": None, "evaluates": None, **config}
     failures = FailureConfig(max_failures=max_failures, retry_user_errors=True)
     return torch_runs.fit(quiet, train, chosen, failure_config=failures, **changes)
 
@@ -164,6 +185,22 @@ def test_no_step_is_repeated_after_looks_at_batches(quiet: RunConfig, tmp_path: 
     assert asked["reason"] == ""
     assert result.restarts == 1
     assert equal(result.load_model(), expected.load_model())
+
+
+def test_no_step_is_repeated_if_only_one_rank_has_evaluated(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    """The other one reports already. It can't know what random numbers the lost one has drawn."""
+    meeting = tmp_path / "meeting"
+    os.mkfifo(meeting)
+    chosen = {"evaluates": str(meeting)}
+    expected = fit(replace(quiet, storage_path=tmp_path / "undisturbed"), **chosen)
+    result = fit(quiet, "evaluated", 10, **chosen)
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    assert result.restarts == 1
+    assert equal(result.load_model(), expected.load_model())
+    assert result.history == expected.history
 
 
 ALONE = {"workers": 1, "checkpoint_config": CheckpointConfig(memory=1)}

@@ -218,30 +218,42 @@ def test_statistics_of_a_lost_rank_are_those_of_its_last_forward_pass(
     within(train)
 
 
-@pytest.mark.parametrize("is_in_library", [True, False])
+@pytest.mark.parametrize("where", ["library", "end of epoch", "its variable changes"])
 def test_an_earlier_point_after_the_same_step_is_written_if_the_last_is_not_known_of_all_ranks(
-    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_in_library: bool
+    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
-    """An evaluation draws random numbers, and the lost rank hasn't ended it.
+    """An evaluation draws random numbers, and the lost rank hasn't ended it."""
 
-    In a loop of the user's nobody knows any more which variables it had before the evaluation.
-    """
+    def loader(rank: Rank) -> Iterator[int]:
+        for batch in range(2):
+            rank.fetch_for(sys._getframe(1))
+            yield batch
+        rank.fetch_for(sys._getframe(1))
+        rank.keeper.epoch_is_over()
+
+    def train_epoch(rank: Rank) -> int:
+        count = 0
+        for _ in loader(rank):
+            rank.step()
+            count += where == "its variable changes"
+        return count
 
     def train() -> None:
-        lost, rank = Rank(monkeypatch), Rank(monkeypatch)
+        lost, rank = (Rank(monkeypatch, fetches=False) for _ in range(2))
         for each in (lost, rank):
-            each.step()
-            if is_in_library:
+            if where == "library":
+                each.fetch()
+                each.step()
                 each.keeper.at_end_of_step(None, {}, is_sampled=False)
             else:
-                each.fetch()
+                train_epoch(each)
         before = torch.get_rng_state()
         torch.rand(1)
         later = Place(step=2, metrics={}, positions={})
         monkeypatch.setattr(rank.session, "place", lambda: later)
-        rank.keeper.at_end_of_step(None, {}, is_sampled=False)
+        rank.report()
         monkeypatch.setattr(point_writer, "get_context", lambda: World(2))
-        if not is_in_library:
+        if where == "its variable changes":
             with pytest.raises(NotCleanError, match="draws random numbers after the step"):
                 rank.write(tmp_path, lost=lost)
             return

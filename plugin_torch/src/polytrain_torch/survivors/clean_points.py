@@ -52,6 +52,9 @@ class CleanPoint:
     is_over: bool = False
     """Whether the epoch had no batch left."""
 
+    is_whole: bool = False
+    """Whether a restart would have found all variables of the loop here, which may change since."""
+
     sample: bytes | torch.Tensor | None = None
     """Of the parameters, where an evaluation may swap them; None elsewhere."""
 
@@ -167,14 +170,15 @@ class CleanPoints:
     def before(self, point: CleanPoint) -> Sequence[CleanPoint]:
         """Return earlier points after the same step as a point, newest first.
 
-        Those in a user's own loop are left out: its variables have changed since.
+        Those in a user's own loop are left out if its variables there aren't known to be whole.
         """
         with self._lock:
             known = reversed(self._after_step)
             return [
                 each
                 for each in known
-                if point.first <= each.number < point.number and each.frames is None
+                if point.first <= each.number < point.number
+                and (each.frames is None or each.is_whole)
             ]
 
     def versions_after(self, point: CleanPoint) -> Sequence[int] | None:

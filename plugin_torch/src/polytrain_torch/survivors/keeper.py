@@ -180,6 +180,7 @@ class Keeper:
             return
         try:
             point = replace(point, is_over=True, sample=self._live.sample())
+            point = replace(point, is_whole=self._is_whole(point))
             self._points.amend(point)
         except Exception as error:  # a GPU that can't take it; the training continues
             self.refuse(str(error))
@@ -191,6 +192,19 @@ class Keeper:
                 self._survivor.copies.withdraw(str(error))
             else:
                 self._survivor.copies.confirm()
+
+    def _is_whole(self, point: CleanPoint) -> bool:
+        """Return whether a restart would find the loop's variables, of which none has changed yet.
+
+        An evaluation may follow, after whose end less is known of a rank that is lost in it.
+        """
+        if self._kept is None:
+            return False
+        try:
+            self.continuation.expect_nothing_carried(point)
+        except Exception:  # variables may be anything
+            return False
+        return True
 
     def at_report(self, metrics: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
         """Note that the loop reports, with its progress: a restart can continue after that.
