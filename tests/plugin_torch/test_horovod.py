@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import polytrain
 import polytrain_torch.horovod as hvd
@@ -102,6 +103,41 @@ def test_wrong_argument(run: Any, name: str) -> None:
             hvd.init()
         with pytest.raises(kind, match=words):
             call()
+
+    run(train)
+
+
+def test_poll_of_a_group_tells_of_all_its_operations(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late:
+        """The work of an operation that other ranks haven't begun."""
+
+        is_over = False
+
+        def is_completed(self) -> bool:
+            return self.is_over
+
+        def wait(self) -> None:
+            self.is_over = True
+
+    def train() -> None:
+        hvd.init()
+        own, works = dist.all_gather, [Late(), Late()]
+        upcoming = iter(works)
+
+        def all_gather(parts: Any, tensor: Any, async_op: bool = False) -> Any:
+            own(parts, tensor)
+            return next(upcoming) if async_op else None
+
+        with monkeypatch.context() as patch:
+            patch.setattr(dist, "all_gather", all_gather)
+            handle = hvd.grouped_allgather_async([torch.ones(2), torch.zeros(1)])
+        works[0].wait()
+        assert not hvd.poll(handle)
+        works[1].wait()
+        assert hvd.poll(handle)
+        assert [each.tolist() for each in hvd.synchronize(handle)] == [[1, 1], [0]]
 
     run(train)
 

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 
+from polytrain_torch.collectives.buckets import buckets
 from polytrain_torch.collectives.tree_sums import Node, Tree, Vector, join, leaf, most_values
 from polytrain_torch.deterministic import ALIGNED
 from polytrain_torch.private import is_unwritten, mark_unwritten
@@ -62,7 +63,7 @@ class Gradients:
         """
         self._begin = begin
         size = _BUCKET if overlaps else _BUCKET_AFTERWARDS
-        self._buckets = [*_divided(parameters, count, size)]
+        self._buckets = [_Bucket(bucket, count) for bucket in buckets(parameters, least=size)]
         self._early = self._buckets[: _number_of_early(self._buckets, count) if overlaps else 0]
         """The buckets whose sums may begin early, on any rank."""
 
@@ -372,28 +373,6 @@ def _added(left: Each, right: Each) -> Each:
         else:
             total.append(mine.add_(theirs))
     return total
-
-
-def _divided(parameters: Iterable[torch.Tensor], count: int, size: int) -> Iterator[_Bucket]:
-    """Divide parameters by types and devices, and by size, from the last one to the first.
-
-    Args:
-        parameters: the parameters.
-        count: number of virtual workers.
-        size: bytes of a bucket, at least; the last one of a type and device may be smaller.
-    """
-    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for parameter in parameters:
-        groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    for group in groups.values():
-        bucket: list[torch.Tensor] = []
-        for parameter in reversed(group):
-            bucket.append(parameter)
-            if sum(each.nbytes for each in bucket) >= size:
-                yield _Bucket(bucket, count)
-                bucket = []
-        if bucket:
-            yield _Bucket(bucket, count)
 
 
 def _number_of_early(buckets: Sequence[_Bucket], count: int) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.distributed as dist
 
 from polytrain import NotInWorkerError, get_context
 from polytrain.extension import Context
+from polytrain_torch.devices import current_device
 from polytrain_torch.horovod.call_log import begin, end
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
@@ -51,7 +50,7 @@ def init(comm: None = None, process_sets: None = None) -> None:
             "make_trainer('torch', function), or the file as make_trainer('torch', script='…')."
         ) from None
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if _has_gpu() else "gloo")
+        dist.init_process_group("nccl" if current_device().type == "cuda" else "gloo")
     if not _is_initialized:
         _is_initialized = True
         begin()
@@ -119,10 +118,6 @@ def _nodes_with_local_rank() -> list[int]:
     local = local_rank()
     members = context().world.members
     return sorted(member.node_rank for member in members if member.local_rank == local)
-
-
-def _has_gpu() -> bool:
-    return torch.cuda.is_available() and os.environ.get("POLYTRAIN_GPUS", "0") != "0"
 
 
 def mpi_threads_supported() -> bool:

@@ -5,7 +5,7 @@ As in Horovod, the gradient of `broadcast` and `allgather` is the average over r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,10 @@ def broadcast(
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: None = None) -> int:
     """Start an `allgather`; return a handle for `synchronize`."""
     refuse_process_set(process_set)
+    return handle_of(_gathering(tensor))
+
+
+def _gathering(tensor: torch.Tensor) -> Pending:
     number, given = _logged("allgather", tensor)
     rows = _exchanged_sizes([given.shape[0]])
     # Ranks with fewer rows send padding: all must send the same number.
@@ -103,7 +107,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
         pairs = zip(parts, rows, strict=True)
         return torch.cat([part[:row] for part, [row] in pairs]).to(tensor.device)
 
-    return handle_of(Pending(works=[work], finish=finish, number=number))
+    return Pending(works=[work], finish=finish, number=number)
 
 
 class _Allgather(torch.autograd.Function):
@@ -150,8 +154,10 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: None = None
 ) -> int:
     """Start an `allgather` of several tensors; return a handle for `synchronize`."""
-    handles = [allgather_async(tensor, name, process_set) for tensor in tensors]
-    return handle_of(Pending(works=[], finish=lambda: [synchronize(handle) for handle in handles]))
+    refuse_process_set(process_set)
+    parts = [_gathering(tensor) for tensor in tensors]
+    works = [work for part in parts for work in part.works]
+    return handle_of(Pending(works=works, finish=lambda: [part.wait() for part in parts]))
 
 
 def alltoall_async(
@@ -223,16 +229,13 @@ def reducescatter_async(
         raise ValueError("tensor: it has no dimension to divide among the ranks")
     pending = started("reducescatter", [tensor], op, prescale_factor, postscale_factor)
     ranks, rank = context().get_world_size(), context().get_world_rank()
-    part: Callable[[torch.Tensor], torch.Tensor] = lambda whole: (  # noqa: E731
-        whole.tensor_split(ranks)[rank].clone()
-    )
-    return handle_of(
-        Pending(
-            works=pending.works,
-            finish=lambda: part(pending.finish()[0]),
-            number=pending.number,
-        )
-    )
+
+    def finish() -> torch.Tensor:
+        [whole] = pending.finish()
+        part: torch.Tensor = whole.tensor_split(ranks)[rank]
+        return part.clone()
+
+    return handle_of(Pending(works=pending.works, finish=finish, number=pending.number))
 
 
 class _Reducescatter(torch.autograd.Function):

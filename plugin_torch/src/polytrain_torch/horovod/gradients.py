@@ -7,13 +7,14 @@ counts as zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from polytrain_torch.collectives.buckets import buckets
 from polytrain_torch.collectives.node_group import gradient_group
 from polytrain_torch.devices import current_device
 from polytrain_torch.horovod.call_log import completed, log_call
@@ -27,7 +28,7 @@ _BUCKET = 25 << 20
 
 @dataclass(kw_only=True, eq=False)
 class _Bucket:
-    parameters: list[torch.nn.Parameter]
+    parameters: Sequence[torch.nn.Parameter]
     missing: int = 0
     """Number of parameters whose gradients aren't ready yet."""
 
@@ -64,7 +65,9 @@ class GradientReducer:
     def __post_init__(self) -> None:
         torch_op(self.op)
         self._group = _own_group(self.parameters)
-        self._buckets = [*_buckets(self.parameters)]
+        self._buckets = [
+            _Bucket(parameters=bucket) for bucket in buckets(self.parameters, least=_BUCKET)
+        ]
         self._bucket_of = {
             parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
         }
@@ -189,21 +192,3 @@ def _own_group(parameters: Sequence[torch.nn.Parameter]) -> Any:
     device = parameters[0].device if parameters else current_device()
     group = gradient_group(device)
     return dist.new_group() if group is dist.group.WORLD else group
-
-
-def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[_Bucket]:
-    """Yield buckets of parameters, the last first: the backward pass reaches them first."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
-    for parameter in reversed(parameters):
-        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    for alike in kinds.values():
-        bucket: list[torch.nn.Parameter] = []
-        held = 0
-        for parameter in alike:
-            bucket.append(parameter)
-            held += parameter.numel() * parameter.element_size()
-            if held >= _BUCKET:
-                yield _Bucket(parameters=bucket)
-                bucket, held = [], 0
-        if bucket:
-            yield _Bucket(parameters=bucket)

@@ -14,6 +14,7 @@ from polytrain_torch.horovod.call_log import completed, log_call
 from polytrain_torch.horovod.exchanges import broadcast_async_
 from polytrain_torch.horovod.handles import synchronize
 from polytrain_torch.horovod.reductions import refuse_process_set
+from polytrain_torch.private import tree_map
 
 
 def broadcast_object(
@@ -87,12 +88,6 @@ def broadcast_optimizer_state(
         optimizer.load_state_dict(state)
 
 
-def _on_cpu(value: Any) -> Any:
-    """Return a value with its tensors on the CPU: other ranks don't have this rank's device."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: _on_cpu(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_on_cpu(inner) for inner in value)
-    return value
+def _on_cpu(state: Any) -> Any:
+    """Return a state with its tensors on the CPU: other ranks don't have this rank's device."""
+    return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, state)
