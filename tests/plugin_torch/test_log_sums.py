@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from polytrain_torch.private import LogSums
+from polytrain_torch.transformers.private import LogSums
 
 
 def trainer() -> Any:

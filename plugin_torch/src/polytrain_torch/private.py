@@ -1,14 +1,13 @@
-"""The private names of torch, Accelerate, DeepSpeed and Transformers that polytrain uses.
+"""The private names of torch, Accelerate, DeepSpeed and TensorBoard that polytrain uses.
 
 Each has the reason why no public name will do, and only this module breaks if a newer version
-renames one. It imports torch only; `lightning.private` has Lightning's names.
+renames one. It imports torch only; `lightning` and `transformers` have such modules of their own.
 """
 
 from __future__ import annotations
 
 import sys
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from types import FrameType
@@ -28,7 +27,6 @@ __all__ = [
     "PARAMETER_CLONE",
     "SHARD_LIST_GLOBALS",
     "Accelerated",
-    "LogSums",
     "after_backward",
     "backward_pass",
     "clear_mesh_caches",
@@ -46,7 +44,6 @@ __all__ = [
     "own_buffers",
     "process_groups",
     "replace_backward_engine",
-    "replace_end_of_step",
     "replace_iteration",
     "saves_plainly",
     "timeout_of",
@@ -55,7 +52,6 @@ __all__ = [
     "version_of",
     "versions_of",
     "work_of",
-    "write_events",
 ]
 
 # torch's modules use `tree_map` for batches of any structure: dicts, lists, tuples and classes that
@@ -294,128 +290,6 @@ def replace_iteration(kind: Any, iterate: Callable[[Any, Any], Any]) -> None:
 def deepspeed_config(engine: Any) -> Any:
     """Return a DeepSpeed engine's configuration; there is no public way to change it later."""
     return engine._config
-
-
-def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> Callable[..., None]:
-    """Replace the method that a Transformers trainer calls at the end of each step and epoch.
-
-    Return the new one.
-
-    No callback that may stop training runs after it.
-
-    Args:
-        trainer: a `transformers.Trainer`.
-        make: gets the trainer's method, and returns its replacement.
-    """
-    trainer._maybe_log_save_evaluate = end = make(trainer._maybe_log_save_evaluate)
-    return end
-
-
-class LogSums:
-    """What a Transformers trainer, or one of TRL's, adds up for its logs.
-
-    Its checkpoints lack it: without it, logs after a restart would be of the steps since.
-    """
-
-    _NAMES = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._metrics: dict[tuple[str, str], _Values] = {}
-
-    @property
-    def loss(self) -> torch.Tensor:
-        """This rank's sum of losses since the last log, which the trainer changes in place."""
-        return self._trainer._tr_loss
-
-    def kept(self, more: torch.Tensor | None = None) -> dict[str, Any]:
-        """Return all of them, and at which steps they were logged or began, by their names.
-
-        Args:
-            more: a loss that is about to be added.
-        """
-        own = {name: float(getattr(self._trainer, name)) for name in self._NAMES}
-        if more is not None:
-            own["_tr_loss"] = float(self.loss + more)
-        return {**own, **self._of_trl()}
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what `kept` returns, with lists for bytes."""
-        kept = self.kept()
-        by_mode = kept.get("_metrics", {})
-        plain = {
-            mode: {name: _Values.unpacked(each) for name, each in metrics.items()}
-            for mode, metrics in by_mode.items()
-        }
-        return {**kept, "_metrics": plain} if by_mode else kept
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue what `kept` or `as_json` has returned."""
-        trainer = self._trainer
-        for name in self._NAMES:
-            own = getattr(trainer, name)
-            if isinstance(own, torch.Tensor):
-                own.fill_(kept[name])
-            else:
-                setattr(trainer, name, type(own)(kept[name]))
-        if "_metrics" not in kept or not self._of_trl():
-            return
-        trainer._total_train_tokens = kept["_total_train_tokens"]
-        for mode, metrics in kept["_metrics"].items():
-            trainer._metrics[mode].clear()
-            trainer._metrics[mode].update(
-                {name: _Values.unpacked(each) for name, each in metrics.items()}
-            )
-
-    def _of_trl(self) -> dict[str, Any]:
-        """Return the values of each metric since the last log, and the tokens since the first."""
-        tokens = getattr(self._trainer, "_total_train_tokens", None)
-        if not isinstance(tokens, int | float):
-            return {}
-        metrics: dict[str, dict[str, bytes | list[Any]]] = {}
-        for mode, by_name in self._trainer._metrics.items():
-            metrics[mode] = {}
-            for name, values in by_name.items():
-                seen = self._metrics.get((mode, name))
-                if seen is None or not seen.are_still(values):
-                    seen = self._metrics[mode, name] = _Values(values)
-                if (packed := seen.packed()) is not None:
-                    metrics[mode][name] = packed
-        return {"_metrics": metrics, "_total_train_tokens": tokens}
-
-
-class _Values:
-    """A list of values that grows in each step: only the new ones are looked at."""
-
-    def __init__(self, values: list[Any]) -> None:
-        self._values = values
-        self._floats = array("d")
-
-    def are_still(self, values: list[Any]) -> bool:
-        """Return whether this is the list, with more values at most."""
-        return values is self._values and len(values) >= len(self._floats)
-
-    def packed(self) -> bytes | list[Any] | None:
-        """Return the values, as the bytes of floats if all are floats; None if one is no number."""
-        new = self._values[len(self._floats) :]
-        if {float}.issuperset(map(type, new)):
-            self._floats.extend(new)
-            return self._floats.tobytes()
-        return [*self._values] if all(map(_is_number, new)) else None
-
-    @staticmethod
-    def unpacked(values: bytes | list[Any]) -> list[Any]:
-        """Return the values of `packed` as a list."""
-        return array("d", values).tolist() if isinstance(values, bytes) else [*values]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
-def write_events(callback: Any, arguments: Any) -> None:
-    """Have Transformers' `TensorBoardCallback` open its writer earlier than it does by itself."""
-    callback._init_summary_writer(arguments)
 
 
 def drop_events(writer: Any, step: int) -> None:

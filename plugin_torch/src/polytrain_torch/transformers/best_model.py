@@ -11,10 +11,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from polytrain import CheckpointConsistencyMode, get_all_reported_checkpoints, get_context
 from polytrain_torch.checkpoints.parts import copy_whole
+from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.libraries import needed
 
 with needed("transformers"):
@@ -42,12 +41,9 @@ def restore_best(resumed: Path, args: Any, *, files_in: str) -> Path | None:
     found = None
     if context.get_local_rank() == 0 and args.load_best_model_at_end:
         found = _found(resumed / _STATE, args, files_in)
-    everybodys: list[Any] = [None] * dist.get_world_size()
+    node = context.get_node_rank()
     # The other ranks of a node read the same directory.
-    dist.all_gather_object(everybodys, (context.get_node_rank(), found))
-    return next(
-        (best for node, best in everybodys if best and node == context.get_node_rank()), None
-    )
+    return next((best for its, best in gathered((node, found)) if best and its == node), None)
 
 
 def _found(file: Path, args: Any, files_in: str) -> Path | None:

@@ -29,7 +29,6 @@ from polytrain_torch.checkpoints.read_back import is_first_save
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
 from polytrain_torch.libraries import needed
 from polytrain_torch.models.parallel import prepared_models, unwrapped
-from polytrain_torch.private import LogSums
 from polytrain_torch.randomness import (
     random_state,
     restore_random_state,
@@ -39,6 +38,7 @@ from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.survivors.kept_by_rank import State
 from polytrain_torch.transformers.adapters import is_adapted, write_buffers
+from polytrain_torch.transformers.private import LogSums
 
 if TYPE_CHECKING:
     from polytrain_torch.transformers.trainer import ReportCallback

@@ -10,7 +10,8 @@ from transformers.integrations import TensorBoardCallback
 
 from polytrain import get_context
 from polytrain.extension import Calls
-from polytrain_torch.private import drop_events, write_events
+from polytrain_torch.private import drop_events
+from polytrain_torch.transformers.private import write_events
 
 _trainers = Calls("prepare_trainer()")
 

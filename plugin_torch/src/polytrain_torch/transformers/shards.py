@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from polytrain_plugins import Batches, Shard
 from polytrain_torch.libraries import needed
 from polytrain_torch.row_weights import weigh_backward, weight_of, weighted_loop
+from polytrain_torch.transformers.made_by import epoch_of
 
 with needed("transformers"):
     from transformers import Trainer
@@ -86,33 +87,6 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
     trainer.get_test_dataloader = test_loader
     trainer.training_step, trainer.prediction_step = step, predict
     weigh_backward(trainer.accelerator)
-
-
-def epoch_of(dataset: Any) -> int | None:
-    """Return a shard's batches per epoch; None if unknown, or for another data set."""
-    if not isinstance(dataset, Batches):
-        return None
-    try:
-        return len(dataset)
-    except TypeError:
-        return None
-
-
-def check_epoch(made_by: Mapping[str, Any], dataset: Any) -> None:
-    """Check that epochs have the same length: trainers derive the epoch from the step.
-
-    Raises:
-        ValueError: the checkpoint was made with another number of batches per epoch.
-    """
-    then, now = made_by.get("batches_per_epoch"), epoch_of(dataset)
-    if then != now:
-        before, after = then or "an unknown number of", now or "an unknown number"
-        raise ValueError(
-            f"The checkpoint was made in epochs of {before} batches of a shard, and train_dataset "
-            f"now has {after}. Transformers would resume at a different place in the data. Keep "
-            "the rows of all workers' batches: iter_torch_batches(batch_size=…) * "
-            "ScalingConfig(num_workers=…)."
-        )
 
 
 class _Items(IterableDataset[Any]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polytrain import Checkpoint, get_checkpoint, get_context, report
-from polytrain.extension import Calls, keep_all_batches
-from polytrain_plugins import Batches
+from polytrain import get_checkpoint, get_context, report
+from polytrain.extension import keep_all_batches
 from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
 from polytrain_torch.checkpoints.rank_parts import (
     States,
@@ -29,14 +27,24 @@ from polytrain_torch.collectives.stopping import any_rank_stops
 from polytrain_torch.libraries import needed
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.models.unaveraged import keep_frozen, wraps_in_ddp
-from polytrain_torch.private import LogSums, replace_end_of_step
 from polytrain_torch.transformers.adapters import (
     is_adapted,
     load_buffers,
     without_frozen,
     write_buffers,
 )
-from polytrain_torch.transformers.shards import check_epoch, epoch_of, take_batches
+from polytrain_torch.transformers.made_by import (
+    APART,
+    SUMS,
+    calls,
+    epoch_of,
+    files_of,
+    is_resumed_from,
+    made_by,
+    write_made_by,
+)
+from polytrain_torch.transformers.private import LogSums, replace_end_of_step
+from polytrain_torch.transformers.shards import take_batches
 from polytrain_torch.virtual_workers import refuse_virtual_workers
 
 with needed("transformers"):
@@ -49,12 +57,6 @@ with needed("transformers"):
     from polytrain_torch.transformers.loggers import KeptEvents
 
 __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
-
-_FILE = "trained_by.json"
-"""File beside the trainer's in a checkpoint: the call that saved it, and its rows per step."""
-
-
-_calls = Calls("train()")
 
 _UNFREEZE_BEFORE = (
     "Train in two calls of train(), and unfreeze them between the two; or freeze them in a "
@@ -103,7 +105,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         nonlocal is_resumed, is_first_call
-        reports.call = _calls.next()
+        reports.call = calls.next()
         reports.batches_per_epoch = epoch_of(trainer.train_dataset)
         keep_all_batches("Transformers finds its place in an epoch by the number of steps")
         checkpoint = get_checkpoint()
@@ -112,13 +114,13 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         reports.is_whole = wraps_in_ddp(trainer.accelerator)
         events.are_repeated = is_first_call and get_context().get_attempt() > 0
         is_first_call = False
-        if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer):
+        if checkpoint is not None and is_resumed_from(Path(checkpoint.path), reports.call, trainer):
             reports.resumes_from = Path(checkpoint.path)
-            resume_from_checkpoint = str(_files_of(reports.resumes_from))
+            resume_from_checkpoint = str(files_of(reports.resumes_from))
             reports.best = restore_best(
                 Path(resume_from_checkpoint), trainer.args, files_in=reports.CHECKPOINT_NAME
             )
-            is_resumed = _made_by(reports.resumes_from) is not None
+            is_resumed = made_by(reports.resumes_from) is not None
             events.are_repeated = True
         if reports.is_whole:
             if trainer.args.ddp_broadcast_buffers is not False:
@@ -149,7 +151,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         reports,
         end_step=replace_end_of_step(trainer, ending_step),
         sums=reports._sums,
-        write_beside=lambda files: _write_made_by(files, reports, trainer.args),
+        write_beside=lambda files: write_made_by(files, reports, trainer.args),
         read_back=_read_back,
     )
     reports._before_report = steps.before_report
@@ -195,7 +197,7 @@ class ReportCallback(TrainerCallback):
         if self.best is not None:
             state.best_model_checkpoint = str(self.best)
         if self.resumes_from is not None:
-            load_buffers(unwrapped(objects["model"]), _files_of(self.resumes_from))
+            load_buffers(unwrapped(objects["model"]), files_of(self.resumes_from))
             _restore_own(self.resumes_from, objects)
             self._restore_sums(self.resumes_from)
 
@@ -219,7 +221,7 @@ class ReportCallback(TrainerCallback):
         sums = {} if self._sums is None else self._sums.as_json()
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
-                _write_made_by(part / self.CHECKPOINT_NAME, self, args, sums)
+                write_made_by(part / self.CHECKPOINT_NAME, self, args, sums)
                 model = unwrapped(objects["model"])
                 if self.is_whole and is_adapted(model):
                     write_buffers(model, model.state_dict(), part / self.CHECKPOINT_NAME)
@@ -235,12 +237,12 @@ class ReportCallback(TrainerCallback):
 
     def _restore_sums(self, directory: Path) -> None:
         """Continue what the trainer had added up for its logs when it saved a checkpoint."""
-        sums = (_made_by(directory) or {}).get(_SUMS)
+        sums = (made_by(directory) or {}).get(SUMS)
         if not sums or self._sums is None:
             return
         found = found_beside(directory)
         if found is not None:
-            sums = own_states({_SUMS: {_SUMS: sums}}, found, directory)[_SUMS][_SUMS]
+            sums = own_states({SUMS: {SUMS: sums}}, found, directory)[SUMS][SUMS]
         self._sums.restore(sums)
 
     def _report(self, part: Path | None) -> None:
@@ -256,7 +258,7 @@ class RayTrainReportCallback(ReportCallback):
     resume by itself: pass the checkpoint to `train(resume_from_checkpoint=…)`.
     """
 
-    CHECKPOINT_NAME = "checkpoint"
+    CHECKPOINT_NAME = APART
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report nothing yet."""
@@ -270,12 +272,6 @@ class RayTrainReportCallback(ReportCallback):
 
 def _reports(callback: Any) -> bool:
     return isinstance(callback, ReportCallback)
-
-
-def _files_of(directory: Path) -> Path:
-    """Return the directory of the trainer's files in a checkpoint of either callback."""
-    apart = directory / RayTrainReportCallback.CHECKPOINT_NAME
-    return apart if apart.is_dir() else directory
 
 
 def _refuse_unsafe(directory: Path) -> None:
@@ -312,8 +308,6 @@ def _load_file(file: Path, copied: Any) -> None:
 
 
 _PARTS = ("model", "optimizer", "lr_scheduler")
-_SUMS = "sums"
-"""Kind and name of what a trainer adds up for its logs, among the states that differ by rank."""
 
 
 def _save_own(part: Path | None, objects: Mapping[str, Any], sums: Mapping[str, Any]) -> None:
@@ -321,7 +315,7 @@ def _save_own(part: Path | None, objects: Mapping[str, Any], sums: Mapping[str, 
     parts = {name: each for name, each in objects.items() if each is not None}
     states: States = {
         "parts": {name: _state(unwrapped(each)) for name, each in parts.items()},
-        _SUMS: {_SUMS: sums},
+        SUMS: {SUMS: sums},
     }
     compared = {name: comparable(parts[name], state) for name, state in states["parts"].items()}
     save_beside(states, {**states, "parts": compared}, part)
@@ -345,74 +339,3 @@ def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
     for name, state in own_states({"parts": {}}, found, directory)["parts"].items():
         part = unwrapped(objects[name])
         part.load_state_dict(state, **({"strict": False} if is_adapted(part) else {}))
-
-
-def _write_made_by(
-    directory: Path, reports: ReportCallback, args: Any, sums: Mapping[str, Any] | None = None
-) -> None:
-    """Write which call saves the trainer's files in a directory, and its rows per step.
-
-    Args:
-        directory: that of the files.
-        reports: the callback that reports them.
-        args: the trainer's.
-        sums: what it has added up for its logs, on rank 0; None if that is elsewhere.
-    """
-    made_by = {
-        "call": reports.call,
-        "workers": dist.get_world_size(),
-        "rows_per_step": _rows(args),
-        "batches_per_epoch": reports.batches_per_epoch,
-        _SUMS: sums,
-    }
-    (directory / _FILE).write_text(json.dumps(made_by))
-
-
-def _made_by(directory: Path) -> Mapping[str, Any] | None:
-    """Return the content of `_FILE` in the checkpoint; None if another trainer saved it."""
-    file = _files_of(directory) / _FILE
-    if not file.exists():
-        return None
-    made_by: Mapping[str, Any] = json.loads(file.read_text())
-    return made_by
-
-
-def _is_resumed_from(checkpoint: Checkpoint, call: int, trainer: Trainer) -> bool:
-    """Whether this call of `train()` resumes from the checkpoint; otherwise it starts fresh.
-
-    Raises:
-        ValueError: it can do neither: a later call saved the checkpoint, or its steps differ.
-    """
-    made_by = _made_by(Path(checkpoint.path))
-    if made_by is None:
-        return True
-    resumes = _calls.resumes(call, made_by=made_by["call"])
-    if resumes and isinstance(trainer.train_dataset, Batches):
-        check_epoch(made_by, trainer.train_dataset)
-    elif resumes:
-        _check_steps(made_by, trainer.args)
-    return resumes
-
-
-def _check_steps(made_by: Mapping[str, Any], args: Any) -> None:
-    """Check that steps have the same number of rows: trainers derive the epoch from the step.
-
-    Raises:
-        ValueError: the number differs.
-    """
-    workers, rows = dist.get_world_size(), _rows(args)
-    same = rows == made_by["rows_per_step"] and not args.auto_find_batch_size
-    if workers != made_by["workers"] and not same:
-        raise ValueError(
-            f"The checkpoint was made by {made_by['workers']} workers in steps of "
-            f"{made_by['rows_per_step']} rows. {workers} workers in steps of {rows} rows would "
-            "resume at a different place in the data. Keep ScalingConfig(num_workers=…) at "
-            f"{made_by['workers']}, or keep the rows of a step: per_device_train_batch_size * "
-            "gradient_accumulation_steps * workers, without auto_find_batch_size."
-        )
-
-
-def _rows(args: Any) -> int:
-    """Return the rows of one optimizer step, over all workers."""
-    rows: int = args.train_batch_size * args.gradient_accumulation_steps * dist.get_world_size()
-    return rows
