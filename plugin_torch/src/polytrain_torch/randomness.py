@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from polytrain_torch.checkpoints.safe_serialization import loaded
+from polytrain_torch.collectives.gathering import from_rank_0
 
 
 def seed_everything(seed: int) -> None:
@@ -39,10 +40,7 @@ def share_function_seed() -> None:
 
     All ranks call this.
     """
-    sent = [function_seed()]
-    if dist.get_world_size() > 1:
-        dist.broadcast_object_list(sent, src=0)
-    _stand_for(sent[0])
+    _stand_for(from_rank_0(function_seed()))
 
 
 def function_seed() -> int:

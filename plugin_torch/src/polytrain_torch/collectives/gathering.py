@@ -1,4 +1,4 @@
-"""An all-gather of values that can be pickled."""
+"""An all-gather and a broadcast of values that can be pickled."""
 
 from __future__ import annotations
 
@@ -12,3 +12,11 @@ def gathered(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def from_rank_0(value: Any) -> Any:
+    """Return rank 0's value. All ranks call this; what the others pass isn't used."""
+    sent = [value]
+    if dist.get_world_size() > 1:
+        dist.broadcast_object_list(sent, src=0)
+    return sent[0]

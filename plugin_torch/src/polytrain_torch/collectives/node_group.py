@@ -23,7 +23,6 @@ from polytrain_torch.collectives.operation_queue import (
     forget_operations,
 )
 from polytrain_torch.collectives.shared_sums import SharedSums, can_share_memory, size_for
-from polytrain_torch.models.parallel import DataParallel
 from polytrain_torch.private import FORWARDED_OPERATIONS, timeout_of, work_of
 from polytrain_torch.virtual_workers import current
 
@@ -53,8 +52,7 @@ def gradient_group(device: torch.device) -> Any:
     global _of_default
     if _of_default is None or _of_default[0] is not default:
         _register()
-        timeout = timeout_of(default, _CPU)
-        _of_default = default, dist.new_group(backend=NAME, timeout=timeout)
+        _of_default = default, dist.new_group(backend=NAME, timeout=timeout_of(default))
     return _of_default[1]
 
 
@@ -67,18 +65,6 @@ def forget_group() -> None:
     global _of_default
     _of_default = None
     forget_operations()
-
-
-class NodeDataParallel(DataParallel):
-    """DDP over a `gradient_group` in place of the default group."""
-
-    @property
-    def join_process_group(self) -> Any:
-        """The default group: all objects in one `Join` must have the same group."""
-        return dist.group.WORLD
-
-    def _check_default_group(self) -> None:
-        """Allow copies and pickles, which use the default group."""
 
 
 class NodeGroup(dist.ProcessGroup):
@@ -135,10 +121,7 @@ class NodeGroup(dist.ProcessGroup):
 
     def any_rank(self, condition: bool) -> bool:
         """Whether a condition holds on any rank. All ranks call this together."""
-        if self._sums is None:
-            holds = torch.tensor([float(condition)])
-            dist.all_reduce(holds)
-            return bool(holds.item())
+        assert self._sums is not None
         held: list[bool] = []
         self._begin(self._sums.vote(condition, held), held, blocks=True)
         return held[0]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from polytrain_torch.collectives.socket_sums import SocketSums
-from polytrain_torch.collectives.tree_sums import Vector, joined, summed
+from polytrain_torch.collectives.operation_queue import OperationQueue
+from polytrain_torch.collectives.tree_sums import Vector, join, joined, summed
+from polytrain_torch.private import timeout_of
 
 
 class SummingGroup(Protocol):
@@ -33,7 +35,7 @@ class RankSums:
         self.on_node: SummingGroup | None = None
         """The group that adds tensors on the CPU; None if ranks can't share memory."""
 
-        self._between_nodes: SocketSums | None = None
+        self._between_nodes: _SocketSums | None = None
 
     def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
         """Add up this model's gradients too.
@@ -47,7 +49,7 @@ class RankSums:
         self.on_node = on_node or self.on_node
         needs_messages = dist.get_world_size() > 1 and self.on_node is None and is_on_cpu
         if needs_messages and self._between_nodes is None and dist.get_backend() == "gloo":
-            self._between_nodes = SocketSums()
+            self._between_nodes = _SocketSums(self._count)
 
     @property
     def overlap(self) -> bool:
@@ -55,14 +57,47 @@ class RankSums:
         return self._between_nodes is not None and self._are_all_on_cpu
 
     def begin(self, sums: list[Vector]) -> Callable[[], Vector]:
-        """Begin to add the sums of all ranks' subtrees."""
+        """Begin to add the sums of all ranks' subtrees; return a function that waits for it.
+
+        Args:
+            sums: of this rank's subtrees, from the first to the last. They may be taken out of the
+                list. The first may be overwritten; the others must stay as they are until the sum
+                is made.
+        """
         is_on_cpu = sums[0][0].device.type == "cpu"
-        if is_on_cpu and self._between_nodes is None and self.on_node is not None:
+        if is_on_cpu and self._between_nodes is not None:
+            wait = self._between_nodes.begin(sums)
+            return lambda: [wait()]
+        if is_on_cpu and self.on_node is not None:
             self.on_node.add_up(sums)
             total = sums[0]
-            return lambda: total
-        if is_on_cpu and self._between_nodes is not None:
-            wait = self._between_nodes.begin(self._count, sums)
-            return lambda: [wait()]
-        total = [summed(self._count, joined(sums))]
+        else:
+            total = [summed(self._count, joined(sums))]
         return lambda: total
+
+
+class _SocketSums:
+    """Sums of tensors on the CPU by messages, while this rank computes.
+
+    They have a process group of their own: collective calls of the training function may come
+    between them, on each rank elsewhere.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Open connections to the other ranks. All ranks call this."""
+        timeout = timeout_of(dist.group.WORLD)
+        self._count = count
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._queue = OperationQueue()
+
+    def begin(self, sums: list[Vector]) -> Callable[[], torch.Tensor]:
+        """Begin to add up; see `RankSums.begin`. The first sum is copied."""
+        total = join(sums.pop(0))
+        return self._queue.run(self._adding(total, sums), total, blocks=False).wait
+
+    def _adding(self, total: torch.Tensor, others: list[Vector]) -> Iterator[float]:
+        # To the queue's thread: waiting for sockets is what takes the time.
+        yield math.inf
+        with torch.no_grad():
+            # Not before: many sums may wait for their turn.
+            summed(self._count, [total, *joined(others)], self._group)

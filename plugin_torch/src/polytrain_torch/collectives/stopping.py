@@ -15,11 +15,11 @@ def any_rank(condition: bool) -> bool:
         return condition
     device = current_device()
     group = gradient_group(device)
-    if isinstance(group, NodeGroup):
+    if isinstance(group, NodeGroup) and group.shares_memory:
         # This runs in every step, and an all-reduce would take several times as long.
         return group.any_rank(condition)
     holds = torch.full((1,), float(condition), device=device)
-    dist.all_reduce(holds, group=group)
+    dist.all_reduce(holds)
     return bool(holds.item())
 
 

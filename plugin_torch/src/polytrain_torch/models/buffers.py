@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
+from polytrain_torch.collectives.gathering import from_rank_0
 from polytrain_torch.private import own_buffers
 
 _Named: TypeAlias = Mapping[str, torch.Tensor | None]
@@ -75,11 +76,10 @@ class Buffers:
             {name: None if each is None else each.detach().to(_CPU) for name, each in named.items()}
             for named in (now if is_first else ())
         ]
-        message: list[list[dict[str, torch.Tensor | None]]] = [sent]
-        dist.broadcast_object_list(message, src=0)
+        received: list[dict[str, torch.Tensor | None]] = from_rank_0(sent)
         if not is_first:
             device = self._device()
-            for module, named in zip(self._modules, message[0], strict=True):
+            for module, named in zip(self._modules, received, strict=True):
                 _set(
                     module,
                     {n: None if each is None else each.to(device) for n, each in named.items()},

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -104,6 +105,18 @@ class DataParallel(DistributedDataParallel):
                 return method(*args, **kwargs)
 
         return called
+
+
+class NodeDataParallel(DataParallel):
+    """DDP over a `gradient_group` in place of the default group."""
+
+    @property
+    def join_process_group(self) -> Any:
+        """The default group: all objects in one `Join` must have the same group."""
+        return dist.group.WORLD
+
+    def _check_default_group(self) -> None:
+        """Allow copies and pickles, which use the default group."""
 
 
 def unwrapped(part: Any) -> Any:

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from polytrain_torch.collectives.call_agreement import agree_on_call
-from polytrain_torch.collectives.node_group import NodeDataParallel, gradient_group
+from polytrain_torch.collectives.node_group import gradient_group
 from polytrain_torch.devices import current_device
 from polytrain_torch.loaders.prepared import PreparedDataLoader, sharded
-from polytrain_torch.models.parallel import DataParallel
+from polytrain_torch.models.parallel import DataParallel, NodeDataParallel
 from polytrain_torch.models.unaveraged import PREPARE_AGAIN, keep_frozen, refuse_autograd_grad
 from polytrain_torch.models.virtual import in_virtual_workers
 from polytrain_torch.row_weights import weigh_model

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from polytrain.extension import record_exactness
 from polytrain_torch.checkpoints.arithmetic import warn_inexact
 from polytrain_torch.checkpoints.rank_parts import digest
-from polytrain_torch.collectives.gathering import gathered
+from polytrain_torch.collectives.gathering import from_rank_0, gathered
 from polytrain_torch.models.buffers import Buffers
 from polytrain_torch.moving import moved
 from polytrain_torch.private import tree_leaves
@@ -67,11 +67,10 @@ class Proofs:
         if len(self._settled) == len(self._models) or self._loops & (self._loops - 1):
             return
         is_first = dist.get_rank() == 0
-        sent: list[Any] = [self._sendable() if is_first else None]
-        dist.broadcast_object_list(sent, src=0)
+        sent: dict[int, Any] = from_rank_0(self._sendable() if is_first else None)
         self._calls.clear()
-        self._settled.update(sent[0])
-        calls = {n: call for n, call in sent[0].items() if call is not None}
+        self._settled.update(sent)
+        calls = {n: call for n, call in sent.items() if call is not None}
         if not calls:
             return
         found = {n: _gradients(self._models[n], *call) for n, call in calls.items()}

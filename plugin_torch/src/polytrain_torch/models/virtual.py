@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.nn import SyncBatchNorm
 
-from polytrain_torch.collectives.node_group import NodeDataParallel, NodeGroup, gradient_group
+from polytrain_torch.collectives.node_group import NodeGroup, gradient_group
+from polytrain_torch.models.parallel import NodeDataParallel
 from polytrain_torch.randomness import generators_of, share_function_seed
 from polytrain_torch.virtual_workers import VirtualWorkers
 
