@@ -41,6 +41,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed.distributed_c10d": ("_get_default_store", "_world"),
         "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
         "torch.serialization": ("_get_layout",),
+        "torch.utils.data.DataLoader": ("_iterator",),
         "torch.utils.tensorboard.SummaryWriter": ("_get_file_writer",),
     },
     "accelerate": {

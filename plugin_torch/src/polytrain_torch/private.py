@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from operator import attrgetter
 from types import FrameType
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "backward_pass",
     "clear_mesh_caches",
     "compiled_by_shape",
+    "copied_loader",
     "deepspeed_config",
     "default_store",
     "drop_events",
@@ -216,9 +218,9 @@ def operations_launched() -> int:
     return int(dist.group.WORLD._get_sequence_number_for_group())
 
 
-def timeout_of(group: Any, device: torch.device) -> Any:
+def timeout_of(group: Any) -> Any:
     """Return the timeout of a gloo group, for another group."""
-    return group._get_backend(device).options._timeout
+    return group._get_backend(torch.device("cpu")).options._timeout
 
 
 def work_of(future: Any) -> dist.Work:
@@ -285,6 +287,16 @@ def replace_iteration(kind: Any, iterate: Callable[[Any, Any], Any]) -> None:
         return iterate(own, loader)
 
     kind.__iter__ = __iter__
+
+
+def copied_loader(loader: Any, **attributes: Any) -> Any:
+    """Return a copy of a data loader with other attributes, which loaders refuse to set.
+
+    Its class stays: a loader may have a state. The iterator that it keeps has no public name.
+    """
+    copied = copy(loader)
+    vars(copied).update(attributes, _iterator=None)
+    return copied
 
 
 def deepspeed_config(engine: Any) -> Any:

@@ -32,8 +32,8 @@ from polytrain_plugins.type_names import a_type
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.libraries import needed
-from polytrain_torch.loaders.samplers import samplers_in
-from polytrain_torch.private import replace_iteration
+from polytrain_torch.loaders.users_samplers import samplers_in
+from polytrain_torch.private import copied_loader, replace_iteration
 from polytrain_torch.randomness import (
     function_seed,
     generators_of,
@@ -294,9 +294,7 @@ class _Place:
             # It completes its last batch with the first one.
             loader.skip_batches = steps
         elif start:
-            loader.base_dataloader = view = copy(base)
-            # Loaders refuse to set these attributes.
-            vars(view).update(batch_sampler=self._rest(start), _iterator=None)
+            loader.base_dataloader = copied_loader(base, batch_sampler=self._rest(start))
         self._begins = True
         try:
             yield

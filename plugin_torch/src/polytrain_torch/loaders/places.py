@@ -23,19 +23,25 @@ _Calls = tuple[tuple[Any, int], ...]
 """Code object and instruction offset of each frame on the stack."""
 
 
-def open_place(plan: Plan, *, is_split: bool) -> tuple[str, Cursor[DataPosition]]:
+def open_place(
+    plan: Plan, *, name: str | None, is_shared: bool
+) -> tuple[str, Cursor[DataPosition]]:
     """Open the place of a loader that is being prepared; return its name and cursor.
 
     Args:
-        plan: the order of its items. Loaders with the same seed get different orders.
-        is_split: whether all ranks share the place; otherwise each rank has its own.
+        plan: the order of its items. Without names, loaders with the same seed get different
+            orders.
+        name: its name in checkpoints; None for a number.
+        is_shared: whether all ranks share the place; otherwise each rank has its own.
     """
-    global _places
+    if name is not None:
+        return name, open_cursor(plan, name=name)
+    global _of_context
     context = get_context()
     # In an inline run, several attempts share a process.
-    if _places is None or _places.context is not context:
-        _places = _Places(context)
-    return (_places.split if is_split else _places.unsplit).open(plan, _calls())
+    if _of_context is None or _of_context[0] is not context:
+        _of_context = context, {each: _Numbered(each) for each in (True, False)}
+    return _of_context[1][is_shared].open(plan, _calls())
 
 
 @dataclass
@@ -44,28 +50,23 @@ class _Place:
     calls: _Calls
     cursor: Cursor[DataPosition]
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether its loader has been iterated over."""
-        return self.cursor.was_read
-
 
 @dataclass
 class _Numbered:
-    """Places of one kind, numbered together."""
+    """Places that all ranks share, or those that they don't: both are numbered apart."""
 
-    kind: str
-    is_split: bool
+    is_shared: bool
     _all: list[_Place] = field(default_factory=list)
 
     def open(self, plan: Plan, calls: _Calls) -> tuple[str, Cursor[DataPosition]]:
-        earlier = (each for each in self._all if each.calls == calls and each.has_begun)
+        earlier = (each for each in self._all if each.calls == calls and each.cursor.was_read)
         place = next(earlier, None)
         number = len(self._all) if place is None else place.number
         plan = replace(plan, seed=plan.seed + self._offset(number, calls))
-        name = f"{self.kind} {number}"
+        kind = "data loader" if self.is_shared else "data loader that isn't split"
+        name = f"{kind} {number}"
         cursor = open_cursor(plan, name=name)
-        if place is None and not self.is_split:
+        if place is None and not self.is_shared:
             resume_at_own_place(name, cursor)
         opened = _Place(number, calls, cursor)
         if place is None:
@@ -76,7 +77,7 @@ class _Numbered:
 
     def _offset(self, number: int, calls: _Calls) -> int:
         """Return an offset that tells a place's seed from other places', equal on all ranks."""
-        if self.is_split:
+        if self.is_shared:
             return number
         # Other ranks may have prepared fewer loaders before the same call.
         before = sum(each.calls == calls for each in self._all)
@@ -84,18 +85,8 @@ class _Numbered:
         return seed_of(f"{names} {before}", octets=3)
 
 
-@dataclass
-class _Places:
-    """The places of one attempt."""
-
-    context: Any
-    split: _Numbered = field(default_factory=lambda: _Numbered("data loader", is_split=True))
-    unsplit: _Numbered = field(
-        default_factory=lambda: _Numbered("data loader that isn't split", is_split=False)
-    )
-
-
-_places: _Places | None = None
+_of_context: tuple[Any, dict[bool, _Numbered]] | None = None
+"""The attempt's context, and its places by whether ranks share them."""
 
 
 def _calls() -> _Calls:

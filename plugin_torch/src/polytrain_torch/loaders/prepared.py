@@ -9,24 +9,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from copy import copy
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import DataLoader, IterableDataset
 
-from polytrain.extension import Cursor, DataPosition, Epoch, Plan, open_cursor
+from polytrain.extension import Cursor, DataPosition, Epoch, Plan
 from polytrain_plugins import MicroBatch, VirtualBatch
+from polytrain_torch.loaders.chosen_sampler import chosen_sampler, seed_for
 from polytrain_torch.loaders.places import open_place
 from polytrain_torch.loaders.samplers import (
     Cut,
@@ -37,12 +29,7 @@ from polytrain_torch.loaders.samplers import (
     SeededItems,
     SplitSampler,
     Stop,
-    UndividedSampler,
     VirtualBatches,
-    has_length,
-    knows_rank,
-    let_set_epoch,
-    samplers_in,
 )
 from polytrain_torch.loaders.stream_places import StreamPlace, UnsplitPlace
 from polytrain_torch.loaders.streams import (
@@ -51,9 +38,11 @@ from polytrain_torch.loaders.streams import (
     warn_of_lost_place,
     warn_that_it_is_split,
 )
+from polytrain_torch.loaders.users_samplers import let_set_epoch
 from polytrain_torch.models.shared_tensors import rows_are_divided
 from polytrain_torch.moving import moved
-from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
+from polytrain_torch.private import copied_loader
+from polytrain_torch.randomness import seed_of
 from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.survivors.points import epoch_is_over, has_batch, next_batch
 from polytrain_torch.virtual_workers import VirtualWorkers, current, refuse_virtual_workers
@@ -250,21 +239,19 @@ def sharded(
             is_shared=is_shared,
             taken=taken,
         )
-    chosen = _chosen(loader, is_split=is_split)
+    chosen = chosen_sampler(loader, is_split=is_split)
     if not chosen.is_split:
         rows_are_divided()
     if virtual is not None:
-        _check_virtual(loader, chosen, virtual)
+        chosen.check_virtual(loader, virtual)
     let_set_epoch(chosen.sampler)
-    plan = _plan(loader, chosen, seed=_seed(loader, chosen.sampler, is_shared=is_shared))
+    plan = chosen.plan(loader, seed=seed_for(loader, chosen.sampler, is_shared=is_shared))
     if not keeps_place:
         cursor = Cursor(DataPosition(plan=plan))
-    elif name is None:
-        name, cursor = open_place(plan, is_split=not is_split)
-        if is_split:
-            UnsplitPlace(name, cursor)
     else:
-        cursor = open_cursor(plan, name=name)
+        name, cursor = open_place(plan, name=name, is_shared=is_shared)
+        if not is_shared:
+            UnsplitPlace(name, cursor)
     sampler: EpochSampler
     items_per_stop = 1 if chosen.is_batches else chosen.batch_size or 1
     if chosen.is_planned and chosen.batch_size is None:
@@ -308,79 +295,6 @@ def sharded(
     )
 
 
-def _check_virtual(loader: DataLoader[Any], chosen: _Chosen, virtual: VirtualWorkers) -> None:
-    """Check that virtual workers can have the same micro-batches at any number of workers.
-
-    Raises:
-        ValueError: they can't.
-    """
-    if loader.batch_sampler is None:
-        what, remedy = "it has no batches", "Give it a batch_size"
-    elif chosen.is_split:
-        what = f"{type(chosen.sampler).__qualname__} yields a rank's items"
-        remedy = "Use a sampler that yields all items, which is then divided"
-    elif not loader.in_order:
-        what, remedy = "in_order=False gives batches in any order", "Leave it out"
-    elif loader.num_workers and virtual.is_uneven and not has_length(chosen.sampler):
-        # Rank 0 draws and sends a piece whenever the loader's processes need one: that is at other
-        # batches on a rank with more virtual workers, and both would wait for each other.
-        what = (
-            f"{type(chosen.sampler).__qualname__} has no __len__, so its items can't be drawn at "
-            "once, and ranks with more virtual workers than others need them earlier"
-        )
-        remedy = (
-            "Define __len__ in the sampler, use num_workers=0 in the loader, or take a number of "
-            "workers that divides virtual_workers"
-        )
-    else:
-        return
-    raise ValueError(
-        f"With ScalingConfig(virtual_workers=…) a data loader is divided into micro-batches: {what}"
-        f". {remedy}, or pass add_dist_sampler=False for a loader that isn't trained on."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
-    """The sampler that chooses a loader's items."""
-
-    sampler: Any
-    is_batches: bool = False
-    """Whether it yields whole batches."""
-
-    is_split: bool = False
-    """Whether it yields only this rank's part."""
-
-    is_planned: bool = False
-    """Whether it yields the whole data set, so that a plan can replace it."""
-
-    batch_size: int | None = None
-    drop_last: bool = False
-
-
-def _chosen(loader: DataLoader[Any], *, is_split: bool) -> _Chosen:
-    sampler, batches = loader.sampler, loader
-    is_batches = _has_own_batches(loader)
-    if is_batches:
-        sampler = batches = loader.batch_sampler
-        if type(sampler) is BatchSampler and _divides_for_ranks(sampler.sampler):
-            sampler, is_batches = sampler.sampler, False
-    if is_batches:
-        return _Chosen(sampler=sampler, is_batches=True, is_split=is_split or knows_rank(sampler))
-    sizes = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-    if _divides_for_ranks(sampler):
-        return _Chosen(sampler=UndividedSampler(sampler), **sizes)
-    is_split = is_split or knows_rank(sampler)
-    is_planned = not is_split and _reads_everything(loader)
-    return _Chosen(sampler=sampler, is_split=is_split, is_planned=is_planned, **sizes)
-
-
-def _divides_for_ranks(sampler: Any) -> bool:
-    """Whether a sampler is torch's `DistributedSampler` over all ranks."""
-    mine = dist.get_rank(), dist.get_world_size()
-    return type(sampler) is DistributedSampler and (sampler.rank, sampler.num_replicas) == mine
-
-
 def _stream(
     loader: DataLoader[Any],
     device: torch.device | None,
@@ -391,7 +305,7 @@ def _stream(
     is_shared: bool,
     taken: Callable[[], int] | None,
 ) -> PreparedDataLoader:
-    """Return a loader of an iterable data set; see `sharded` and `_seed` for the arguments."""
+    """Return a loader of an iterable data set; see `sharded` and `seed_for` for the arguments."""
     if not is_split:
         warn_that_it_is_split()
         rows_are_divided()
@@ -400,25 +314,19 @@ def _stream(
     )
     if keeps_place and not has_place:
         warn_of_lost_place(loader)
-    seed = _seed(loader, loader.sampler, is_shared=is_shared)
+    seed = seed_for(loader, loader.sampler, is_shared=is_shared)
     cursor: Cursor[DataPosition] | None = None
     if has_place:
         plan = Plan(rows=0, shards=1, seed=seed)
-        if name is None:
-            name, cursor = open_place(plan, is_split=not is_split)
-        else:
-            cursor = open_cursor(plan, name=name)
+        name, cursor = open_place(plan, name=name, is_shared=is_shared)
         seed = cursor.position.plan.seed
     if is_split:
         seed = seed_of(f"{seed} {dist.get_rank()}", octets=7)
-    # A copy keeps the class of a loader with a state.
-    split = copy(loader)
-    # Loaders refuse to set these attributes.
-    vars(split).update(
+    split = copied_loader(
+        loader,
         dataset=part_of_stream(loader.dataset, is_split=is_split, seed=seed),
         # Seed all ranks' worker processes alike: a data set that shuffles must yield the same.
         generator=torch.Generator().manual_seed(seed),
-        _iterator=None,
     )
     if cursor is None:
         return PreparedDataLoader(loader, device=device, split=split)
@@ -444,64 +352,3 @@ def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
         "pin_memory_device": loader.pin_memory_device,
         "in_order": loader.in_order,
     }
-
-
-def _has_own_batches(loader: DataLoader[Any]) -> bool:
-    """Whether the user has passed a batch sampler, which may be torch's own class."""
-    # Any other loader with a batch size has made its own batch sampler.
-    return loader.batch_sampler is not None and (
-        loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
-    )
-
-
-def _reads_everything(loader: DataLoader[Any]) -> bool:
-    """Whether the loader reads the data set from first to last, or all of it in random order."""
-    sampler = loader.sampler
-    # A sampler with a different source or size is a custom one.
-    in_order = type(sampler) is SequentialSampler
-    return (in_order or _shuffles(sampler)) and sampler.data_source is loader.dataset
-
-
-def _shuffles(sampler: Any) -> bool:
-    return (
-        type(sampler) is RandomSampler
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-    )
-
-
-def _plan(loader: DataLoader[Any], chosen: _Chosen, *, seed: int) -> Plan:
-    """Return the order of the loader's epochs. For custom samplers only its seed is used."""
-    # Every rank can read every item of a map-style data set.
-    plan = Plan(rows=0, shards=1, seed=seed)
-    if chosen.is_planned:
-        shuffles = _shuffles(loader.sampler)
-        return replace(plan, rows=len(loader.dataset), shuffle=shuffles)
-    if chosen.is_split:
-        # With another number of ranks the items differ: no resuming in the middle of an epoch.
-        rows = len(chosen.sampler) if hasattr(chosen.sampler, "__len__") else 0
-        return replace(plan, rows=rows, window=dist.get_world_size())
-    return plan
-
-
-def _seed(loader: DataLoader[Any], sampler: Any, *, is_shared: bool) -> int:
-    """Return a seed from the loader's generator, else its sampler's, else torch's.
-
-    Args:
-        loader: the user's loader.
-        sampler: the sampler that chooses its items.
-        is_shared: whether all ranks call this, and get rank 0's seed. Otherwise ranks that were
-            seeded alike, or not at all, get the same.
-    """
-    if loader.generator is not None:
-        own = loader.generator.initial_seed()
-    else:
-        generators = [each for one in samplers_in(sampler) for each in generators_of(one)]
-        own = seed_in(generators) or function_seed()
-    if not is_shared:
-        return own % (1 << 31)
-    seed = torch.tensor([own % (1 << 31)])
-    if dist.get_world_size() > 1:
-        seed = seed.cuda() if dist.get_backend() == "nccl" else seed
-        dist.broadcast(seed, src=0)
-    return int(seed.item())

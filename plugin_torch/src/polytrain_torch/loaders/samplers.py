@@ -6,10 +6,9 @@ batches on any number of workers. With a custom sampler, items are drawn from it
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from itertools import chain, cycle, islice
 from typing import Any, Literal, NamedTuple
@@ -20,6 +19,8 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from polytrain.extension import Cursor, DataPosition, Epoch
 from polytrain_torch.collectives.call_agreement import agree_on_call
+from polytrain_torch.collectives.gathering import from_rank_0
+from polytrain_torch.loaders.users_samplers import SetEpoch, has_length, length_of, samplers_in
 from polytrain_torch.randomness import (
     RandomStream,
     generators_of,
@@ -291,14 +292,11 @@ class SplitSampler(DrawnItems):
         if isinstance(self.sampler, UndividedSampler):
             return next(drawn)
         agree_on_call("the loop over a prepared data loader")
-        sent: list[Any] = [next(drawn) if dist.get_rank() == 0 else None]
-        if dist.get_world_size() > 1:
-            dist.broadcast_object_list(sent, src=0)
-        piece: _Drawn = sent[0]
+        piece: _Drawn = from_rank_0(next(drawn) if dist.get_rank() == 0 else None)
         return piece
 
     def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
-        left = max(0, _length(self.sampler) - start)
+        left = max(0, length_of(self.sampler) - start)
         return -(-left // dist.get_world_size())
 
 
@@ -344,7 +342,7 @@ class VirtualBatches(SplitSampler):
                 start += len(some)
 
     def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
-        left = max(0, _length(self.sampler) - start)
+        left = max(0, length_of(self.sampler) - start)
         per_batch = division()[0] * self._items_per_stop
         return left // per_batch if self._drop_last else -(-left // per_batch)
 
@@ -360,7 +358,7 @@ class RankSampler(DrawnItems):
             start += len(drawn.items)
 
     def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
-        return max(0, _length(self.sampler) - start)
+        return max(0, length_of(self.sampler) - start)
 
 
 class UndividedSampler(Sampler[int]):
@@ -382,71 +380,3 @@ class UndividedSampler(Sampler[int]):
     def __len__(self) -> int:
         rows = len(self.sampler.dataset)
         return rows - rows % division()[0] if self.sampler.drop_last else rows
-
-
-class SetEpoch:
-    """Wraps a sampler's `set_epoch`: calls it in each epoch unless the training function does."""
-
-    def __init__(self, own: Callable[[int], Any]) -> None:
-        self._own = own
-        self._is_called = False
-
-    def __call__(self, epoch: int) -> None:
-        self._is_called = True
-        self._own(epoch)
-
-    def begin(self, epoch: int) -> None:
-        """Set the epoch that is about to be drawn, unless the training function has set one."""
-        if not self._is_called:
-            self._own(epoch)
-
-
-def let_set_epoch(sampler: Any) -> None:
-    """Let scripts call `set_epoch`, as on a `DistributedSampler`, or leave the call out."""
-    for each in samplers_in(sampler):
-        own = getattr(each, "set_epoch", _ignore_epoch)
-        if not isinstance(own, SetEpoch):
-            with contextlib.suppress(AttributeError):  # a list, or a class with slots
-                each.set_epoch = SetEpoch(own)
-
-
-def samplers_in(sampler: Any) -> list[Any]:
-    """Return a sampler and the samplers inside it."""
-    found: list[Any] = []
-    while sampler is not None and not any(sampler is each for each in found):
-        found.append(sampler)
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-    return found
-
-
-def knows_rank(sampler: Any) -> bool:
-    """Whether a sampler yields only this rank's items, as `DistributedSampler` does."""
-    return any(hasattr(each, name) for each in samplers_in(sampler) for name in _RANK_NAMES)
-
-
-_RANK_NAMES = ("num_replicas", "rank", "process_index")
-"""Attributes of samplers, of torch and other libraries, that know their rank."""
-
-
-def has_length(sampler: Any) -> bool:
-    """Whether a sampler knows its number of items; then they are drawn at once."""
-    try:
-        len(sampler)
-    except TypeError:
-        return False
-    return True
-
-
-def _length(sampler: Any) -> int:
-    try:
-        return len(sampler)
-    except TypeError as error:
-        raise TypeError(
-            f"{type(sampler).__qualname__} has no __len__, so the number of batches of an epoch "
-            "isn't known. Define __len__ in the sampler, or don't ask for the loader's length "
-            "(Lightning needs it)."
-        ) from error
-
-
-def _ignore_epoch(epoch: int) -> None:
-    pass
