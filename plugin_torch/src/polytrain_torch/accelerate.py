@@ -20,7 +20,6 @@ import torch
 from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint
 from polytrain.extension import survivor
 from polytrain_torch.checkpoints.parts import (
-    checkpoint_of,
     directory_of_all,
     part_of,
     refuse_options,
@@ -171,7 +170,7 @@ def report(
             saved = {"progress": progress, "found": found}
             save_safely(saved, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
-            report_part(metrics, checkpoint_of(part), validation)
+            report_part(metrics, part, validation)
 
 
 def _objects(accelerator: Accelerator) -> dict[str, Any]:

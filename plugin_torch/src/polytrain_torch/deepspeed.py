@@ -26,7 +26,6 @@ import torch.distributed as dist
 
 from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint, get_context
 from polytrain_torch.checkpoints.parts import (
-    checkpoint_of,
     directory_of_all,
     part_of,
     refuse_options,
@@ -148,7 +147,7 @@ def report(
             save_safely(saved, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
             save_rank_states(part)
-            report_part(metrics, checkpoint_of(part), validation)
+            report_part(metrics, part, validation)
 
 
 def _read_back(engine: Any, directory: Path) -> None:

@@ -190,9 +190,9 @@ class TorchEngine(Engine[Any]):
         """
         if (directory / MODEL_FILE).exists():
             return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
-        if any((directory / name).exists() for name in (".metadata", "shards-0.metadata")):
-            from polytrain_torch.checkpoints.sharded import whole_model
+        from polytrain_torch.checkpoints.sharded import has_shards, whole_model
 
+        if has_shards(directory):
             return whole_model(directory)
         if (directory / DEEPSPEED).is_dir():
             raise CheckpointError(

@@ -87,11 +87,11 @@ def checkpoint_of(part: Path | None) -> Checkpoint | None:
 
 def report_part(
     metrics: Mapping[str, Any],
-    checkpoint: Checkpoint | None,
-    validation: bool | ValidationTaskConfig,
+    part: Path | None,
+    validation: bool | ValidationTaskConfig = False,
 ) -> None:
-    """Report this rank's part of a checkpoint; a rank that writes none requests no validation."""
-    report(metrics, checkpoint, validation=validation if checkpoint is not None else False)
+    """Report this rank's part of a checkpoint; a rank that has none requests no validation."""
+    report(metrics, checkpoint_of(part), validation=validation if part is not None else False)
 
 
 def refuse_options(progress: Mapping[str, Any]) -> None:

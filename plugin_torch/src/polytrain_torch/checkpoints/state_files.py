@@ -12,11 +12,11 @@ from polytrain_torch.engine import MODEL_FILE
 from polytrain_torch.virtual_workers import current
 
 _STATE_FILE = "state.pt"
+_MODEL = "model"
+"""The part that has a file of its own, `MODEL_FILE`."""
+
 UNKNOWN = None
 """In place of the names of states that differ: the ranks' digests tell, once they are together."""
-
-_APART = ("model",)
-"""Parts that have a file of their own, `MODEL_FILE`."""
 
 
 def write_state(
@@ -44,13 +44,13 @@ def write_state(
         TypeError: a value isn't plain data, and couldn't be loaded safely.
     """
     virtual = current()
-    apart = [name for name in _APART if name in parts]
-    for name in apart:
-        save_safely(parts[name], directory / MODEL_FILE)
+    others = {name: state for name, state in parts.items() if name != _MODEL}
+    if _MODEL in parts:
+        save_safely(parts[_MODEL], directory / MODEL_FILE)
     save_safely(
         {
-            "parts": {name: state for name, state in parts.items() if name not in apart},
-            "apart": apart,
+            "parts": others,
+            "has_model": _MODEL in parts,
             "sharded": sorted(sharded),
             "progress": progress,
             "beside": beside or {},
@@ -64,7 +64,7 @@ def write_state(
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """Read what `write_state` has written, except the parts that have a file of their own."""
+    """Read what `write_state` has written, except the model in a file of its own."""
     saved: dict[str, Any] = loaded(directory / _STATE_FILE)
     found = saved["found"]
     if found["names"] is UNKNOWN:
@@ -78,7 +78,7 @@ def digests_file(rank: int) -> str:
     return f"digests-{rank}.pt"
 
 
-def read_apart(directory: Path, saved: dict[str, Any]) -> None:
-    """Add the parts that have a file of their own."""
-    for name in saved["apart"]:
-        saved["parts"][name] = loaded(directory / MODEL_FILE)
+def read_model(directory: Path, saved: dict[str, Any]) -> None:
+    """Add the model that has a file of its own, if there is one, to what `read_state` returned."""
+    if saved["has_model"]:
+        saved["parts"][_MODEL] = loaded(directory / MODEL_FILE)

@@ -26,7 +26,6 @@ from polytrain_torch.checkpoints.arithmetic import warn_inexact
 from polytrain_torch.checkpoints.parts import refuse_options, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
-    check_replicas,
     comparable,
     differences,
     keep_metric,
@@ -55,8 +54,8 @@ from polytrain_torch.checkpoints.sharded_parts import (
     is_sharded,
     names_parameters,
 )
-from polytrain_torch.checkpoints.state_digests import hold
-from polytrain_torch.checkpoints.state_files import read_apart, read_state, write_state
+from polytrain_torch.checkpoints.state_digests import check_replicas, hold
+from polytrain_torch.checkpoints.state_files import read_model, read_state, write_state
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.models.parallel import unwrapped
@@ -195,7 +194,7 @@ class TrainingState:
     def _read(self, directory: Path) -> State:
         """Read a checkpoint, except sharded parts and random states."""
         saved: State = read_state(directory)
-        read_apart(directory, saved)
+        read_model(directory, saved)
         saved["of_all"] = {}
         found = saved["found"]
         if found["ranks"] != dist.get_world_size():
@@ -340,8 +339,7 @@ class TrainingState:
         with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
             self.save(directory, **progress)
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
-            checkpoint = Checkpoint.from_directory(directory) if writes else None
-            report_part(metrics, checkpoint, validation)
+            report_part(metrics, Path(directory) if writes else None, validation)
 
     def _is_trained(self, name: str) -> bool:
         part = self._parts[name]

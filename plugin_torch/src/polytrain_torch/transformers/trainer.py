@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polytrain import get_checkpoint, get_context, report
+from polytrain import get_checkpoint, get_context
 from polytrain.extension import keep_all_batches
-from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
+from polytrain_torch.checkpoints.parts import part_of, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     States,
     comparable,
@@ -247,7 +247,7 @@ class ReportCallback(TrainerCallback):
 
     def _report(self, part: Path | None) -> None:
         metrics, self._held = self._held, {}
-        report(metrics, checkpoint_of(part))
+        report_part(metrics, part)
 
 
 class RayTrainReportCallback(ReportCallback):
