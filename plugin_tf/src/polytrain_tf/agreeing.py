@@ -12,11 +12,11 @@ import tensorflow as tf
 from polytrain.extension import nested_layers
 from polytrain_tf.summing import summing
 
-_WITHIN_EPOCHS = (
-    *("on_train_begin", "on_epoch_begin", "on_batch_begin", "on_batch_end"),
+WITHIN_EPOCHS = (
+    *("on_epoch_begin", "on_batch_begin", "on_batch_end"),
     *("on_train_batch_begin", "on_train_batch_end"),
 )
-"""The hooks that can stop training between two batches."""
+"""The hooks that are called before the end of an epoch."""
 
 
 class StopsTogether(keras.callbacks.Callback):
@@ -109,10 +109,16 @@ def _may_stop_within_epochs(callback: Any) -> bool:
     is_users = type(callback).__module__.partition(".")[0] not in ("keras", "polytrain_tf")
     if not is_users and not isinstance(callback, keras.callbacks.LambdaCallback):
         return False
+    return overrides(callback, ("on_train_begin", *WITHIN_EPOCHS))
+
+
+def overrides(
+    callback: Any, hooks: Sequence[str], *, base: type[Any] = keras.callbacks.Callback
+) -> bool:
+    """Return whether a callback overrides one of these hooks of a base class."""
     return any(
-        getattr(getattr(callback, hook), "__func__", None)
-        is not getattr(keras.callbacks.Callback, hook)
-        for hook in _WITHIN_EPOCHS
+        getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook)
+        for hook in hooks
     )
 
 

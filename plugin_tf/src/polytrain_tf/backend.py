@@ -20,16 +20,16 @@ from polytrain_plugins import (
     options_beside_function,
     timeout_problems,
 )
-from polytrain_tf.fit_options import (
+from polytrain_tf.options import (
     batch_problems,
     callback_problems,
     compile_problems,
     count_problems,
     feature_problems,
     model_problems,
+    prediction_problems,
     validation_problems,
 )
-from polytrain_tf.prediction_options import prediction_problems
 
 if TYPE_CHECKING:
     from polytrain_tf.engine import TensorFlowEngine

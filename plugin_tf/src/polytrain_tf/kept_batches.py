@@ -20,6 +20,7 @@ import tensorflow as tf
 import polytrain
 from polytrain.extension import NotCleanError, Place, Survivor, survivor
 from polytrain_tf import private
+from polytrain_tf.agreeing import WITHIN_EPOCHS, overrides
 from polytrain_tf.callback_state import states_of, write_states
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, own_variables, read_own, write_own
@@ -35,11 +36,6 @@ _CONTINUE = (
     "TerminateOnNaN",
 )
 """Keras's callbacks that keep nothing from batch to batch that changes the training."""
-
-_WITHIN_EPOCHS = (
-    *("on_epoch_begin", "on_batch_begin", "on_batch_end"),
-    *("on_train_batch_begin", "on_train_batch_end"),
-)
 
 
 class KeptBatches(keras.callbacks.Callback):
@@ -184,10 +180,7 @@ def may_keep_within_epochs(callback: Any) -> bool:
     known = next(
         (kind for kind in type(callback).__mro__ if kind in kept), keras.callbacks.Callback
     )
-    return any(
-        getattr(getattr(callback, hook), "__func__", None) is not getattr(known, hook)
-        for hook in _WITHIN_EPOCHS
-    )
+    return overrides(callback, WITHIN_EPOCHS, base=known)
 
 
 def _restore(model: Any, directory: Path, batches: Any) -> None:

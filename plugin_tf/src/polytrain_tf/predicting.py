@@ -48,7 +48,7 @@ class KerasPredictor:
         collate_fn: Callable[[dict[str, Any]], Any] | None = None,
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
-        """See `prediction_options` for the options.
+        """See `prediction_problems` for the options.
 
         Args:
             directory: the checkpoint's directory.

@@ -12,14 +12,13 @@ from polytrain_plugins import Batches, Shard, ShardView, VirtualBatch
 from polytrain_torch.devices import current_device
 from polytrain_torch.models.shared_tensors import rows_are_divided
 from polytrain_torch.moving import moved
+from polytrain_torch.predictions.options import is_text
 from polytrain_torch.row_weights import WeightedLoop, weighted_loop
 from polytrain_torch.survivors.points import epoch_is_over, has_batch, next_batch
 from polytrain_torch.virtual_workers import current
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
 
 _RAGGED_REMEDY = (
     "Pass collate_fn=… to iter_torch_batches, which makes tensors from a dict of arrays, or bring "
@@ -223,17 +222,13 @@ def refuse_texts(schema: pa.Schema) -> None:
     Raises:
         TypeError: there are some; the message names them.
     """
-    texts = [field.name for field in schema if _is_text(field.type)]
+    texts = [field.name for field in schema if is_text(field.type)]
     if texts:
         raise TypeError(
             f"{', '.join(map(repr, texts))}: texts can't become a tensor. Encode it as numbers in "
             "DataConfig(transform=…), leave it out with DataConfig(columns=[…]), or pass "
             "collate_fn."
         )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return str(getattr(kind, "value_type", kind)) in _TEXTS
 
 
 def format_for(collate_fn: Any) -> Literal["numpy", "pandas", "arrow"]:

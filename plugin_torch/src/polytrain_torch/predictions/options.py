@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polytrain_plugins import DatasetInfo, Problem, column_remedy, is_instance_of, unknown_name
 from polytrain_plugins.type_names import a_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TEXTS = ("string", "large_string", "binary", "large_binary")
 
@@ -49,6 +52,11 @@ def prediction_problems(options: Mapping[str, Any], data: DatasetInfo) -> Iterat
         yield from _column_problems(names, data)
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of a type are texts, or lists of them, which no tensor holds."""
+    return str(getattr(kind, "value_type", kind)) in _TEXTS
+
+
 def _column_problems(names: Iterable[str], data: DatasetInfo) -> Iterator[Problem]:
     for name in names:
         kind = data.type_of(name)
@@ -58,7 +66,7 @@ def _column_problems(names: Iterable[str], data: DatasetInfo) -> Iterator[Proble
                 what=f"the data has no column {name!r}",
                 remedy=column_remedy(name, data.columns),
             )
-        elif kind is not None and str(getattr(kind, "value_type", kind)) in _TEXTS:
+        elif kind is not None and is_text(kind):
             yield Problem(
                 field="features",
                 what=f"the column {name!r} is {kind}, which can't become a tensor",

@@ -1,4 +1,4 @@
-"""Checks the options of declarative training on the driver, without importing Keras.
+"""Checks the options of the backend and of `Result.predict` on the driver, without Keras.
 
 The workers make the remaining checks when they call `keras.Model.fit`.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain_plugins import (
+    DatasetInfo,
     Job,
     Problem,
     column_remedy,
@@ -22,6 +23,9 @@ _COMPILE = (
     *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly"),
     *("steps_per_execution", "jit_compile", "auto_scale_loss"),
 )
+
+
+_OF_PREDICT = ("features", "collate_fn", "custom_objects")
 
 
 def model_problems(model: Any) -> Iterator[Problem]:
@@ -178,6 +182,40 @@ def callback_problems(callbacks: Any, job: Job) -> Iterator[Problem]:
             what=f"{callbacks!r} is neither a list of callbacks nor a function",
             remedy="Pass a list of keras.callbacks.Callback, or a function that returns one",
         )
+
+
+def prediction_problems(options: Mapping[str, Any], data: DatasetInfo) -> Iterator[Problem]:
+    """Yield the problems of the options.
+
+    - `features`: the model's input columns, like the backend's option of this name; by default the
+      columns that it was trained on, or all columns except label and weight.
+    - `collate_fn`: makes the model's input from a dict of column name to NumPy array instead.
+    - `custom_objects`: classes and functions that Keras doesn't know, by name.
+
+    Args:
+        options: the options that the user passed.
+        data: the rows to predict.
+    """
+    for name in options:
+        yield from unknown_name(name, name, _OF_PREDICT, "the options of predict with tensorflow")
+    features, collate_fn = options.get("features"), options.get("collate_fn")
+    if collate_fn is not None and not callable(collate_fn):
+        yield Problem(
+            field="collate_fn", what=f"{collate_fn!r} isn't a function", remedy="Pass a function"
+        )
+    if features is not None and collate_fn is not None:
+        yield Problem(
+            field="features",
+            what="it can't be used with collate_fn, which makes the model's input",
+            remedy="Leave one of the two out",
+        )
+    for name in [features] if isinstance(features, str) else features or ():
+        if data.lacks(name):
+            yield Problem(
+                field="features",
+                what=f"the data has no column {name!r}",
+                remedy=column_remedy(name, data.columns),
+            )
 
 
 def _no_callback(callback: Any) -> Iterator[Problem]:
