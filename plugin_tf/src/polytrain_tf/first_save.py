@@ -20,12 +20,7 @@ class FirstSave:
         self._context: Any = None
 
     def will(self, load: Load, *, is_new: bool) -> None:
-        """Remember how a restart of this run will load its checkpoint.
-
-        Args:
-            load: loads it.
-            is_new: whether there is none so far.
-        """
+        """Remember how a restart of this run will load its checkpoint, if there is none so far."""
         self._load, self._context = load if is_new else None, polytrain.get_context()
 
     @property

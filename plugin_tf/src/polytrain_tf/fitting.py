@@ -114,13 +114,7 @@ class _Companion(EpochCallback):
 def _features(
     options: TensorFlow, columns: Sequence[str], trained: Sequence[str] | None
 ) -> list[str]:
-    """Return the features in the model's order.
-
-    Args:
-        options: the run's options.
-        columns: the data's columns.
-        trained: the features of the checkpoint's model, if it is known.
-    """
+    """Return the features in the order of the checkpoint's model, if that is known."""
     others = (options.label, options.weight)
     found = list(options.features or [name for name in columns if name not in others])
     # The data's columns may have had another order then.

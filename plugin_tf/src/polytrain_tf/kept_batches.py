@@ -42,11 +42,6 @@ class KeptBatches(keras.callbacks.Callback):
     """Keeps the state of one fit. It follows all other callbacks."""
 
     def __init__(self, one: EpochCallback, given: Mapping[str, Any]) -> None:
-        """
-        Args:
-            one: the callback that reports the fit's epochs.
-            given: the arguments of the fit, with a shard's batches.
-        """
         super().__init__()
         one.before_report = self._before_report
         self._one = one
@@ -148,11 +143,9 @@ class KeptBatches(keras.callbacks.Callback):
 
 
 def unsuitable(given: Mapping[str, Any], callbacks: Sequence[Any]) -> str | None:
-    """Return why a restart couldn't continue a fit within an epoch; None if it could.
+    """Return why a restart couldn't continue a fit, with these arguments, within an epoch.
 
-    Args:
-        given: the arguments of the fit.
-        callbacks: the user's callbacks.
+    It is None if it could.
     """
     model = given["self"]
     if given["steps_per_epoch"] is not None:
@@ -186,10 +179,7 @@ def may_keep_within_epochs(callback: Any) -> bool:
 def _restore(model: Any, directory: Path, batches: Any) -> None:
     """Restore the model and the epoch's metrics, whatever has changed since the fit began.
 
-    Args:
-        model: the model.
-        directory: the copy's.
-        batches: the `tf.TensorSpec` of each part of a batch.
+    `batches` has the `tf.TensorSpec` of each part of a batch.
     """
     with model.distribute_strategy.scope():
         if not private.is_built(model):

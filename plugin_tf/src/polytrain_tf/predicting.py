@@ -19,14 +19,7 @@ from polytrain_tf.saved import has_progress, load, progress_of
 def feature_columns(
     backend: TensorFlow, directory: Path, columns: Sequence[str], options: Mapping[str, Any]
 ) -> Sequence[str] | None:
-    """Return the columns that a model needs; None if `collate_fn` chooses them.
-
-    Args:
-        backend: the run's options.
-        directory: the checkpoint's directory.
-        columns: the data's columns.
-        options: the options of `Result.predict`.
-    """
+    """Return the columns that a model needs; None if `collate_fn` chooses them."""
     if options.get("collate_fn") is not None:
         return None
     features = options.get("features") or backend.features

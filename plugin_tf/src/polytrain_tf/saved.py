@@ -194,13 +194,8 @@ def variables_of(model: Any) -> list[Any]:
 def check_weights(model: Any, *, made: int, trained: int) -> None:
     """Raise an error if a restart would begin without weights that training has made.
 
-    Args:
-        model: a model.
-        made: number of weights that there are when training begins.
-        trained: number of weights that a checkpoint has.
-
     Raises:
-        CheckpointError: the numbers differ.
+        CheckpointError: a checkpoint has another number of weights than there are at first.
     """
     if made != trained:
         raise CheckpointError(

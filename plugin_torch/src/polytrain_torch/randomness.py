@@ -25,11 +25,7 @@ def seed_everything(seed: int) -> None:
 
 
 def share_seed(store: dist.Store) -> None:
-    """Share rank 0's seed, for random numbers that all ranks draw alike without a collective.
-
-    Args:
-        store: the store of all ranks.
-    """
+    """Share rank 0's seed, for numbers that all ranks draw alike without a collective."""
     if dist.get_rank() == 0:
         store.set("seed", str(torch.initial_seed()))
     _stand_for(int(store.get("seed")))

@@ -41,9 +41,7 @@ class WeightedLoop:
     def given(self, weight: float, batch: Any = None) -> None:
         """Set the weight of the batch that is yielded next.
 
-        Args:
-            weight: the batch's weight.
-            batch: the batch itself, so that `weight_of` finds it if it is prefetched.
+        With the batch itself, `weight_of` finds its weight even if it is prefetched.
         """
         self.weight = _EQUAL if weight == 1 else BatchWeight(weight)
         if weight != 1 or len(_taken):

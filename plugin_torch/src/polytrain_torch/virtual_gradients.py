@@ -46,21 +46,15 @@ _BUCKET_AFTERWARDS = 32 << 20
 
 
 class Gradients:
-    """The gradients of all parameters that are trained.
+    """The gradients of all parameters that `count` virtual workers train.
 
-    In each loop over micro-batches: `begin`, for each micro-batch `take`, `average`.
+    In each loop over micro-batches: `begin`, for each micro-batch `take`, `average`. If it
+    `overlaps`, sums may begin during the backward pass.
     """
 
     def __init__(
         self, parameters: Iterable[torch.Tensor], count: int, begin: Begin, *, overlaps: bool
     ) -> None:
-        """
-        Args:
-            parameters: the parameters.
-            count: number of virtual workers.
-            begin: adds up over ranks.
-            overlaps: whether sums may begin during the backward pass.
-        """
         self._begin = begin
         size = _BUCKET if overlaps else _BUCKET_AFTERWARDS
         self._buckets = [_Bucket(bucket, count) for bucket in buckets(parameters, least=size)]
@@ -168,11 +162,6 @@ class _Bucket:
     """Parameters of one type on one device, whose gradients are added up together."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], count: int) -> None:
-        """
-        Args:
-            parameters: the parameters.
-            count: number of virtual workers.
-        """
         self.parameters = parameters
         self._count = count
         self._tree: Tree[Each] = Tree(count, _added)
@@ -195,9 +184,7 @@ class _Bucket:
     def take(self, virtual_worker: int, seen: set[int]) -> None:
         """Take the gradients that a virtual worker has computed.
 
-        Args:
-            virtual_worker: the virtual worker.
-            seen: addresses of the gradients that were taken before; gets those of these.
+        `seen` has the addresses of gradients that were taken before, and gets those of these.
         """
         self._tree.take(leaf(self._count, virtual_worker), _apart(self._dense(), seen))
 
@@ -255,20 +242,14 @@ class _Bucket:
         return self._split(total)[-1][begin : begin + count].tolist()
 
     def set_own(self, earlier: Each) -> None:
-        """Set the parameters' gradients to the mean on this rank, which has all virtual workers.
-
-        Args:
-            earlier: the gradients before, to which they are added, as in `backward()`.
-        """
+        """Set the gradients to the mean on this rank, which has all virtual workers; see `set`."""
         [totals] = self._tree.taken()
         self._set(totals, earlier)
 
     def set(self, total: Vector, earlier: Each) -> None:
-        """Set the parameters' gradients to the mean; see `set_own`.
+        """Set the parameters' gradients to the mean, by the sum over all virtual workers.
 
-        Args:
-            total: the sum over all virtual workers.
-            earlier: the gradients before.
+        It is added to the gradients before, as in `backward()`.
         """
         self._tree.held.clear()
         self._late = None
@@ -324,9 +305,7 @@ class _Bucket:
 def _apart(gradients: Each, seen: set[int]) -> Each:
     """Return gradients that share no memory, as a user's backward function may make them.
 
-    Args:
-        gradients: the gradients.
-        seen: addresses of the memory of other parameters' gradients; gets those of these.
+    `seen` has the addresses of other parameters' gradients, and gets those of these.
     """
     apart: list[torch.Tensor | None] = []
     for each in gradients:
@@ -376,12 +355,7 @@ def _added(left: Each, right: Each) -> Each:
 
 
 def _number_of_early(buckets: Sequence[_Bucket], count: int) -> int:
-    """Return how many sums may begin during the backward pass: not the last, nor too many.
-
-    Args:
-        buckets: the buckets, in the order of their sums.
-        count: number of virtual workers.
-    """
+    """Return how many sums may begin during the backward pass: not the last, nor too many."""
     bytes_of = [sum(each.nbytes for each in bucket.parameters) for bucket in buckets]
     most = math.log2(count) + 1 - most_values(count, dist.get_world_size())
     room = most * sum(bytes_of)

@@ -39,11 +39,8 @@ _LIBRARIES = {"polytrain", "polytrain_torch", "torch"}
 def watched_ranks(report: Callable[[str], None]) -> Iterator[None]:
     """Report each call in a block of code whose result depends on the number of ranks.
 
-    Calls by torch and polytrain are left out, and so are functions that a module has imported by
-    name.
-
-    Args:
-        report: gets the name of the function, with that of its module or class.
+    `report` gets the name of the function, with that of its module or class. Calls by torch and
+    polytrain are left out, and so are functions that a module has imported by name.
     """
 
     def watched(owner: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,11 +67,7 @@ def watched_ranks(report: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def checked_averages(is_in_loop: Callable[[], bool]) -> Iterator[None]:
-    """Refuse updates of `AveragedModel`s within the loop, in a block of code.
-
-    Args:
-        is_in_loop: whether this is within a loop that trains.
-    """
+    """Refuse updates of `AveragedModel`s within a loop that trains, in a block of code."""
     original: Any = AveragedModel.update_parameters
 
     @functools.wraps(original)
@@ -120,9 +113,7 @@ class LoopLosses:
 def watched_plateaus(losses: LoopLosses, is_in_loop: Callable[[], bool]) -> Iterator[None]:
     """Warn, once, if `ReduceLROnPlateau` steps by one micro-batch's loss, in a block of code.
 
-    Args:
-        losses: takes those of each loop.
-        is_in_loop: whether this is within a loop that trains.
+    `losses` takes those of each loop that trains.
     """
     backward: Any = torch.Tensor.backward
     step: Any = ReduceLROnPlateau.step
@@ -174,11 +165,7 @@ class UnchangedParts:
         self._parts |= {name: part for name, part in kept.items() if not _may_change(part)}
 
     def begin(self, models: Iterable[torch.nn.Module]) -> None:
-        """Begin a loop.
-
-        Args:
-            models: those that virtual workers train.
-        """
+        """Begin a loop in which virtual workers train these models."""
         self._loops += 1
         self._before = {} if self._loops & (self._loops - 1) else self._digests(models)
 

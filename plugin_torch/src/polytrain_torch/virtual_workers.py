@@ -88,13 +88,10 @@ def current() -> VirtualWorkers | None:
 
 
 def refuse_virtual_workers(what: str) -> None:
-    """Raise an error if the run has virtual workers.
-
-    Args:
-        what: the user's call or object that can't train with them.
+    """Refuse a user's call or object that can't train with virtual workers.
 
     Raises:
-        ValueError: it has.
+        ValueError: the run has virtual workers.
     """
     if _current is not None:
         raise ValueError(
@@ -143,12 +140,6 @@ class VirtualWorkers:
     """The virtual workers of one attempt, and the gradients that they have computed."""
 
     def __init__(self, count: int, world_size: int, rank: int) -> None:
-        """
-        Args:
-            count: number of virtual workers.
-            world_size: number of ranks.
-            rank: this rank.
-        """
         self.count = count
         self.own = virtual_workers_of(count, world_size, rank)
         self.is_uneven = count % world_size > 0
@@ -184,9 +175,7 @@ class VirtualWorkers:
     def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
         """Average the gradients of a model from now on. All ranks add the same ones.
 
-        Args:
-            model: the model.
-            on_node: the group that adds tensors on the CPU, if all ranks can share memory.
+        `on_node` adds tensors on the CPU, if all ranks can share memory.
         """
         self._models.append(model)
         self._proofs.add(model)
@@ -205,11 +194,7 @@ class VirtualWorkers:
         }
 
     def resume_from(self, then: Mapping[str, Any] | None) -> None:
-        """Compare with what the results of a checkpoint depended on.
-
-        Args:
-            then: what the checkpoint has of `arithmetic`; None if it was made without virtual
-                workers.
+        """Compare with what a checkpoint has of `arithmetic`; None if it had no virtual workers.
 
         Raises:
             ValueError: the number of virtual workers or of threads is another one.
@@ -220,12 +205,7 @@ class VirtualWorkers:
             warn_inexact(why_not)
 
     def cut(self, name: str, rows: int) -> None:
-        """Tell into how many rows the batches of training data are cut.
-
-        Args:
-            name: of the data set or loader.
-            rows: maximum number of rows of a virtual worker's batch.
-        """
+        """Tell into how many rows at most the batches of a data set, or of a loader, are cut."""
         if not torch.is_grad_enabled() or self._batch_rows.get(name) == rows:
             return
         self._batch_rows[name] = rows
@@ -344,11 +324,7 @@ class VirtualWorkers:
             gradients.close()
 
     def see_ranks_read(self, name: str) -> None:
-        """Warn, once, if the loop reads what depends on the number of ranks.
-
-        Args:
-            name: of a function, with that of its module or class.
-        """
+        """Warn, once, if the loop calls a function whose result depends on the number of ranks."""
         if self.is_in_loop and torch.is_grad_enabled() and name not in self._read_of_ranks:
             self._read_of_ranks.add(name)
             warn_inexact(

@@ -215,28 +215,13 @@ def own_states(states: States, found: Differences, directory: Path) -> States:
 def states_of_all(
     kind: str, name: str, first: Any, found: Differences, directory: Path
 ) -> list[Any]:
-    """Return all ranks' states of a part that differs, by rank.
-
-    Args:
-        kind: the part's kind.
-        name: the part's name.
-        first: rank 0's state.
-        found: the differences in the checkpoint.
-        directory: the checkpoint's directory.
-    """
+    """Return all ranks' states of a part that differs, by rank. `first` is rank 0's."""
     others = (loaded(directory / file_of(rank)) for rank in range(1, found["ranks"]))
     return [first, *(_whole(each, kind, name, first) for each in others)]
 
 
 def _whole(own: Mapping[str, Any], kind: str, name: str, first: Any) -> Any:
-    """Return a rank's whole state of a part.
-
-    Args:
-        own: the rank's own states.
-        kind: the part's kind.
-        name: the part's name.
-        first: rank 0's state.
-    """
+    """Return the whole state of a part, of a rank with these states of its own."""
     is_change = kind == "parts" and name in own.get(CHANGES, ())
     return {**first, **own[kind][name]} if is_change else own[kind][name]
 

@@ -58,12 +58,7 @@ def write_replica(
 
 
 def write_part(directory: Path, parts: Mapping[str, Any], *, progress: Mapping[str, Any]) -> None:
-    """Write this rank's part of a sharded state. It waits for no other rank.
-
-    Args:
-        directory: an empty directory.
-        parts: the parts of the training state.
-        progress: what the training function knows of its progress.
+    """Write this rank's part of a sharded state to an empty directory. It waits for no other rank.
 
     Raises:
         TypeError: a value isn't plain data, and couldn't be loaded safely.

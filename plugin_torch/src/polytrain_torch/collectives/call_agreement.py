@@ -41,10 +41,7 @@ _BETWEEN_TWO = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
 def agree_on_call(call: str) -> None:
-    """Wait until all ranks make the same call. All ranks call this.
-
-    Args:
-        call: the name of the user's call.
+    """Wait until all ranks make the same call, given by its name. All ranks call this.
 
     Raises:
         RuntimeError: another rank makes another call, or can't make this one.

@@ -34,12 +34,9 @@ _CPU = torch.device("cpu")
 
 
 def gradient_group(device: torch.device) -> Any:
-    """Return the process group for gradients. All ranks call this.
+    """Return the process group for gradients on a device. All ranks call this.
 
     It is a `NodeGroup` if all ranks can share memory, and else the default group.
-
-    Args:
-        device: the device of the gradients.
     """
     default = dist.group.WORLD
     if (

@@ -23,13 +23,12 @@ class SummingGroup(Protocol):
 
 
 class RankSums:
-    """One rank's sums. All ranks add the same models, and begin the same sums in the same order."""
+    """One rank's sums over `count` virtual workers.
+
+    All ranks add the same models, and begin the same sums in the same order.
+    """
 
     def __init__(self, count: int) -> None:
-        """
-        Args:
-            count: number of virtual workers.
-        """
         self._count = count
         self._are_all_on_cpu = True
         self.on_node: SummingGroup | None = None
@@ -38,12 +37,7 @@ class RankSums:
         self._between_nodes: _SocketSums | None = None
 
     def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
-        """Add up this model's gradients too.
-
-        Args:
-            model: the model.
-            on_node: the group that adds tensors on the CPU, if all ranks can share memory.
-        """
+        """Add up this model's gradients too, those on the CPU by `on_node` if ranks share memory."""
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._are_all_on_cpu = self._are_all_on_cpu and is_on_cpu
         self.on_node = on_node or self.on_node

@@ -145,9 +145,7 @@ class SharedSums:
     def vote(self, condition: bool, held: list[bool]) -> Iterator[float]:
         """Find out whether a condition holds on any rank, with one barrier and no tensor.
 
-        Args:
-            condition: this rank's condition.
-            held: the answer is appended to it.
+        The answer is appended to `held`.
 
         Raises:
             RuntimeError: another rank adds up or sends a tensor.

@@ -85,12 +85,7 @@ class ChosenSampler:
 
 
 def chosen_sampler(loader: DataLoader[Any], *, is_split: bool) -> ChosenSampler:
-    """Return the sampler that chooses a loader's items.
-
-    Args:
-        loader: the user's loader.
-        is_split: whether it already yields this rank's part.
-    """
+    """Return the sampler that chooses a loader's items, of this rank alone if it `is_split`."""
     sampler, batches = loader.sampler, loader
     is_batches = _has_own_batches(loader)
     if is_batches:

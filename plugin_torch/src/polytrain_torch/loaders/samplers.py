@@ -70,11 +70,9 @@ class EpochSampler(Sampler[Any]):
 
     @abstractmethod
     def length_from(self, start: int, *, skipped: Sequence[range] = ()) -> int:
-        """Return the number of this rank's items from `start` to an epoch's end.
+        """Return the number of this rank's items from a position to an epoch's end.
 
-        Args:
-            start: the position.
-            skipped: positions that are left out; see `Plan.global_batches`.
+        Positions in `skipped` are left out; see `Plan.global_batches`.
         """
 
     def __len__(self) -> int:
@@ -209,9 +207,7 @@ class DrawnItems(EpochSampler):
     def _drawn(self, epoch: Epoch, *, per_round: int) -> Iterator[_Drawn]:
         """Yield the items from the epoch's start on, in pieces: a sampler may be endless.
 
-        Args:
-            epoch: the epoch to draw.
-            per_round: each piece except the last has a multiple of this number of items.
+        Each piece except the last has a multiple of `per_round` items.
         """
         seed = seed_of(f"{self.cursor.position.plan.seed} {epoch.number}", octets=7)
         for each in samplers_in(self.sampler):
@@ -239,13 +235,9 @@ class DrawnItems(EpochSampler):
     def _stopping(
         self, mine: Sequence[Any], start: int, stops: deque[Stop], *, ranks: int = 1
     ) -> Iterator[Any]:
-        """Yield items, and record the position after each batch.
+        """Yield this rank's items from a position on, and record the position after each batch.
 
-        Args:
-            mine: this rank's items.
-            start: position of the first one.
-            stops: the positions are appended to it.
-            ranks: number of ranks whose items are counted in positions.
+        Positions count the items of this number of ranks.
         """
         for first in range(0, len(mine), self._items_per_stop):
             some = mine[first : first + self._items_per_stop]

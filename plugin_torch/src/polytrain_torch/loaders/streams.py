@@ -67,13 +67,7 @@ class RanksPartOfPipe(RanksPart):
     """Yields this rank's items of a torch data pipe, which it seeds and shards as a loader does."""
 
     def __init__(self, pipe: IterDataPipe[Any], *, rank: int, size: int, seed: int) -> None:
-        """
-        Args:
-            pipe: the same on every rank.
-            rank: this rank.
-            size: number of ranks.
-            seed: the iterations' first seed, the same on every rank.
-        """
+        """All ranks pass the same pipe, and the same seed of the first iteration."""
         super().__init__(pipe, rank=rank, size=size)
         self._seed = seed
 

@@ -54,13 +54,7 @@ def in_virtual_workers(
     device: torch.device,
     arguments: Mapping[str, Any],
 ) -> VirtualDataParallel:
-    """Return the model, to be trained by virtual workers.
-
-    Args:
-        model: a model on its device.
-        virtual: the virtual workers.
-        device: the device.
-        arguments: the user's, for DDP.
+    """Return a model on its device, to be trained by virtual workers, with the user's arguments.
 
     Raises:
         ValueError: it has parts whose results depend on the number of ranks, or on what happened
