@@ -38,25 +38,14 @@ class EpochCallback(keras.callbacks.Callback, ABC):
 
     @abstractmethod
     def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
-        """Report a finished epoch.
-
-        Args:
-            epochs: number of finished epochs, including those before a restart.
-            metrics: what `reported_metrics` has returned.
-            is_last: whether training has ended.
-        """
+        """Report an epoch: the last of so many finished ones, those before a restart included."""
 
     @abstractmethod
     def progress(self, epochs: int) -> Progress:
         """Return the progress after this many finished epochs."""
 
     def reported_metrics(self, epochs: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the metrics to report.
-
-        Args:
-            epochs: number of finished epochs.
-            metrics: metrics of the last finished epoch, by name.
-        """
+        """Return what to report of the metrics of the last finished epoch, by name."""
         return metrics
 
     def why_not_within_epochs(self) -> str | None:

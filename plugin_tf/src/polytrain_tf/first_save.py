@@ -29,11 +29,7 @@ class FirstSave:
         return self._context is not None and self._context is polytrain.get_context()
 
     def check(self, model: Any, directory: Path) -> None:
-        """Load the first checkpoint once. All ranks call this, after each save.
-
-        Args:
-            model: the model that was saved.
-            directory: the checkpoint's directory.
+        """Load the first checkpoint once. All ranks call this, after each save of a model.
 
         Raises:
             ValueError: the model can't be loaded, or isn't compiled after loading.

@@ -191,10 +191,6 @@ def prediction_problems(options: Mapping[str, Any], data: DatasetInfo) -> Iterat
       columns that it was trained on, or all columns except label and weight.
     - `collate_fn`: makes the model's input from a dict of column name to NumPy array instead.
     - `custom_objects`: classes and functions that Keras doesn't know, by name.
-
-    Args:
-        options: the options that the user passed.
-        data: the rows to predict.
     """
     for name in options:
         yield from unknown_name(name, name, _OF_PREDICT, "the options of predict with tensorflow")

@@ -41,21 +41,13 @@ class KerasPredictor:
         collate_fn: Callable[[dict[str, Any]], Any] | None = None,
         custom_objects: Mapping[str, Any] | None = None,
     ) -> None:
-        """See `prediction_problems` for the options.
-
-        Args:
-            directory: the checkpoint's directory.
-        """
+        """See `prediction_problems` for the options."""
         self._model = load(directory, custom_objects)
         self._features = features
         self._collate = collate_fn
 
     def __call__(self, table: pa.Table) -> Predictions:
-        """Return the predictions for these rows: an array, or a dict by name of output.
-
-        Args:
-            table: the rows, with the columns that the model needs.
-        """
+        """Return the predictions for these rows: an array, or a dict by name of output."""
         batch = to_format(table, "numpy")
         rows = self._input(batch) if self._collate is None else self._collate(batch)
         output = self._model.predict_on_batch(rows)

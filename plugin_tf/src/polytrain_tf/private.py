@@ -31,11 +31,7 @@ class Replaceable:
 
     @contextmanager
     def replaced(self, make: Callable[[Any], Any]) -> Iterator[None]:
-        """Replace it in a `with` block.
-
-        Args:
-            make: takes the library's function, and returns the function to call instead.
-        """
+        """Replace it in a `with` block. `make` gets it, and returns its replacement."""
         parents, _, name = self.path.rpartition(".")
         owner: Any = import_module(self.module)
         for parent in filter(None, parents.split(".")):

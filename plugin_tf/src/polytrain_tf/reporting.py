@@ -121,14 +121,10 @@ def checkpointed_epoch() -> int:
 
 
 def _resumed(fit: int, epochs: int) -> Path | None:
-    """Return the checkpoint that a fit resumes from; None if it starts fresh.
-
-    Args:
-        fit: the fit's number in the training function, from 1.
-        epochs: number of epochs finished before the fit.
+    """Return the checkpoint that a fit resumes from after so many epochs; None if it starts fresh.
 
     Raises:
-        ValueError: a later fit saved the checkpoint.
+        ValueError: a later fit of the training function saved the checkpoint.
     """
     checkpoint = polytrain.get_checkpoint()
     if checkpoint is None or not has_progress(Path(checkpoint.path)):

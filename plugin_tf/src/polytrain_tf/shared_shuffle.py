@@ -59,15 +59,11 @@ def shuffled_alike(strategy: tf.distribute.Strategy, rank: int) -> Iterator[None
 
 
 def check_order(name: str, data: Any) -> None:
-    """Raise an error if the workers might make different batches from this data.
-
-    Args:
-        name: name of the argument of `fit`.
-        data: the argument's value.
+    """Raise an error if the workers might make different batches from an argument of `fit`.
 
     Raises:
-        ValueError: the data is a generator or a `PyDataset`, or a `tf.data.Dataset` that shuffles
-            without a seed.
+        ValueError: it is a generator or a `PyDataset`, or a `tf.data.Dataset` that shuffles without
+            a seed.
     """
     if isinstance(data, GeneratorType | keras.utils.PyDataset):
         # A generator's first batches would also be lost: Keras reads them to build the model.

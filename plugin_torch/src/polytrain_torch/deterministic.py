@@ -63,9 +63,6 @@ def aligned(batch: Any) -> Any:
 
     The last bits of a matrix product depend on the addresses and strides of its inputs. NumPy's
     arrays and parts of larger tensors may begin anywhere, and have gaps.
-
-    Args:
-        batch: tensors, in any structure of dicts, lists and tuples.
     """
     return tree_map(_aligned, batch)
 

@@ -11,12 +11,9 @@ import torch
 
 
 def moved(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
-    """Return the batch with all tensors on a device.
+    """Return a batch with all tensors in its dicts, lists and tuples on a device.
 
-    Args:
-        batch: tensors, in any structure of dicts, lists and tuples.
-        device: the device to move them to.
-        non_blocking: whether copies from pinned memory run while the device computes.
+    `non_blocking` lets copies from pinned memory run while the device computes.
     """
     move = partial(moved, device=device, non_blocking=non_blocking)
     if isinstance(batch, torch.Tensor):

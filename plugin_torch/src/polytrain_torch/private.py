@@ -181,10 +181,8 @@ def saves_plainly(module: torch.nn.Module) -> bool:
 def replace_backward_engine(make: Callable[[Any], Any]) -> None:
     """Replace the function that runs all backward passes in this process.
 
-    `torch.autograd.grad` calls it too. Replacing that name would miss scripts that imported it.
-
-    Args:
-        make: gets torch's function, and returns its replacement.
+    `make` gets it, and returns its replacement. `torch.autograd.grad` calls it too. Replacing that
+    name would miss scripts that imported it.
     """
     module: Any = torch.autograd
     module._engine_run_backward = make(module._engine_run_backward)
@@ -305,13 +303,9 @@ def deepspeed_config(engine: Any) -> Any:
 
 
 def drop_events(writer: Any, step: int) -> None:
-    """Have TensorBoard drop earlier events of this step and later ones.
+    """Have a `SummaryWriter` of torch or tensorboardX drop events of this step and later ones.
 
     The writer's public methods write only some kinds of events.
-
-    Args:
-        writer: a `SummaryWriter` of torch or tensorboardX.
-        step: the first step that is logged again.
     """
     if type(writer).__module__.startswith("tensorboardX"):
         from tensorboardX.proto import event_pb2

@@ -71,9 +71,7 @@ def compare_ranks(by_rank: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def check_resumed(then: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[str]:
     """Yield how a checkpoint's results and this attempt's differ in what they depend on.
 
-    Args:
-        then: from the checkpoint; None if it was made without virtual workers.
-        now: from `arithmetic`.
+    `then` is None if the checkpoint was made without virtual workers.
 
     Raises:
         ValueError: the number of virtual workers or of threads is another one.

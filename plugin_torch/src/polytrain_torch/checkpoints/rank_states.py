@@ -18,8 +18,7 @@ from polytrain_torch.loaders import stream_places
 def save_rank_states(directory: Path | None) -> None:
     """Write all ranks' states, or this rank's if every rank writes. All ranks call this.
 
-    Args:
-        directory: this rank's part of the checkpoint; None if it has none.
+    `directory` is this rank's part of the checkpoint; None if it has none.
 
     Raises:
         TypeError: a data set's state isn't plain data, and couldn't be loaded safely.

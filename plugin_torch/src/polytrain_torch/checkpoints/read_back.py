@@ -33,10 +33,9 @@ _loaded_back: WeakSet[Any] = WeakSet()
 
 
 def is_first_save(owner: Any) -> bool:
-    """Whether a save is its owner's first, and needs a trial load. Later calls return False.
+    """Whether a save is the first of its owner, such as a trainer, and needs a trial load.
 
-    Args:
-        owner: the object that saves: a trainer, an engine, a training state.
+    Later calls return False.
     """
     is_first = owner not in _loaded_back
     _loaded_back.add(owner)
@@ -51,9 +50,7 @@ def has_loaded(owner: Any) -> None:
 def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:
     """Return a copy of a part with tensors on the meta device; None if that is impossible.
 
-    Args:
-        part: a module, an optimizer, or anything with a state.
-        keeping: objects that the copy shares with the part.
+    The copy shares the objects in `keeping` with the part.
     """
     shared = {id(each): each for each in keeping}
     try:
@@ -68,8 +65,7 @@ def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:
 def whole_copies_without_values(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return unsharded copies, on the meta device, of sharded models and their optimizers.
 
-    Args:
-        parts: modules and optimizers. Those that can't be copied are left out.
+    Those that can't be copied are left out.
     """
     shared: dict[int, Any] = {}
     copies: dict[str, Any] = {}
@@ -147,8 +143,7 @@ Load = Callable[[Any], Any]
 def try_all(loads: Sequence[tuple[Any, Load]]) -> None:
     """Load saved states into copies of parts. A part's copy shares the other parts.
 
-    Args:
-        loads: pairs of a part and its load function. Parts that can't be copied aren't tried.
+    Parts that can't be copied aren't tried.
 
     Raises:
         CheckpointError: a part can't be loaded.
@@ -189,14 +184,10 @@ def try_shards(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimize
 
 
 def try_loading(name: str, load: Callable[[], Any]) -> None:
-    """Load a part's state on trial.
-
-    Args:
-        name: the part's name, for the error.
-        load: loads the state into a copy.
+    """Load a part's state into a copy on trial.
 
     Raises:
-        CheckpointError: the state can't be loaded.
+        CheckpointError: the state can't be loaded; it names the part.
     """
     try:
         with warnings.catch_warnings():

@@ -224,9 +224,7 @@ class TrainingState:
     def _read_back(self, directory: Path, sharded: Mapping[str, State]) -> None:
         """Read the first checkpoint as a restart would, and load it into copies of the parts.
 
-        Args:
-            directory: the checkpoint's directory. It may have only this rank's shards.
-            sharded: this rank's states of sharded parts, by name.
+        The directory may have only this rank's shards, whose states are in `sharded`.
         """
         saved = self._read(directory)
         if sharded:

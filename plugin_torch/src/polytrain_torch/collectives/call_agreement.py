@@ -176,9 +176,8 @@ class _Answers:
     def _reason(self, launched: int, begun: int) -> str:
         """Return why this rank can't make the call, and a progress value; "" if it can.
 
-        Args:
-            launched: number of default-group operations that the asking rank has launched.
-            begun: number of sums and broadcasts that it has begun.
+        It compares its operations with those that the asking rank has launched, and with the sums
+        and broadcasts that that one has begun.
         """
         try:
             get_context()

@@ -70,13 +70,7 @@ class NodeGroup(dist.ProcessGroup):
     def __init__(
         self, rank: int, world_size: int, sums: SharedSums | None, *, is_virtual: bool = False
     ) -> None:
-        """
-        Args:
-            rank: this rank.
-            world_size: number of ranks.
-            sums: None if a rank can't open the memory; then the default group does everything.
-            is_virtual: whether sums are over virtual workers.
-        """
+        """Without `sums`, as where a rank can't open the memory, the default group does all."""
         super().__init__(rank, world_size)
         self._sums = sums
         self._is_virtual = is_virtual

@@ -37,7 +37,7 @@ class RankSums:
         self._between_nodes: _SocketSums | None = None
 
     def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
-        """Add up this model's gradients too, those on the CPU by `on_node` if ranks share memory."""
+        """Add up this model's gradients too, on the CPU by `on_node` if ranks share memory."""
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._are_all_on_cpu = self._are_all_on_cpu and is_on_cpu
         self.on_node = on_node or self.on_node

@@ -50,14 +50,12 @@ def leaf(leaves: int, virtual_worker: int) -> Node:
 
 
 class Tree(Generic[AnyValue]):
-    """A sum under way, of values that come from the last virtual worker to the first."""
+    """A sum under way, of values that come from the last of `leaves` virtual workers to the first.
+
+    `add` adds the value of the right half to that of the left half.
+    """
 
     def __init__(self, leaves: int, add: Callable[[AnyValue, AnyValue], AnyValue]) -> None:
-        """
-        Args:
-            leaves: number of virtual workers.
-            add: adds the value of the right half to that of the left half.
-        """
         self._leaves = leaves
         self._add = add
         self.held: list[tuple[Node, AnyValue]] = []
@@ -116,10 +114,7 @@ def most_values(leaves: int, world_size: int) -> int:
 def add_subtrees(leaves: int, world_size: int, sums: Sequence[torch.Tensor]) -> torch.Tensor:
     """Add the sums of all ranks' subtrees, in place of the first one, and return it.
 
-    Args:
-        leaves: number of virtual workers.
-        world_size: number of ranks.
-        sums: by the order of `all_subtrees`.
+    They are in the order of `all_subtrees`.
     """
     tree: Tree[torch.Tensor] = Tree(leaves, torch.Tensor.add_)
     for node, value in reversed([*zip(all_subtrees(leaves, world_size), sums, strict=True)]):

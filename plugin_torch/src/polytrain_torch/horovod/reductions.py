@@ -347,16 +347,7 @@ def _handle(
     in_place: bool = False,
     is_one: bool = False,
 ) -> int:
-    """Start to reduce tensors; return a handle.
-
-    Args:
-        tensors: this rank's tensors.
-        op: Horovod's operation.
-        prescale: factor for the tensors before the reduction.
-        postscale: factor for the results.
-        in_place: write the results into the tensors.
-        is_one: there is one tensor, and the result isn't a list.
-    """
+    """Start to reduce tensors; return a handle, of one result if there `is_one`, else of a list."""
     pending = started("allreduce", tensors, op, prescale, postscale)
 
     def finish() -> Any:

@@ -205,9 +205,7 @@ class _Place:
     def iterate(self, own: _Iterate, *, skipped: int | None = None) -> Iterator[Any]:
         """Yield the batches of the next epoch; after a restart, the rest of the interrupted one.
 
-        Args:
-            own: Accelerate's iteration.
-            skipped: how many rows the training function skips.
+        The training function may skip some rows itself.
         """
         caller = sys._getframe().f_back
         fetch = None if caller is None else (caller.f_code, instruction_of(caller))

@@ -121,10 +121,6 @@ class UnsplitPlace:
     """The place of a loader that isn't split, on this rank.
 
     Ranks may have different loaders: each prepares its own, and draws with its own seed.
-
-    Args:
-        name: its name in checkpoints.
-        cursor: counts its epochs and their items.
     """
 
     def __init__(self, name: str, cursor: Cursor[DataPosition]) -> None:

@@ -113,12 +113,9 @@ class StatefulRanksPart(RanksPart):
 
 
 def part_of_stream(dataset: Any, *, is_split: bool, seed: int) -> Any:
-    """Return this rank's part of an iterable data set.
+    """Return this rank's part of an iterable data set, which yields only that if it `is_split`.
 
-    Args:
-        dataset: the user's data set.
-        is_split: whether it yields only this rank's items already.
-        seed: a seed for data pipes, the same on every rank.
+    All ranks pass the same seed, which data pipes need.
     """
     rank, size = (0, 1) if is_split else (dist.get_rank(), dist.get_world_size())
     if has_state(dataset):

@@ -40,12 +40,9 @@ class Buffers:
 
     @torch.no_grad()
     def send(self, on_node: Any = None) -> None:
-        """Set the buffers of all ranks to rank 0's.
+        """Set the buffers of all ranks to rank 0's, those on the CPU by `on_node` if it is given.
 
         All ranks call this. When this object was made, they had the same buffers.
-
-        Args:
-            on_node: the group that sends tensors on the CPU, if all ranks can share memory.
         """
         now = [{**own_buffers(module)} for module in self._modules]
         if not any(self._kept) and not any(now):

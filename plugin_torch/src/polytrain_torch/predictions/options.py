@@ -27,10 +27,6 @@ def prediction_problems(options: Mapping[str, Any], data: DatasetInfo) -> Iterat
     - `collate_fn` makes the module's input from a dict of column name to NumPy array instead.
     - `forward` is called with the module and the input; by default the module is called.
     - `device` is the module's device; by default this process's GPU, or the CPU.
-
-    Args:
-        options: the user's options, by name.
-        data: the rows to predict.
     """
     for name in options:
         yield from unknown_name(name, name, OPTIONS, "the options of predict with torch")

@@ -37,9 +37,7 @@ class ModulePredictor:
     ) -> None:
         """See `prediction_problems` for the options.
 
-        Args:
-            directory: the checkpoint's directory.
-            load: loads the `state_dict` of a checkpoint's directory.
+        `load` loads the `state_dict` in a checkpoint's directory.
         """
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._features = features

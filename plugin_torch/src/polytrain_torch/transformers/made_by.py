@@ -21,9 +21,6 @@ with needed("transformers"):
 
 calls = Calls("train()")
 
-APART = "checkpoint"
-"""Directory of the trainer's files in a checkpoint of Ray Train's callback."""
-
 SUMS = "sums"
 """Kind and name of what a trainer adds up for its logs, among the states that differ by rank."""
 
@@ -31,22 +28,12 @@ _FILE = "trained_by.json"
 """File beside the trainer's in a checkpoint: the call that saved it, and its rows per step."""
 
 
-def files_of(directory: Path) -> Path:
-    """Return the directory of the trainer's files in a checkpoint of either callback."""
-    apart = directory / APART
-    return apart if apart.is_dir() else directory
-
-
 def write_made_by(
     directory: Path, reports: ReportCallback, args: Any, sums: Mapping[str, Any] | None = None
 ) -> None:
     """Write which call saves the trainer's files in a directory, and its rows per step.
 
-    Args:
-        directory: that of the files.
-        reports: the callback that reports them.
-        args: the trainer's.
-        sums: what it has added up for its logs, on rank 0; None if that is elsewhere.
+    `sums` is what it has added up for its logs, on rank 0; None if that is elsewhere.
     """
     content = {
         "call": reports.call,
@@ -59,8 +46,8 @@ def write_made_by(
 
 
 def made_by(directory: Path) -> Mapping[str, Any] | None:
-    """Return what `write_made_by` has written; None if another trainer saved the checkpoint."""
-    file = files_of(directory) / _FILE
+    """Return what `write_made_by` has written; None if another trainer saved the files."""
+    file = directory / _FILE
     if not file.exists():
         return None
     content: Mapping[str, Any] = json.loads(file.read_text())
@@ -68,10 +55,10 @@ def made_by(directory: Path) -> Mapping[str, Any] | None:
 
 
 def is_resumed_from(directory: Path, call: int, trainer: Trainer) -> bool:
-    """Whether this call of `train()` resumes from the checkpoint; otherwise it starts fresh.
+    """Whether this call of `train()` resumes from a trainer's files; otherwise it starts fresh.
 
     Raises:
-        ValueError: it can do neither: a later call saved the checkpoint, or its steps differ.
+        ValueError: it can do neither: a later call saved them, or its steps differ.
     """
     then = made_by(directory)
     if then is None:

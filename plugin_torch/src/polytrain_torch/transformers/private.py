@@ -15,13 +15,8 @@ import torch
 def replace_end_of_step(trainer: Any, make: Callable[[Any], Any]) -> Callable[..., None]:
     """Replace the method that a Transformers trainer calls at the end of each step and epoch.
 
-    Return the new one.
-
-    No callback that may stop training runs after it.
-
-    Args:
-        trainer: a `transformers.Trainer`.
-        make: gets the trainer's method, and returns its replacement.
+    `make` gets it, and returns its replacement, which is returned. No callback that may stop
+    training runs after it.
     """
     trainer._maybe_log_save_evaluate = end = make(trainer._maybe_log_save_evaluate)
     return end
@@ -47,8 +42,7 @@ class LogSums:
     def kept(self, more: torch.Tensor | None = None) -> dict[str, Any]:
         """Return all of them, and at which steps they were logged or began, by their names.
 
-        Args:
-            more: a loss that is about to be added.
+        `more` is a loss that is about to be added.
         """
         own = {name: float(getattr(self._trainer, name)) for name in self._NAMES}
         if more is not None:

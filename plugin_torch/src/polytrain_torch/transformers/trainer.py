@@ -34,11 +34,9 @@ from polytrain_torch.transformers.adapters import (
     write_buffers,
 )
 from polytrain_torch.transformers.made_by import (
-    APART,
     SUMS,
     calls,
     epoch_of,
-    files_of,
     is_resumed_from,
     made_by,
     write_made_by,
@@ -114,13 +112,15 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         reports.is_whole = wraps_in_ddp(trainer.accelerator)
         events.are_repeated = is_first_call and get_context().get_attempt() > 0
         is_first_call = False
-        if checkpoint is not None and is_resumed_from(Path(checkpoint.path), reports.call, trainer):
+        if checkpoint is not None and is_resumed_from(
+            _files_of(Path(checkpoint.path)), reports.call, trainer
+        ):
             reports.resumes_from = Path(checkpoint.path)
-            resume_from_checkpoint = str(files_of(reports.resumes_from))
+            resume_from_checkpoint = str(_files_of(reports.resumes_from))
             reports.best = restore_best(
                 Path(resume_from_checkpoint), trainer.args, files_in=reports.CHECKPOINT_NAME
             )
-            is_resumed = made_by(reports.resumes_from) is not None
+            is_resumed = made_by(Path(resume_from_checkpoint)) is not None
             events.are_repeated = True
         if reports.is_whole:
             if trainer.args.ddp_broadcast_buffers is not False:
@@ -197,7 +197,7 @@ class ReportCallback(TrainerCallback):
         if self.best is not None:
             state.best_model_checkpoint = str(self.best)
         if self.resumes_from is not None:
-            load_buffers(unwrapped(objects["model"]), files_of(self.resumes_from))
+            load_buffers(unwrapped(objects["model"]), _files_of(self.resumes_from))
             _restore_own(self.resumes_from, objects)
             self._restore_sums(self.resumes_from)
 
@@ -237,7 +237,7 @@ class ReportCallback(TrainerCallback):
 
     def _restore_sums(self, directory: Path) -> None:
         """Continue what the trainer had added up for its logs when it saved a checkpoint."""
-        sums = (made_by(directory) or {}).get(SUMS)
+        sums = (made_by(_files_of(directory)) or {}).get(SUMS)
         if not sums or self._sums is None:
             return
         found = found_beside(directory)
@@ -258,7 +258,7 @@ class RayTrainReportCallback(ReportCallback):
     resume by itself: pass the checkpoint to `train(resume_from_checkpoint=…)`.
     """
 
-    CHECKPOINT_NAME = APART
+    CHECKPOINT_NAME = "checkpoint"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report nothing yet."""
@@ -272,6 +272,12 @@ class RayTrainReportCallback(ReportCallback):
 
 def _reports(callback: Any) -> bool:
     return isinstance(callback, ReportCallback)
+
+
+def _files_of(directory: Path) -> Path:
+    """Return the directory of the trainer's files in a checkpoint of either callback."""
+    apart = directory / RayTrainReportCallback.CHECKPOINT_NAME
+    return apart if apart.is_dir() else directory
 
 
 def _refuse_unsafe(directory: Path) -> None:
