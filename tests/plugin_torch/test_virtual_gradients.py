@@ -9,7 +9,7 @@ import torch
 
 from polytrain_torch import virtual_gradients
 from polytrain_torch.collectives.tree_sums import Vector, join
-from polytrain_torch.virtual_gradients import Gradients
+from polytrain_torch.virtual_workers.gradients import Gradients
 
 LAYERS, WIDTH = 4, 8
 

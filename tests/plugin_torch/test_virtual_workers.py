@@ -34,9 +34,13 @@ from polytrain_torch import (
     virtual_gradients,
     virtual_workers,
 )
-from polytrain_torch.checkpoints.arithmetic import arithmetic, check_resumed, compare_ranks
-from polytrain_torch.deterministic import aligned, deterministic, why_not_deterministic
-from polytrain_torch.virtual_mistakes import LearningRates
+from polytrain_torch.virtual_workers.arithmetic import arithmetic, check_resumed, compare_ranks
+from polytrain_torch.virtual_workers.deterministic import (
+    aligned,
+    deterministic,
+    why_not_deterministic,
+)
+from polytrain_torch.virtual_workers.mistakes import LearningRates
 
 WORKERS = 4
 ROWS = 150

@@ -22,7 +22,6 @@ import torch.distributed.checkpoint as dcp
 from polytrain import Checkpoint, ValidationTaskConfig, get_checkpoint, get_context
 from polytrain.extension import scratch_directory, survivor
 from polytrain_plugins.type_names import a_type
-from polytrain_torch.checkpoints.arithmetic import warn_inexact
 from polytrain_torch.checkpoints.parts import refuse_options, report_part
 from polytrain_torch.checkpoints.rank_parts import (
     Differences,
@@ -64,6 +63,7 @@ from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.survivors import keeper
 from polytrain_torch.survivors.keeper import Keeper
 from polytrain_torch.virtual_workers import current
+from polytrain_torch.virtual_workers.arithmetic import warn_inexact
 
 logger = logging.getLogger(__name__)
 

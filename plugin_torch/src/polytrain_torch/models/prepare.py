@@ -20,9 +20,9 @@ from polytrain_torch.devices import current_device
 from polytrain_torch.loaders.prepared import PreparedDataLoader, sharded
 from polytrain_torch.models.parallel import DataParallel, NodeDataParallel
 from polytrain_torch.models.unaveraged import PREPARE_AGAIN, keep_frozen, refuse_autograd_grad
-from polytrain_torch.models.virtual import in_virtual_workers
 from polytrain_torch.row_weights import weigh_model
 from polytrain_torch.virtual_workers import current, refuse_virtual_workers
+from polytrain_torch.virtual_workers.data_parallel import in_virtual_workers
 
 logger = logging.getLogger(__name__)
 

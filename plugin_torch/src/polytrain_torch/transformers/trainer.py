@@ -112,16 +112,14 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         reports.is_whole = wraps_in_ddp(trainer.accelerator)
         events.are_repeated = is_first_call and get_context().get_attempt() > 0
         is_first_call = False
-        if checkpoint is not None and is_resumed_from(
-            _files_of(Path(checkpoint.path)), reports.call, trainer
-        ):
-            reports.resumes_from = Path(checkpoint.path)
-            resume_from_checkpoint = str(_files_of(reports.resumes_from))
-            reports.best = restore_best(
-                Path(resume_from_checkpoint), trainer.args, files_in=reports.CHECKPOINT_NAME
-            )
-            is_resumed = made_by(Path(resume_from_checkpoint)) is not None
-            events.are_repeated = True
+        if checkpoint is not None:
+            directory = Path(checkpoint.path)
+            files = _files_of(directory)
+            if is_resumed_from(files, reports.call, trainer):
+                reports.resumes_from, resume_from_checkpoint = directory, str(files)
+                reports.best = restore_best(files, trainer.args, files_in=reports.CHECKPOINT_NAME)
+                is_resumed = made_by(files) is not None
+                events.are_repeated = True
         if reports.is_whole:
             if trainer.args.ddp_broadcast_buffers is not False:
                 # DDP will broadcast this model's buffers: the trainer keeps the unwrapped model.

@@ -1,11 +1,4 @@
-"""Virtual workers: the same weights, to the bit, at any number of ranks.
-
-A global batch is always cut into the same C micro-batches. Each is computed apart: with its own
-random numbers, and from the buffers with which the step began. Then their gradients are added in
-the order of one tree (`tree_sums`). So nothing depends on which rank computes which micro-batch. A
-rank computes several by a loop within the step (`micro_batches`), and whatever the training
-function does outside of it happens once for each global batch.
-"""
+"""The loop over micro-batches within a step, and what it needs to know of an attempt."""
 
 from __future__ import annotations
 
@@ -22,22 +15,24 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from polytrain.extension import record_exactness
 from polytrain_plugins import VirtualBatch, World, virtual_workers_of
-from polytrain_torch.checkpoints.arithmetic import (
+from polytrain_torch.collectives.gathering import gathered
+from polytrain_torch.private import compiled_by_shape
+from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
+from polytrain_torch.row_weights import weighted_loop
+from polytrain_torch.virtual_workers.arithmetic import (
     arithmetic,
     check_resumed,
     compare_ranks,
     warn_inexact,
 )
-from polytrain_torch.collectives.gathering import gathered
-from polytrain_torch.collectives.rank_sums import RankSums, SummingGroup
-from polytrain_torch.deterministic import aligned, deterministic, why_not_deterministic
-from polytrain_torch.models.buffers import Buffers
-from polytrain_torch.models.proof import Proofs
-from polytrain_torch.private import compiled_by_shape
-from polytrain_torch.randomness import function_seed, seed_place, share_function_seed
-from polytrain_torch.row_weights import weighted_loop
-from polytrain_torch.virtual_gradients import Gradients
-from polytrain_torch.virtual_mistakes import (
+from polytrain_torch.virtual_workers.buffers import Buffers
+from polytrain_torch.virtual_workers.deterministic import (
+    aligned,
+    deterministic,
+    why_not_deterministic,
+)
+from polytrain_torch.virtual_workers.gradients import Gradients
+from polytrain_torch.virtual_workers.mistakes import (
     LearningRates,
     LoopLosses,
     UnchangedParts,
@@ -45,6 +40,8 @@ from polytrain_torch.virtual_mistakes import (
     watched_plateaus,
     watched_ranks,
 )
+from polytrain_torch.virtual_workers.proof import Proofs
+from polytrain_torch.virtual_workers.rank_sums import RankSums, SummingGroup
 
 _current: VirtualWorkers | None = None
 

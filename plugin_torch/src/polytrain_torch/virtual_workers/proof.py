@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from polytrain.extension import record_exactness
-from polytrain_torch.checkpoints.arithmetic import warn_inexact
 from polytrain_torch.checkpoints.rank_parts import digest
 from polytrain_torch.collectives.gathering import from_rank_0, gathered
-from polytrain_torch.models.buffers import Buffers
 from polytrain_torch.moving import moved
 from polytrain_torch.private import tree_leaves
 from polytrain_torch.randomness import seed_place
+from polytrain_torch.virtual_workers.arithmetic import warn_inexact
+from polytrain_torch.virtual_workers.buffers import Buffers
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ import torch.distributed as dist
 
 from polytrain_torch.collectives.buckets import buckets
 from polytrain_torch.collectives.tree_sums import Node, Tree, Vector, join, leaf, most_values
-from polytrain_torch.deterministic import ALIGNED
 from polytrain_torch.private import is_unwritten, mark_unwritten
+from polytrain_torch.virtual_workers.deterministic import ALIGNED
 
 Each = Sequence[torch.Tensor | None]
 """A gradient for each parameter; None if it has none."""

@@ -20,10 +20,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from polytrain import Context
-from polytrain_torch.checkpoints.arithmetic import warn_inexact
 from polytrain_torch.checkpoints.rank_parts import digest
 from polytrain_torch.models.parallel import unwrapped
 from polytrain_torch.private import tree_leaves
+from polytrain_torch.virtual_workers.arithmetic import warn_inexact
 
 _DEPENDS_ON_RANKS = (
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"),
