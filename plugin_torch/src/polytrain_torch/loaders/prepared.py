@@ -120,36 +120,42 @@ class PreparedDataLoader:
             self._sampler.epoch.end()
 
     def __iter__(self) -> Iterator[Any]:
-        if self._stream is not None:
-            yield from self._streamed(self._stream)
-            return
-        if self._sampler is None:
+        place = self._stream or self._sampler
+        if place is None:
             yield from map(self._on_device, self._split)
             return
-        with self._sampler.cursor.epoch() as epoch, weighted_loop() as loop:
-            self._sampler.begin(epoch)
-            stops = self._sampler.stops
-            seed = self._sampler.cursor.position.plan.seed
-            self._seed_workers(f"{seed} {epoch.number} {dist.get_rank()}")
+        with place.cursor.epoch() as epoch:
+            place.begin(epoch)
             next_batch()
+            for batch in self._batches(epoch):
+                has_batch()
+                yield batch
+                next_batch()
+            epoch_is_over()
+
+    def _batches(self, epoch: Epoch) -> Iterator[Any]:
+        """Yield an epoch's batches. Each is counted before its step, whose report includes it."""
+        if self._stream is not None:
+            self._seed_workers(f"{self._stream.seed} {epoch.number}")
+            for batch in self._split:
+                epoch.check_alone()
+                self._stream.given(epoch)
+                yield self._on_device(batch)
+            return
+        assert self._sampler is not None
+        stops, seed = self._sampler.stops, self._sampler.cursor.position.plan.seed
+        self._seed_workers(f"{seed} {epoch.number} {dist.get_rank()}")
+        with weighted_loop() as loop:
             if self._virtual is not None:
-                for batch in self._virtual_batches(self._virtual, epoch, stops):
-                    has_batch()
-                    yield batch
-                    next_batch()
-                epoch_is_over()
+                yield from self._virtual_batches(self._virtual, epoch, stops)
                 return
             for batch in self._split:
-                has_batch()
                 epoch.check_alone()
-                # Count a batch before its step, so that a report in the step includes it.
                 stop = stops.popleft()
                 epoch.given(stop.position)
                 batch = self._on_device(batch)
                 loop.given(stop.weight, batch)
                 yield batch
-                next_batch()
-            epoch_is_over()
 
     def _virtual_batches(
         self, virtual: VirtualWorkers, epoch: Epoch, stops: deque[Stop]
@@ -174,19 +180,6 @@ class PreparedDataLoader:
                     place=f"{self._name} {epoch.number} {its_stops[0].start}",
                 )
             )
-
-    def _streamed(self, place: StreamPlace) -> Iterator[Any]:
-        with place.cursor.epoch() as epoch:
-            place.begin(epoch)
-            self._seed_workers(f"{place.seed} {epoch.number}")
-            next_batch()
-            for batch in self._split:
-                has_batch()
-                epoch.check_alone()
-                place.given(epoch)
-                yield self._on_device(batch)
-                next_batch()
-            epoch_is_over()
 
     def _seed_workers(self, seed: str) -> None:
         """Seed the loader's generator, which seeds the worker processes of each iteration.

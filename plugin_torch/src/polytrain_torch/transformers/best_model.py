@@ -11,13 +11,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from transformers.trainer_callback import TrainerState
+
 from polytrain import CheckpointConsistencyMode, get_all_reported_checkpoints, get_context
 from polytrain_torch.checkpoints.parts import copy_whole
 from polytrain_torch.collectives.gathering import gathered
-from polytrain_torch.libraries import needed
-
-with needed("transformers"):
-    from transformers.trainer_callback import TrainerState
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,6 @@ from polytrain_torch.checkpoints.rank_parts import (
 )
 from polytrain_torch.checkpoints.read_back import is_first_save
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
-from polytrain_torch.libraries import needed
 from polytrain_torch.models.parallel import prepared_models, unwrapped
 from polytrain_torch.randomness import (
     random_state,
@@ -43,15 +42,12 @@ from polytrain_torch.transformers.private import LogSums
 if TYPE_CHECKING:
     from polytrain_torch.transformers.trainer import ReportCallback
 
-with needed("accelerate"):
-    from accelerate import DistributedType
-    from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
-
-with needed("transformers"):
-    from transformers import PreTrainedModel, Trainer, TrainerCallback
-    from transformers.trainer_callback import ExportableState, TrainerState
-    from transformers.trainer_utils import has_length
-    from transformers.utils import WEIGHTS_NAME
+from accelerate import DistributedType
+from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState, TrainerState
+from transformers.trainer_utils import has_length
+from transformers.utils import WEIGHTS_NAME
 
 _FILE = "end-of-step.pt"
 """File in a survivor's checkpoint: what was left of a step, and what rank 0 has of its own."""

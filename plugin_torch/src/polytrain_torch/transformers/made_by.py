@@ -11,13 +11,11 @@ import torch.distributed as dist
 
 from polytrain.extension import Calls
 from polytrain_plugins import Batches
-from polytrain_torch.libraries import needed
 
 if TYPE_CHECKING:
     from polytrain_torch.transformers.trainer import ReportCallback
 
-with needed("transformers"):
-    from transformers import Trainer
+from transformers import Trainer
 
 calls = Calls("train()")
 

@@ -7,21 +7,15 @@ from itertools import repeat
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import recursively_apply
 from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer
 
 from polytrain_plugins import Batches, Shard
-from polytrain_torch.libraries import needed
 from polytrain_torch.row_weights import weigh_backward, weight_of, weighted_loop
 from polytrain_torch.transformers.made_by import epoch_of
-
-with needed("transformers"):
-    from transformers import Trainer
-
-with needed("accelerate"):
-    from accelerate import Accelerator
-    from accelerate.data_loader import DataLoaderShard
-    from accelerate.utils import recursively_apply
-
 
 _NO_LABEL = -100
 """The label that Transformers' losses ignore."""

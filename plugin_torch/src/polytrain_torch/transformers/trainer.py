@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from safetensors.torch import load_file
+from transformers import Trainer, TrainerCallback
+from transformers.utils import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 from polytrain import get_checkpoint, get_context
 from polytrain.extension import keep_all_batches
@@ -24,7 +27,6 @@ from polytrain_torch.checkpoints.read_back import Load, is_first_save, try_all
 from polytrain_torch.checkpoints.safe_serialization import loaded, refuse_unsafe_file
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.stopping import any_rank_stops
-from polytrain_torch.libraries import needed
 from polytrain_torch.models.parallel import models_in_ddp, unwrapped
 from polytrain_torch.models.unaveraged import keep_frozen, wraps_in_ddp
 from polytrain_torch.transformers.adapters import (
@@ -33,6 +35,9 @@ from polytrain_torch.transformers.adapters import (
     without_frozen,
     write_buffers,
 )
+from polytrain_torch.transformers.best_model import restore_best
+from polytrain_torch.transformers.kept_steps import KeptSteps
+from polytrain_torch.transformers.loggers import KeptEvents
 from polytrain_torch.transformers.made_by import (
     SUMS,
     calls,
@@ -44,15 +49,6 @@ from polytrain_torch.transformers.made_by import (
 from polytrain_torch.transformers.private import LogSums, replace_end_of_step
 from polytrain_torch.transformers.shards import take_batches
 from polytrain_torch.virtual_workers import refuse_virtual_workers
-
-with needed("transformers"):
-    from safetensors.torch import load_file
-    from transformers import Trainer, TrainerCallback
-    from transformers.utils import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
-
-    from polytrain_torch.transformers.best_model import restore_best
-    from polytrain_torch.transformers.kept_steps import KeptSteps
-    from polytrain_torch.transformers.loggers import KeptEvents
 
 __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
 
