@@ -29,10 +29,10 @@ from polytrain_torch.collectives.tree_sums import Node, Tree, Vector, join, leaf
 from polytrain_torch.private import is_unwritten, mark_unwritten
 from polytrain_torch.virtual_workers.deterministic import ALIGNED
 
-Each = Sequence[torch.Tensor | None]
+PerParameter = Sequence[torch.Tensor | None]
 """A gradient for each parameter; None if it has none."""
 
-Begin = Callable[[list[Vector]], Callable[[], Vector]]
+BeginSum = Callable[[list[Vector]], Callable[[], Vector]]
 """Begins to add the sums of all ranks' subtrees; the function that it returns waits for the sum.
 
 The sum is in as many tensors, which may be those of the first subtree, or in one.
@@ -53,7 +53,7 @@ class Gradients:
     """
 
     def __init__(
-        self, parameters: Iterable[torch.Tensor], count: int, begin: Begin, *, overlaps: bool
+        self, parameters: Iterable[torch.Tensor], count: int, begin: BeginSum, *, overlaps: bool
     ) -> None:
         self._begin = begin
         size = _BUCKET if overlaps else _BUCKET_AFTERWARDS
@@ -62,7 +62,7 @@ class Gradients:
         """The buckets whose sums may begin early, on any rank."""
 
         self._overlaps = bool(self._early)
-        self._earlier: list[Each] = []
+        self._earlier: list[PerParameter] = []
         self._lock = threading.Lock()
         self._last: int | None = None
         """The virtual worker whose backward pass is this rank's last; None at other times."""
@@ -93,7 +93,7 @@ class Gradients:
             hook.remove()
 
     def begin(self) -> None:
-        """Take the gradients away to which those of this loop are added."""
+        """Take away the gradients so far, to which those of this loop are added."""
         self._earlier = [bucket.taken() for bucket in self._buckets]
         self._begun = []
 
@@ -124,18 +124,17 @@ class Gradients:
             for bucket, earlier in zip(self._buckets, self._earlier, strict=True):
                 bucket.set_own(earlier)
             return
-        marks = [*self._changed, *[False] * (len(self._early) - len(self._changed))]
+        changed = [*self._changed, *[False] * (len(self._early) - len(self._changed))]
         for number, bucket in [*enumerate(self._buckets)][len(self._begun) :]:
             is_last = bucket is self._buckets[-1]
             # Another rank may have begun this sum early, and have all ranks make it again.
-            sums = bucket.sums(marks if is_last else (), keeps=number < len(self._early))
+            sums = bucket.sums(changed if is_last else (), keeps=number < len(self._early))
             self._begun.append(self._begin(sums))
         totals = [wait() for wait in self._begun]
         self._begun = []
-        # The last bucket has a mark for each early one: more than 0 if any rank has changed it.
-        sums_of_marks = self._buckets[-1].marks(totals[-1], len(marks)) if marks else []
-        changed = [mark > 0 for mark in sums_of_marks]
-        for number in (n for n, is_changed in enumerate(changed) if is_changed):
+        # The last bucket's sum says on how many ranks each early one has changed.
+        ranks_by_bucket = self._buckets[-1].flags(totals[-1], len(changed)) if changed else []
+        for number in (n for n, ranks in enumerate(ranks_by_bucket) if ranks > 0):
             self._overlaps = False
             totals[number] = self._begin(self._buckets[number].sums_again())()
         self._changed = []
@@ -164,17 +163,17 @@ class _Bucket:
     def __init__(self, parameters: Sequence[torch.Tensor], count: int) -> None:
         self.parameters = parameters
         self._count = count
-        self._tree: Tree[Each] = Tree(count, _added)
-        self._early: Each = ()
+        self._tree: Tree[PerParameter] = Tree(count, _added)
+        self._early: PerParameter = ()
         """The gradients of the last micro-batch as they were when the sum began."""
 
-        self._late: tuple[Node, Each] | None = None
+        self._late: tuple[Node, PerParameter] | None = None
         """The same at the end of the micro-batch, which aren't in the tree."""
 
         self._lacks_gradients = False
         """Whether a parameter has no gradient on this rank, and may have one on others."""
 
-    def taken(self) -> Each:
+    def taken(self) -> PerParameter:
         """Take the parameters' gradients away, and return them."""
         taken = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
@@ -215,19 +214,17 @@ class _Bucket:
             for mine, its in zip(late, early, strict=True)
         )
 
-    def sums(self, marks: Sequence[bool], *, keeps: bool) -> list[Vector]:
-        """Return the sums of this rank's subtrees.
+    def sums(self, flags: Sequence[bool], *, keeps: bool) -> list[Vector]:
+        """Return the sums of this rank's subtrees, with flags that are added up too.
 
-        Args:
-            marks: numbers that are added up too.
-            keeps: whether to keep the gradients, for `sums_again`.
+        If it `keeps` the gradients, `sums_again` can follow.
         """
         held = [gradients for _, gradients in reversed(self._tree.held)]
         of_parameters = zip(*held, strict=True)
         self._lacks_gradients = any(all(each is None for each in its) for its in of_parameters)
         if not keeps:
             self._tree.held.clear()
-        return [self._vector(gradients, marks) for gradients in held]
+        return [self._vector(gradients, flags) for gradients in held]
 
     def sums_again(self) -> list[Vector]:
         """Return the sums of this rank's subtrees, with gradients that changed after early sums."""
@@ -236,17 +233,17 @@ class _Bucket:
             self._tree.take(node, [None if each is None else each.clone() for each in late])
         return self.sums((), keeps=False)
 
-    def marks(self, total: Vector, count: int) -> list[float]:
-        """Return the sums of the marks that `sums` got."""
+    def flags(self, total: Vector, count: int) -> list[float]:
+        """Return the sums of the flags that `sums` got."""
         begin = len(self.parameters)
         return self._split(total)[-1][begin : begin + count].tolist()
 
-    def set_own(self, earlier: Each) -> None:
+    def set_own(self, earlier: PerParameter) -> None:
         """Set the gradients to the mean on this rank, which has all virtual workers; see `set`."""
         [totals] = self._tree.taken()
         self._set(totals, earlier)
 
-    def set(self, total: Vector, earlier: Each) -> None:
+    def set(self, total: Vector, earlier: PerParameter) -> None:
         """Set the parameters' gradients to the mean, by the sum over all virtual workers.
 
         It is added to the gradients before, as in `backward()`.
@@ -262,7 +259,7 @@ class _Bucket:
         else:
             self._set(values, earlier)
 
-    def _set(self, totals: Each, earlier: Each) -> None:
+    def _set(self, totals: PerParameter, earlier: PerParameter) -> None:
         for parameter, total, before in zip(self.parameters, totals, earlier, strict=True):
             if total is None:
                 # As after `backward()` without it: optimizers leave it alone.
@@ -278,7 +275,7 @@ class _Bucket:
         sizes = [parameter.numel() for parameter in self.parameters]
         return total[0].split([*sizes, len(total[0]) - sum(sizes)])
 
-    def _dense(self) -> Each:
+    def _dense(self) -> PerParameter:
         taken = self.taken()
         if any(each is not None and each.layout is not torch.strided for each in taken):
             raise TypeError(
@@ -287,22 +284,22 @@ class _Bucket:
             )
         return taken
 
-    def _vector(self, gradients: Each, marks: Sequence[bool]) -> Vector:
+    def _vector(self, gradients: PerParameter, flags: Sequence[bool]) -> Vector:
         """Return gradients as a vector whose length is a multiple of the number of ranks.
 
-        After all values it has a 1 for each parameter with a gradient, and the marks.
+        After all values it has a 1 for each parameter with a gradient, and the flags.
         """
         values = [
             parameter.new_zeros(parameter.shape) if gradient is None else gradient.contiguous()
             for parameter, gradient in zip(self.parameters, gradients, strict=True)
         ]
-        after = [*(float(each is not None) for each in gradients), *map(float, marks)]
+        after = [*(float(each is not None) for each in gradients), *map(float, flags)]
         length = sum(each.numel() for each in values) + len(after)
         after += [0.0] * (-length % dist.get_world_size())
         return [*values, torch.tensor(after).to(values[0])]
 
 
-def _apart(gradients: Each, seen: set[int]) -> Each:
+def _apart(gradients: PerParameter, seen: set[int]) -> PerParameter:
     """Return gradients that share no memory, as a user's backward function may make them.
 
     `seen` has the addresses of other parameters' gradients, and gets those of these.
@@ -341,7 +338,7 @@ def _as_gradient(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(parameter).copy_(values.view(parameter.shape))
 
 
-def _added(left: Each, right: Each) -> Each:
+def _added(left: PerParameter, right: PerParameter) -> PerParameter:
     """Add gradients, as if those that aren't there were zeros."""
     total: list[torch.Tensor | None] = []
     for mine, theirs in zip(left, right, strict=True):
