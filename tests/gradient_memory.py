@@ -21,7 +21,7 @@ def report_peak(config: Mapping[str, Any]) -> None:
 
     from polytrain import report
     from polytrain.torch import micro_batches, prepare_data_loader, prepare_model
-    from polytrain_torch import virtual_gradients
+    from polytrain_torch.virtual_workers import gradients as virtual_gradients
 
     # As of a model that is large beside a bucket: here each layer has one.
     virtual_gradients._BUCKET = virtual_gradients._BUCKET_AFTERWARDS = WIDTH * WIDTH * 4

@@ -148,7 +148,7 @@ def train_and_report_epochs(config: dict[str, Any]) -> None:
 
     from polytrain import get_context
     from polytrain.torch import TrainingState, micro_batches, prepare_data_loader, prepare_model
-    from polytrain_torch import virtual_gradients
+    from polytrain_torch.virtual_workers import gradients as virtual_gradients
 
     if config["sockets"]:
         # As on several nodes: no memory is shared, and sums begin in the backward pass.

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from polytrain_torch import virtual_gradients
 from polytrain_torch.collectives.tree_sums import Vector, join
+from polytrain_torch.virtual_workers import gradients as virtual_gradients
 from polytrain_torch.virtual_workers.gradients import Gradients
 
 LAYERS, WIDTH = 4, 8

@@ -31,9 +31,8 @@ from polytrain_torch import (
     micro_batches,
     prepare_data_loader,
     prepare_model,
-    virtual_gradients,
-    virtual_workers,
 )
+from polytrain_torch.virtual_workers import VirtualWorkers, gradients, loop
 from polytrain_torch.virtual_workers.arithmetic import arithmetic, check_resumed, compare_ranks
 from polytrain_torch.virtual_workers.deterministic import (
     aligned,
@@ -362,7 +361,7 @@ def test_what_a_function_does_in_its_own_way_has_the_same_bits(
 def over_sockets() -> None:
     """As on several nodes: no memory is shared, and networks have several buckets."""
     os.environ["LOCAL_WORLD_SIZE"] = "1"
-    virtual_gradients._BUCKET = 1 << 10
+    gradients._BUCKET = 1 << 10
 
 
 def adds_over_sockets() -> None:
@@ -698,8 +697,8 @@ def test_only_the_first_batches_of_a_resumed_run_must_be_as_large_as_before(
 ) -> None:
     """A training function may go on with larger ones, at any number of workers."""
     warnings: list[str] = []
-    monkeypatch.setattr(virtual_workers, "warn_inexact", warnings.append)
-    before, after = (virtual_workers.VirtualWorkers(WORKERS, size, 0) for size in (2, 1))
+    monkeypatch.setattr(loop, "warn_inexact", warnings.append)
+    before, after = (VirtualWorkers(WORKERS, size, 0) for size in (2, 1))
     before.cut("train", 32)
     after.resume_from(before.arithmetic())
     for rows in cuts:
