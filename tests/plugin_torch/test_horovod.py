@@ -226,3 +226,19 @@ def test_a_handle_has_one_result(run: Any) -> None:
         assert hvd.poll(handle)
 
     run(train)
+
+
+@pytest.mark.parametrize(("rows", "processed"), [(1, 0), (5, 4), (6, 4), (8, 8)])
+def test_each_of_many_ranks_gets_as_many_of_a_few_items(
+    monkeypatch: pytest.MonkeyPatch, rows: int, processed: int
+) -> None:
+    """Otherwise some ranks would wait in a step for others that have no batch."""
+    monkeypatch.setattr(hvd.elastic, "size", lambda: 4)
+    drawn = []
+    for rank in range(4):
+        monkeypatch.setattr(hvd.elastic, "rank", lambda rank=rank: rank)
+        sampler = hvd.elastic.ElasticSampler(range(rows), shuffle=False)
+        sampler.load_state_dict({"epoch": 0, "processed_num": processed})
+        drawn.append([*sampler])
+        assert len(drawn[-1]) == len(sampler) == (rows > processed)
+    assert {item for items in drawn for item in items} == {*range(processed, rows)}

@@ -11,6 +11,7 @@ import functools
 import numbers
 import random
 from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -192,9 +193,9 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        left = self.remaining_indices
-        padded = left + left[: self.total_size - len(left)]
-        return iter(padded[self.rank :: self.num_replicas])
+        # There may be fewer items than ranks.
+        padded = islice(cycle(self.remaining_indices), self.total_size)
+        return islice(padded, self.rank, None, self.num_replicas)
 
     def __len__(self) -> int:
         return self.num_samples
