@@ -249,10 +249,9 @@ def _write_files(
     names = {"model": MODEL_NAME, "optimizer": OPTIMIZER_NAME, "scheduler": SCHEDULER_NAME}
     for name in _objects(accelerator):
         what, number = name.partition(" (")[0].rsplit(" ", 1)
-        is_registered = what not in names
-        file = f"{_numbered(names.get(what, ''), int(number))}.bin"
-        if is_registered:
-            file = f"custom_checkpoint_{number}.pkl"
+        file = f"custom_checkpoint_{number}.pkl"
+        if what in names:
+            file = f"{_numbered(names[what], int(number))}.bin"
         save_safely(whole["parts"][name], directory / file)
     saved = {"progress": whole["progress"], "found": found, **whole["parts"][_STEP]}
     save_safely(saved, directory / _PROGRESS_FILE)

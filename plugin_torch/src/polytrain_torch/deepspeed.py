@@ -179,21 +179,15 @@ def load_model(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     DeepSpeed's files are pickles, and loading a pickle can run code: load only checkpoints that you
     trust. `Result.load_model` refuses them for that reason.
     """
+    weights: dict[str, torch.Tensor]
     with checkpoint.as_directory() as directory:
-        return _whole_model(Path(directory))
-
-
-def _whole_model(directory: Path) -> dict[str, torch.Tensor]:
-    sharded = any((directory / DEEPSPEED).glob("*_optim_states.pt"))
-    if sharded:
-        weights: dict[str, torch.Tensor] = get_fp32_state_dict_from_zero_checkpoint(
-            directory, DEEPSPEED
-        )
-        return weights
-    [file] = (directory / DEEPSPEED).glob("*_model_states.pt")
-    # The file pickles objects of DeepSpeed's classes.
-    saved = torch.load(file, map_location="cpu", weights_only=False)
-    weights = saved["module"]
+        files = Path(directory, DEEPSPEED)
+        if any(files.glob("*_optim_states.pt")):
+            weights = get_fp32_state_dict_from_zero_checkpoint(directory, DEEPSPEED)
+        else:
+            [file] = files.glob("*_model_states.pt")
+            # The file pickles objects of DeepSpeed's classes.
+            weights = torch.load(file, map_location="cpu", weights_only=False)["module"]
     return weights
 
 
