@@ -20,41 +20,8 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.autograd import Variable
 from torch.distributed import distributed_c10d
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves, tree_map
-
-__all__ = [
-    "ANY_BATCH_NORM",
-    "FORWARDED_OPERATIONS",
-    "PARAMETER_CLONE",
-    "SHARD_LIST_GLOBALS",
-    "Accelerated",
-    "after_backward",
-    "backward_pass",
-    "clear_mesh_caches",
-    "compiled_by_shape",
-    "copied_loader",
-    "deepspeed_config",
-    "default_store",
-    "drop_events",
-    "fsdp_state",
-    "has_communication_hook",
-    "is_unwritten",
-    "makes_state",
-    "mark_unwritten",
-    "operations_launched",
-    "original_module",
-    "own_buffers",
-    "process_groups",
-    "replace_backward_engine",
-    "replace_iteration",
-    "saves_plainly",
-    "timeout_of",
-    "tree_leaves",
-    "tree_map",
-    "version_of",
-    "versions_of",
-    "work_of",
-]
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 
 # torch's modules use `tree_map` for batches of any structure: dicts, lists, tuples and classes that
 # libraries have registered. No public module has it.

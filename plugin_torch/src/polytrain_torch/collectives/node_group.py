@@ -67,13 +67,10 @@ def forget_group() -> None:
 class NodeGroup(dist.ProcessGroup):
     """Sums and broadcasts in shared memory."""
 
-    def __init__(
-        self, rank: int, world_size: int, sums: SharedSums | None, *, is_virtual: bool = False
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, sums: SharedSums | None) -> None:
         """Without `sums`, as where a rank can't open the memory, the default group does all."""
         super().__init__(rank, world_size)
         self._sums = sums
-        self._is_virtual = is_virtual
         self._queue = OperationQueue()
 
     def getBackendName(self) -> str:  # torch's
@@ -83,11 +80,13 @@ class NodeGroup(dist.ProcessGroup):
     @torch.compiler.disable
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Sum tensors over ranks in place. DDP and torch's functions pass options, others don't."""
-        if self._sums is None or self._is_virtual or not _are_summed(tensors, *args, **kwargs):
+        sums = self._sums
+        # Virtual workers add up by another tree than that of ranks; see `add_up`.
+        if sums is None or sums.virtual_workers or not _are_summed(tensors, *args, **kwargs):
             return dist.group.WORLD.allreduce(tensors, *args, **kwargs)
         opts = kwargs.get("opts", args[0] if args else None)
         return self._run(
-            chain.from_iterable(self._sums.add_up([each]) for each in tensors), tensors, opts
+            chain.from_iterable(sums.add_up([each]) for each in tensors), tensors, opts
         )
 
     @torch.compiler.disable
@@ -188,7 +187,7 @@ def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
                 virtual_workers=count,
             )
         os.close(descriptor)
-    return NodeGroup(rank, world_size, sums, is_virtual=count is not None)
+    return NodeGroup(rank, world_size, sums)
 
 
 def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:

@@ -71,7 +71,7 @@ class SharedSums:
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
-        self._virtual_workers = virtual_workers
+        self.virtual_workers = virtual_workers
         words = memoryview(memory)[: world_size * _LINE].cast("Q")
         self._counters, *self._meant = (words[n :: _LINE // 8] for n in range(1 + _HALVES))
         self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=world_size * _LINE).view(
@@ -109,18 +109,18 @@ class SharedSums:
 
     def _add(self, slots: Sequence[torch.Tensor]) -> None:
         """Add all slots, in place of the first."""
-        if self._virtual_workers is not None:
-            add_subtrees(self._virtual_workers, self._world_size, slots)
+        if self.virtual_workers is not None:
+            add_subtrees(self.virtual_workers, self._world_size, slots)
             return
         for slot in slots[1:]:
             slots[0].add_(slot)
 
     def _first_slot(self) -> int:
         """Return the first of this rank's slots."""
-        if self._virtual_workers is None:
+        if self.virtual_workers is None:
             return self._rank
         before = range(self._rank)
-        return sum(len(subtrees(self._virtual_workers, self._world_size, each)) for each in before)
+        return sum(len(subtrees(self.virtual_workers, self._world_size, each)) for each in before)
 
     def send(self, tensor: torch.Tensor, *, source: int) -> Iterator[float]:
         """Broadcast one rank's tensor to all ranks, in place.
