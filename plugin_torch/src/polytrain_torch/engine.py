@@ -33,6 +33,8 @@ from polytrain_plugins import (
     nccl_variables,
 )
 from polytrain_torch.backend import Torch
+from polytrain_torch.checkpoints.safe_serialization import loaded
+from polytrain_torch.checkpoints.state_files import MODEL_FILE
 from polytrain_torch.collectives.call_agreement import agree_on_call, agreeing
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.node_group import forget_group
@@ -49,7 +51,6 @@ from polytrain_torch.survivors.depot import (
 )
 from polytrain_torch.virtual_workers import virtual_workers
 
-MODEL_FILE = "model.pt"
 DEEPSPEED = "deepspeed"
 """DeepSpeed's directory in a checkpoint."""
 
@@ -189,7 +190,7 @@ class TorchEngine(Engine[Any]):
             CheckpointError: the files are DeepSpeed's, which can't be loaded safely.
         """
         if (directory / MODEL_FILE).exists():
-            return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
+            return loaded(directory / MODEL_FILE)
         from polytrain_torch.checkpoints.sharded import has_shards, whole_model
 
         if has_shards(directory):

@@ -8,9 +8,9 @@ from typing import Any
 
 from polytrain_torch.checkpoints.rank_parts import Differences, differences_of
 from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
-from polytrain_torch.engine import MODEL_FILE
 from polytrain_torch.virtual_workers import current
 
+MODEL_FILE = "model.pt"
 _STATE_FILE = "state.pt"
 _MODEL = "model"
 """The part that has a file of its own, `MODEL_FILE`."""
