@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,17 @@ def pytest_configure(config: pytest.Config) -> None:
         raise RuntimeError(
             f"{REQUIRED} names backends that are not installed: {', '.join(missing)}"
         )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage in what is imported now: there is next to none, now and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

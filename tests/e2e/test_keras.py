@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e import torch_runs
-from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith, preloaded_on_path
+from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith
 
 from polytrain import (
     DataConfig,
@@ -367,8 +367,7 @@ def test_a_layer_that_ranks_adapt_to_different_rows_is_refused(
             scaling_config=ScalingConfig(num_workers=2),
             run_config=quiet,
         )
-        with preloaded_on_path():
-            return trainer.fit()
+        return trainer.fit()
 
     with pytest.raises(
         TrainingFailedError, match=r"scaling: adapt\(\) has seen other rows.*'train'"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.row_weight_cases import ACCUMULATED, DOORS, Case, alone, rows_of, train
-from tests.e2e.torch_runs import DEEPSPEED, KERAS_ON_TORCH, TorchWith, preloaded_on_path
+from tests.e2e.torch_runs import DEEPSPEED, KERAS_ON_TORCH, TorchWith
 from tests.sweeps import only_in_sweep
 
 from polytrain import RunConfig, ScalingConfig, Trainer, make_trainer
@@ -60,8 +60,7 @@ def weights_by(quiet: RunConfig, door: str, cases: list[Case], workers: int) -> 
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=quiet,
     )
-    with preloaded_on_path():
-        return trainer.fit().metrics["weights"]
+    return trainer.fit().metrics["weights"]
 
 
 def validate(config: Any) -> None:

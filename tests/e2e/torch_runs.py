@@ -6,11 +6,9 @@ Tests of TensorFlow's import this module too, and so do their workers: none need
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,9 +26,6 @@ from polytrain_torch import Torch
 
 if TYPE_CHECKING:
     import torch
-
-PRELOADED = str(Path(__file__).parent / "preloaded")
-"""Modules that zygotes of these tests can import."""
 
 DEEPSPEED = "deepspeed_without_mlflow"
 """Imports DeepSpeed. Accelerate, so also the Trainer of transformers, does so in each worker."""
@@ -70,7 +65,7 @@ def libraries_in_zygotes(*libraries: str) -> Iterator[None]:
         without = demand(backend, job)
         return dataclasses.replace(without, preload=(*without.preload, *libraries))
 
-    with pytest.MonkeyPatch.context() as patch, preloaded_on_path():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Torch, "demand", with_libraries)
         yield
 
@@ -97,20 +92,7 @@ def fit(
             quiet, **{"failure_config": FailureConfig(max_failures=1), **changes}
         ),
     )
-    if not {DEEPSPEED, KERAS_ON_TORCH} & set(libraries):
-        return trainer.fit()
-    with preloaded_on_path():
-        return trainer.fit()
-
-
-@contextmanager
-def preloaded_on_path() -> Iterator[None]:
-    """Let zygotes import the modules in `PRELOADED`: they get this process's path."""
-    sys.path.insert(0, PRELOADED)
-    try:
-        yield
-    finally:
-        sys.path.remove(PRELOADED)
+    return trainer.fit()
 
 
 def equal(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> bool:

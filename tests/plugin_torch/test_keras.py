@@ -7,21 +7,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith, preloaded_on_path
+from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith
 
 from polytrain.testing.local_world import RankRecord, WorldRecord, run_world
 
 
 def world(train: Any, path: Path) -> WorldRecord:
     """Two ranks of a training function."""
-    with preloaded_on_path():
-        return run_world(
-            TorchWith(timeout_s=10, libraries=(KERAS_ON_TORCH,)),
-            data=pa.table({"x": [1.0, 2.0]}),
-            path=path / "world",
-            training_function=train,
-            training_config={},
-        )
+    return run_world(
+        TorchWith(timeout_s=10, libraries=(KERAS_ON_TORCH,)),
+        data=pa.table({"x": [1.0, 2.0]}),
+        path=path / "world",
+        training_function=train,
+        training_config={},
+    )
 
 
 def ranks_of(train: Any, path: Path) -> tuple[RankRecord, ...]:

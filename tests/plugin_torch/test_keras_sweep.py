@@ -9,7 +9,7 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 from tests import keras_cases
-from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith, preloaded_on_path
+from tests.e2e.torch_runs import KERAS_ON_TORCH, TorchWith
 from tests.e2e.torch_tables import table
 from tests.keras_cases import shown
 from tests.plugin_torch import keras_rows
@@ -32,16 +32,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
     path = tmp_path_factory.mktemp("worlds")
 
     def of_rank_0(size: int) -> Found:
-        with preloaded_on_path():
-            record = run_world(
-                TorchWith(timeout_s=90, libraries=(KERAS_ON_TORCH,)),
-                data=pa.table({"x": [1.0] * size}),
-                path=path / f"world{size}",
-                world_size=size,
-                training_function=keras_rows.train,
-                training_config={"names": NAMES, "path": str(path)},
-                seconds=240,
-            )
+        record = run_world(
+            TorchWith(timeout_s=90, libraries=(KERAS_ON_TORCH,)),
+            data=pa.table({"x": [1.0] * size}),
+            path=path / f"world{size}",
+            world_size=size,
+            training_function=keras_rows.train,
+            training_config={"names": NAMES, "path": str(path)},
+            seconds=240,
+        )
         failures = [str(rank.failure) for rank in record.ranks if rank.failure]
         assert not failures, "\n".join(failures)
         weights = [

@@ -1,4 +1,4 @@
-"""DeepSpeed, imported so that the process can still fork. For zygotes, see `torch_runs`.
+"""DeepSpeed, imported so that the process can still fork. For zygotes, see `tests.zygotes`.
 
 DeepSpeed's autotuner imports MLflow if it can, and with it Polars, which starts a thread. Each
 worker process would then import torch and DeepSpeed itself, for seconds.

@@ -1,4 +1,4 @@
-"""Keras on torch, imported as a function that chooses it does. For zygotes, see `torch_runs`.
+"""Keras on torch, imported as a function that chooses it does. For zygotes, see `tests.zygotes`.
 
 A run doesn't preload for restarts what a function imports after it has set a variable.
 """
