@@ -61,11 +61,12 @@ def fit(
     validate: Callable[..., Any],
     *,
     num_workers: int = 2,
+    backend: str = "reference",
     loop: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Result:
     return make_trainer(
-        "reference",
+        backend,
         function,
         train_loop_config=loop,
         scaling_config=ScalingConfig(num_workers=num_workers),
@@ -280,6 +281,43 @@ def test_a_worker_may_be_killed_while_a_checkpoint_is_validated(quiet: RunConfig
     assert result.restarts == 1
     assert [metrics["val"] for metrics in result.history] == [1, 2]
     assert Path(signals, "calls").read_text().split() == ["1", "2"]
+
+
+def test_what_a_lost_rank_would_have_reported_is_validated_too(quiet: RunConfig) -> None:
+    """Rank 0 is lost between its last step and the report: another rank's checkpoint is that."""
+
+    def train() -> None:
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        from polytrain_torch import TrainingState, prepare_data_loader, prepare_model
+
+        context = polytrain.get_context()
+        data = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=1)
+        loader = prepare_data_loader(data)
+        model = prepare_model(torch.nn.Linear(1, 1, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        state = TrainingState(model=model, optimizer=optimizer)
+        for epoch in range(state.restore().get("epoch", 0), 3):
+            for (batch,) in loader:
+                optimizer.zero_grad()
+                model(batch).sum().backward()
+                optimizer.step()
+            if (epoch, context.get_attempt(), context.get_world_rank()) == (1, 0, 0):
+                os.kill(os.getpid(), signal.SIGKILL)
+            task = ValidationTaskConfig(fn_kwargs={"epoch": epoch})
+            state.report({"epoch": epoch}, validation=task, epoch=epoch + 1)
+
+    def validate(checkpoint: Checkpoint, epoch: int) -> dict[str, Any]:
+        return {"val": epoch}
+
+    config = dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=1))
+    result = fit(config, train, validate, backend="torch")
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert asked["reason"] == ""
+    assert result.restarts == 1
+    assert [metrics["val"] for metrics in result.history] == [0, 1, 2]
+    assert [metrics["val"] for _, metrics in result.best_checkpoints] == [2, 1, 0]
 
 
 def test_without_workers_it_has_a_process_all_the_same(quiet: RunConfig) -> None:

@@ -151,7 +151,7 @@ def report(
     _refuse_own_names(accelerator)
     keeps = keeper.keeper()
     if keeps is not None:
-        keeps.at_report(metrics, progress)
+        keeps.at_report(metrics, progress, validation)
     with directory_of_all() as directory:
         objects = _objects(accelerator)
         accelerator.save_state(str(directory))

@@ -247,7 +247,9 @@ class CheckpointManager:
     def of_state(self, part: PartStored, *, is_rescue: bool) -> Manifest:
         """Return the manifest of a whole checkpoint that one rank has written for all."""
         self._next_number = max(self._next_number, part.checkpoint + 1)
-        return replace(self._manifest({part.rank: part}), is_rescue=is_rescue, is_left=True)
+        manifest = replace(self._manifest({part.rank: part}), is_rescue=is_rescue, is_left=True)
+        self._want_validation(manifest, part.validation)
+        return manifest
 
     def next_complete(self) -> Manifest | None:
         """Return the manifest of the oldest checkpoint that can be committed now.
@@ -277,14 +279,16 @@ class CheckpointManager:
         self._parts[number] = parts
         wanted = (parts[rank].validation for rank in sorted(parts))
         # The lowest rank that requests a validation decides.
-        validation = next((each for each in wanted if each is not None), None)
-        if validation is not None:
-            self._wanted_validations[manifest.directory] = validation
+        self._want_validation(manifest, next((each for each in wanted if each is not None), None))
         for known in (self._parts, self._staged):
             for older in [each for each in known if self._last_complete < each < number]:
                 del known[older]
         self._last_complete, self._has_grown = number, False
         return manifest
+
+    def _want_validation(self, manifest: Manifest, validation: Mapping[str, Any] | None) -> None:
+        if validation is not None:
+            self._wanted_validations[manifest.directory] = validation
 
     def commit(self, manifest: Manifest) -> Committed:
         """Commit the stored files as a checkpoint. Touches only the storage.

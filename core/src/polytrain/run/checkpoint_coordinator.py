@@ -146,8 +146,7 @@ class CheckpointCoordinator:
             # Its metrics would rank it beside the checkpoint that was reported with them.
             part = replace(part, metrics={})
         manifest = self.manager.of_state(part, is_rescue=not written.is_report)
-        commit = partial(self._commit, manifest, frozenset())
-        self.background_tasks.submit(commit, attempt=part.attempt)
+        self._give_commit(manifest)
         return manifest.directory
 
     @property

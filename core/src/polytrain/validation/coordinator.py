@@ -53,6 +53,7 @@ class ValidationCoordinator(AttachedWork):
         self,
         *,
         config: ValidationConfig | None = None,
+        validates_all: bool = False,
         manager: CheckpointManager,
         journal: Journal,
         mailbox: Mailbox,
@@ -60,6 +61,7 @@ class ValidationCoordinator(AttachedWork):
         """
         Args:
             config: the user's configuration; None without validations.
+            validates_all: whether no report of a training function requests validations.
             manager: the run's checkpoints, with the validations of earlier drivers.
             journal: the run's journal.
             mailbox: the driver's mailbox.
@@ -68,6 +70,7 @@ class ValidationCoordinator(AttachedWork):
         """The validator; None without a validation function."""
 
         self._config = config
+        self._validates_all = validates_all
         self._manager = manager
         self._journal = journal
         self._mailbox = mailbox
@@ -105,6 +108,8 @@ class ValidationCoordinator(AttachedWork):
     def request(self, manifest: Manifest) -> None:
         """Note a checkpoint's request for a validation, before it is committed."""
         task = self._manager.validation_of(manifest.directory)
+        if self._validates_all and not manifest.is_rescue:
+            task = {}
         if task is None or self._config is None:
             return
         validation = Validation(checkpoint=manifest.directory, step=manifest.step, task=task)
@@ -252,6 +257,7 @@ def opened(
     """
     coordinator = ValidationCoordinator(
         config=run.spec.validation_config,
+        validates_all=run.spec.train_loop_per_worker is None,
         manager=run.manager,
         journal=journal,
         mailbox=mailbox,

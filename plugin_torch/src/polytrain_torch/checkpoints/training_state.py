@@ -332,7 +332,7 @@ class TrainingState:
         refuse_options(progress)
         keeps = keeper.keeper()
         if keeps is not None:
-            keeps.at_report(metrics, progress)
+            keeps.at_report(metrics, progress, validation)
         # Not in the system's directory: report may end this process, and it would stay.
         with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
             self.save(directory, **progress)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from polytrain import get_context
+from polytrain import ValidationTaskConfig, get_context
 from polytrain.extension import KeptStates, Place, Survivor, survivor
 from polytrain_torch.checkpoints.shard_copies import write_part, write_replica
 from polytrain_torch.loaders import stream_places
@@ -206,16 +206,26 @@ class Keeper:
             return False
         return True
 
-    def at_report(self, metrics: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
+    def at_report(
+        self,
+        metrics: Mapping[str, Any],
+        progress: Mapping[str, Any],
+        validation: bool | ValidationTaskConfig = False,
+    ) -> None:
         """Note that the loop reports, with its progress: a restart can continue after that.
 
         It can't in the middle of an accumulation, whose gradients nothing keeps.
+
+        Args:
+            metrics: what it reports.
+            progress: what `restore` would return.
+            validation: whether the report requests a validation.
         """
         self.progress = progress
         if self.accumulates():
             self._warn_of_gradients()
         elif self.keeps and self._has_begun:
-            self._pass(frames=None, reported=metrics)
+            self._pass(frames=None, reported=metrics, validation=validation)
 
     def at_end_of_step(
         self,
@@ -287,6 +297,7 @@ class Keeper:
         *,
         frames: Frames | None,
         reported: Mapping[str, Any] | None = None,
+        validation: bool | ValidationTaskConfig = False,
         of_library: Any = None,
         is_sampled: bool = True,
         is_ahead: bool = False,
@@ -300,6 +311,7 @@ class Keeper:
                 self._keep(
                     frames,
                     reported,
+                    validation,
                     of_library,
                     is_sampled=is_sampled and frames is None,
                     is_ahead=is_ahead,
@@ -318,6 +330,7 @@ class Keeper:
         self,
         frames: Frames | None,
         reported: Mapping[str, Any] | None,
+        validation: bool | ValidationTaskConfig,
         of_library: Any,
         *,
         is_sampled: bool,
@@ -326,7 +339,7 @@ class Keeper:
         place, last = self._survivor.place(), self._points.last
         has_stepped = self._points.has_stepped
         if reported is not None:
-            place = place.after_report(reported)
+            place = place.after_report(reported, validation)
         elif last is not None and last.place.step == place.step:
             place = replace(place, is_ahead=has_stepped or last.place.is_ahead)
         if is_ahead:

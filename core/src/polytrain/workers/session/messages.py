@@ -142,6 +142,7 @@ def written_message(
     metrics: Mapping[str, Any],
     positions: Mapping[str, Any],
     *,
+    validation: Mapping[str, Any] | None,
     is_report: bool,
     is_ahead: bool,
     is_earlier: bool,
@@ -153,14 +154,15 @@ def written_message(
         number: the checkpoint's number, or the copy's.
         step: the session's step.
         positions: data set → the position in it, as plain values.
+        validation: the validation that the report requests, as plain values; None if none is.
         is_report: whether the report of the step is being made.
         is_ahead: whether steps were taken since then.
         is_earlier: whether the rank has made more reports since.
         is_copy: whether nobody has asked for it; see `Copies`.
     """
     tag = "copied" if is_copy else "written"
-    flags = [is_report, is_ahead, is_earlier]
-    return [tag, number, staged, step, dict(metrics), dict(positions), *flags]
+    plain = [dict(metrics), dict(positions), validation]
+    return [tag, number, staged, step, *plain, is_report, is_ahead, is_earlier]
 
 
 def uncopied_message(number: int) -> Message:
@@ -323,7 +325,7 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
 
 def to_written_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
     """Return the part that a `written` or `copied` message describes."""
-    _, number, staged, step, metrics, positions, *_ = message
+    _, number, staged, step, metrics, positions, validation, *_ = message
     return StagedPart(
         attempt_id=attempt_id,
         rank=rank,
@@ -333,6 +335,7 @@ def to_written_part(message: Message, *, attempt_id: AttemptId, rank: int) -> St
         step=step,
         metrics=metrics,
         positions=positions,
+        validation=validation,
     )
 
 

@@ -514,7 +514,8 @@ class WorkerSession:
 
         self._give(
             CheckpointFiles(write=save),
-            validation={} if self._job.validates else None,
+            # The driver validates all of them.
+            validation=None,
             with_it=with_it,
             waits=self._job.waits_for_commit,
         )

@@ -20,6 +20,7 @@ import msgpack
 
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.staging import Stagings, beneath, remove
+from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.linux.kept_states import KeptState, KeptStates
 from polytrain.text.metrics import plain_metrics
 from polytrain.workers.processes.channel import Channel, Message, SocketChannel
@@ -54,19 +55,30 @@ class Place:
     is_report: bool = False
     """Whether the last report is being made here, with a checkpoint."""
 
+    validation: Mapping[str, Any] | None = None
+    """The validation that it requests, as plain values; None if it requests none."""
+
     is_ahead: bool = False
     """Whether steps were taken since the last report, which the positions don't show."""
 
     is_earlier: bool = False
     """Whether the rank has made more reports since, which a restart makes again."""
 
-    def after_report(self, metrics: Mapping[str, Any]) -> Place:
-        """Return the place after a report with a checkpoint, which is being made."""
+    def after_report(
+        self, metrics: Mapping[str, Any], validation: bool | ValidationTaskConfig = False
+    ) -> Place:
+        """Return the place after a report with a checkpoint, which is being made.
+
+        Raises:
+            TypeError: it can't be validated like that; nor can it, if it is a `ValueError`.
+        """
+        wanted = validation_of_report(validation, has_checkpoint=True, validates=True)
         return replace(
             self,
             step=self.step + 1,
             metrics=plain_metrics(metrics),
             is_report=True,
+            validation=wanted,
             is_ahead=False,
         )
 
@@ -138,6 +150,7 @@ def message_of(number: int, staging: Path, place: Place, *, is_copy: bool) -> Me
         place.step,
         place.metrics,
         place.plain_positions(),
+        validation=place.validation,
         is_report=place.is_report,
         is_ahead=place.is_ahead,
         is_earlier=place.is_earlier,
