@@ -207,6 +207,17 @@ def test_weights_of_which_none_is_above_0(quiet: RunConfig, backend: str) -> Non
     assert "in 90 of 90 rows of 'train' the column 'w' is 0" in found
 
 
+def test_xgboost_weighs_queries(quiet: RunConfig) -> None:
+    query = np.arange(ROWS) // 9
+    options = {"backend": "xgboost", "objective": "ranking", "qid": "q", "weight": "w"}
+    weight = 1.0 + query
+    trained(quiet, a_table(q=query, w=weight), **options)
+    weight[[1, ROWS - 1]] = 5.5
+    found = refusal(quiet, a_table(q=query, w=weight), 2, **options)
+    assert found.startswith("weight: in 2 of 90 rows of 'train' the column 'w' isn't that of the")
+    assert "LightGBM" in found
+
+
 @both
 @pytest.mark.parametrize("missing", [NAN, None])
 def test_weights_and_first_scores_without_a_value(

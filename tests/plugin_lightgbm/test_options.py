@@ -308,3 +308,18 @@ def test_constraints_have_an_entry_for_each_feature() -> None:
 def test_columns_are_named_one_by_one(option: str, value: Any) -> None:
     found = {p.field: p for p in LightGBM(**{"label": "y", option: value}).problems(JOB)}
     assert ("several columns" in found[option].what) == isinstance(value, list)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"objective": "softmax", "num_classes": 3},
+        {"objective": "ova", "num_class": 3},
+        {"objective": len, "num_class": 3},
+    ],
+)
+def test_a_column_has_one_first_score(params: dict[str, Any]) -> None:
+    [problem] = problems(params=params, init_score="w").values()
+    assert problem.field == "init_score"
+    assert "one initial score for each row" in problem.what
+    assert problems(params={"objective": "binary"}, init_score="w") == {}

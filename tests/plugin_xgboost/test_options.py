@@ -413,3 +413,12 @@ def test_vector_leaves_take_no_categories(
     one_output = {"objective": "reg:squarederror", "multi_strategy": "multi_output_tree"}
     for fine in (params, one_output):
         assert problems(job, params=fine, **options) == {}
+
+
+@pytest.mark.parametrize("params", SEVERAL_OUTPUTS)
+def test_a_column_has_one_first_score(params: dict[str, Any]) -> None:
+    [problem] = problems(label="y", base_margin="w", params=params).values()
+    assert problem.field == "base_margin"
+    assert "one initial score for each row" in problem.what
+    one = {"objective": "reg:quantileerror", "quantile_alpha": [0.5]}
+    assert problems(label="y", base_margin="w", params=one) == {}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from polytrain import get_context
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.problems import COLUMN
+from polytrain.boosting.problems import COLUMN, score_problems
 from polytrain_lightgbm.names import FORBIDDEN, name_problems
-from polytrain_lightgbm.objectives import PERCENTILES, objective_of, objective_problems
+from polytrain_lightgbm.objectives import (
+    PERCENTILES,
+    has_several_outputs,
+    objective_of,
+    objective_problems,
+)
 from polytrain_lightgbm.parameters import (
     ROW_DRAWS,
     gpu_problems,
@@ -180,6 +185,9 @@ class LightGBM(Booster):
 
     def other_problems(self, job: Job) -> Iterable[Problem]:
         yield from name_problems(job, self.columns_besides_features)
+        if isinstance(self.params, Mapping):
+            several = has_several_outputs(self.params)
+            yield from score_problems("init_score", self.init_score, has_several=several)
         if self.init_model is not None and self._boosting == "rf":
             yield Problem(
                 field="init_model",

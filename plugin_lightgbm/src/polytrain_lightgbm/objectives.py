@@ -82,6 +82,11 @@ def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator
         )
 
 
+def has_several_outputs(params: Mapping[str, Any]) -> bool:
+    """Return whether the objective gives each row several scores: one for each class."""
+    return objective_of(params) in MULTICLASS or _is_several(value(params, "num_class"))
+
+
 def _metrics(given: Any) -> Iterable[str]:
     """Return the metrics' names, from a list or from text with commas."""
     if isinstance(given, str):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.problems import COLUMN
+from polytrain.boosting.problems import COLUMN, score_problems
 from polytrain_plugins import (
     Capabilities,
     DatasetInfo,
@@ -24,6 +24,7 @@ from polytrain_xgboost.parameters import (
     callback_problems,
     feature_weight_problems,
     function_problems,
+    has_several_outputs,
     parameter_problems,
     query_problems,
     tree_problems,
@@ -181,6 +182,8 @@ class XGBoost(Booster):
         yield from callback_problems(self.callbacks)
         if isinstance(self.params, Mapping):
             yield from tree_problems(self.params, self._categories(job))
+            several = has_several_outputs(self.params)
+            yield from score_problems("base_margin", self.base_margin, has_several=several)
         if self.feature_weights is not None:
             features = self.features_of(job.datasets["train"].columns)
             yield from feature_weight_problems(self.feature_weights, features)

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from polytrain.boosting.columns import Gather, floats
-from polytrain.boosting.table_validation import Labels, refuse
+from polytrain.boosting.table_validation import Found, Labels, Rule, refuse
+from polytrain.extension import group_sizes
 from polytrain_xgboost.backend import XGBoost
 
 
@@ -26,6 +28,29 @@ def labels(params: Mapping[str, Any]) -> Labels | None:
     if objective in ("count:poisson", "reg:tweedie", "survival:aft"):
         return Labels(objective=objective, low=0)
     return None
+
+
+def refuse_uneven(tables: Mapping[str, pa.Table], options: XGBoost, *, gather: Gather) -> None:
+    """Refuse queries whose rows differ in weight: XGBoost weighs queries. Every rank calls it.
+
+    Raises:
+        BadDataError: the same on every rank, if rows of any rank differ from their query's first.
+    """
+    assert options.qid is not None
+    assert options.weight is not None
+    differences = {}
+    for name, table in tables.items():
+        weights, sizes = floats(table.column(options.weight)), group_sizes(table[options.qid])
+        first = np.repeat(weights[np.cumsum(sizes) - sizes], sizes)
+        differences[name] = pa.table({options.weight: weights - first})
+    rule = Rule(
+        option="weight",
+        column=options.weight,
+        find=lambda column: Found(rows=int(np.count_nonzero(floats(column)))),
+        what="isn't that of the first row of the query, and XGBoost takes one for each query",
+        remedy="Give all rows of a query the same weight, or use LightGBM, which weighs each row",
+    )
+    refuse(differences, [rule], gather=gather)
 
 
 def refuse_crossed(tables: Mapping[str, pa.Table], options: XGBoost, *, gather: Gather) -> None:

@@ -33,7 +33,7 @@ from polytrain_xgboost.collective import Outside, Ranks
 from polytrain_xgboost.continuing import trees_of, with_those_of
 from polytrain_xgboost.cuts import Ends, cuts_of, ends_of, joined_ends, splits_of, table_for
 from polytrain_xgboost.external import Pages
-from polytrain_xgboost.labels import labels, refuse_crossed
+from polytrain_xgboost.labels import labels, refuse_crossed, refuse_uneven
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +191,8 @@ def _validated(
     )
     if len(options.labels) > 1:
         refuse_crossed(checked, options, gather=ranks.gathered)
+    if options.qid is not None and options.weight is not None:
+        refuse_uneven(checked, options, gather=ranks.gathered)
     return checked
 
 
@@ -252,7 +254,7 @@ class _Binning:
             # XGBoost needs query numbers in ascending order.
             facts["qid"] = np.repeat(np.arange(len(sizes)), sizes)
             if facts["weight"] is not None:
-                # XGBoost takes one weight for each query: use that of its first row.
+                # XGBoost takes one weight for each query; those of its rows are equal.
                 facts["weight"] = facts["weight"][np.cumsum(sizes) - sizes]
         return {name: values for name, values in facts.items() if values is not None}
 

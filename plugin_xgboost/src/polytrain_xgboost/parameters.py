@@ -197,13 +197,21 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
     yield from _device_problems(params, job)
 
 
-def tree_problems(params: Mapping[str, Any], categories: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem if XGBoost can't grow the trees on the features that are categories."""
+def has_several_outputs(params: Mapping[str, Any]) -> bool:
+    """Return whether the objective gives each row several scores: for classes, or quantiles."""
     alphas = params.get("quantile_alpha")
-    has_several_outputs = str(params.get("objective")).startswith("multi:") or (
+    return str(params.get("objective")).startswith("multi:") or (
         isinstance(alphas, list | tuple) and len(alphas) > 1
     )
-    if categories and has_several_outputs and params.get("multi_strategy") == _MULTI_OUTPUT_TREE:
+
+
+def tree_problems(params: Mapping[str, Any], categories: Sequence[str]) -> Iterator[Problem]:
+    """Yield a problem if XGBoost can't grow the trees on the features that are categories."""
+    if (
+        categories
+        and has_several_outputs(params)
+        and params.get("multi_strategy") == _MULTI_OUTPUT_TREE
+    ):
         yield parameter_problem(
             "multi_strategy",
             f"XGBoost's {_MULTI_OUTPUT_TREE!r} takes numbers alone, and these features are "

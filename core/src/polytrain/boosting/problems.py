@@ -396,6 +396,23 @@ def parameter_problem(name: str, what: str, remedy: str) -> Problem:
     return Problem(field=f"params[{name!r}]", what=what, remedy=remedy)
 
 
+def score_problems(option: str, column: str | None, *, has_several: bool) -> Iterator[Problem]:
+    """Yield a problem if rows have several scores, and a column has the initial one.
+
+    Args:
+        option: the option that names the column.
+        column: its value.
+        has_several: whether the model has several scores for each row, as for classes.
+    """
+    if column is not None and has_several:
+        yield Problem(
+            field=option,
+            what=f"the column {column!r} has one initial score for each row, and the objective "
+            "needs several",
+            remedy="Leave it out, or use a training function",
+        )
+
+
 def needed_by_objective(objective: str, field: str, remedy: str) -> Problem:
     """Return the problem of a missing argument that an objective needs."""
     return Problem(field=field, what=f"the objective {objective!r} needs it", remedy=remedy)
