@@ -294,6 +294,26 @@ def test_a_model_of_other_features(quiet: RunConfig, table: pa.Table, backend: s
         fit(quiet, table.drop_columns(["x0"]), 2, backend=backend, **{MODEL_OPTION[backend]: given})
 
 
+CLASSES = {
+    "xgboost": {"objective": "multi:softprob", "num_class": 2},
+    "lightgbm": {"objective": "multiclass", "num_class": 2},
+}
+
+
+@both
+@pytest.mark.parametrize("is_of_classes", [True, False])
+def test_a_model_with_other_scores_for_each_row(
+    quiet: RunConfig, table: pa.Table, backend: str, is_of_classes: bool
+) -> None:
+    """XGBoost itself would silently take one class's trees for another's."""
+    first, then = {"params": CLASSES[backend]}, {}
+    if not is_of_classes:
+        first, then = then, first
+    given = fit(quiet, table, 0, backend=backend, num_boost_round=2, **first).load_model()
+    with pytest.raises(TrainingFailedError, match=r"gives \d score\(s\) for each row"):
+        fit(quiet, table, 0, backend=backend, **{MODEL_OPTION[backend]: given}, **then)
+
+
 def test_a_model_of_another_booster(quiet: RunConfig, table: pa.Table) -> None:
     """XGBoost itself would silently begin without its trees."""
     given = fit(quiet, table, 0, backend="xgboost", num_boost_round=1).load_model()

@@ -34,6 +34,7 @@ from polytrain_lightgbm.first_score import FirstScore
 from polytrain_lightgbm.labels import labels
 from polytrain_lightgbm.names import as_lightgbm_has_it, renamed
 from polytrain_lightgbm.network import by_itself
+from polytrain_lightgbm.parameters import value
 from polytrain_plugins import Problem
 
 
@@ -183,6 +184,7 @@ def agreed(
         tables, features=names, also=options.categorical, gather=collective.all_gather
     )
     if model is not None:
+        _check_outputs(model, params)
         categories = _with_those_of(model, categories, names)
     rows = {
         name: Rows(table=_in_numbers(table, categories), options=options)
@@ -258,6 +260,16 @@ def _reference(
     # As for a pandas frame with categories, so that the model accepts such a frame.
     reference.pandas_categorical = [values.to_pylist() for values in categories.values()]
     return reference.construct()
+
+
+def _check_outputs(model: lightgbm.Booster, params: Mapping[str, Any]) -> None:
+    """Raise ValueError if the model has another number of scores for each row than the run."""
+    have, want = model.num_model_per_iteration(), int(value(params, "num_class") or 1)
+    if have != want:
+        raise ValueError(
+            f"The model to continue gives {have} score(s) for each row, and this run {want}: one "
+            "for each class. Set the objective and 'num_class' as the model was trained."
+        )
 
 
 def _with_those_of(

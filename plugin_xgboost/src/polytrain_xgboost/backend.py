@@ -24,7 +24,7 @@ from polytrain_xgboost.parameters import (
     callback_problems,
     feature_weight_problems,
     function_problems,
-    has_several_outputs,
+    number_of_outputs,
     parameter_problems,
     query_problems,
     tree_problems,
@@ -182,7 +182,7 @@ class XGBoost(Booster):
         yield from callback_problems(self.callbacks)
         if isinstance(self.params, Mapping):
             yield from tree_problems(self.params, self._categories(job))
-            several = has_several_outputs(self.params)
+            several = number_of_outputs(self.params) > 1
             yield from score_problems("base_margin", self.base_margin, has_several=several)
         if self.feature_weights is not None:
             features = self.features_of(job.datasets["train"].columns)

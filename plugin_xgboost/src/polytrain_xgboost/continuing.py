@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import xgboost
 
+from polytrain_xgboost.parameters import number_of_outputs
+
 
 def trees_of(given: Any) -> xgboost.Booster | None:
     """Return the user's model to continue; None without one.
@@ -34,18 +36,30 @@ def forget_best_round(model: xgboost.Booster) -> None:
 
 
 def check_booster(model: xgboost.Booster, params: Mapping[str, Any]) -> None:
-    """Check that the model has the run's `booster`: otherwise XGBoost would drop its trees.
+    """Check that the model has the run's `booster`, and as many scores for each row.
+
+    Otherwise XGBoost would drop its trees, or take one class's trees for another's.
 
     Raises:
-        ValueError: the model has another booster.
+        ValueError: the model has another booster, or another number of scores.
     """
-    theirs = json.loads(model.save_config())["learner"]["learner_train_param"]["booster"]
+    learner = json.loads(model.save_config())["learner"]
+    theirs = learner["learner_train_param"]["booster"]
     asked = params.get("booster", "gbtree")
     if theirs != asked:
         raise ValueError(
             f"The model to continue was trained with booster={theirs!r}, and this run has "
             f"{asked!r}: XGBoost would begin without the model's trees. "
             f"Set params={{'booster': {theirs!r}, …}}."
+        )
+    outputs = learner["learner_model_param"]
+    have = max(1, int(outputs["num_class"]), int(outputs["num_target"]))
+    want = number_of_outputs(params)
+    if have != want:
+        raise ValueError(
+            f"The model to continue gives {have} score(s) for each row, and this run {want}: one "
+            "for each class or quantile. Set the objective, 'num_class' and 'quantile_alpha' as "
+            "the model was trained."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 from polytrain.boosting.problems import (
@@ -197,19 +197,24 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
     yield from _device_problems(params, job)
 
 
-def has_several_outputs(params: Mapping[str, Any]) -> bool:
-    """Return whether the objective gives each row several scores: for classes, or quantiles."""
+def number_of_outputs(params: Mapping[str, Any]) -> int:
+    """Return how many scores the objective gives each row: one for each class or quantile."""
+    if _is_count(params.get("num_class")):
+        return int(params["num_class"])
+    if params.get("objective") != "reg:quantileerror":
+        return 1
     alphas = params.get("quantile_alpha")
-    return str(params.get("objective")).startswith("multi:") or (
-        isinstance(alphas, list | tuple) and len(alphas) > 1
-    )
+    if isinstance(alphas, str):
+        # XGBoost reads all parameters from text.
+        return len(alphas.split(","))
+    return len(alphas) if isinstance(alphas, Sized) else 1
 
 
 def tree_problems(params: Mapping[str, Any], categories: Sequence[str]) -> Iterator[Problem]:
     """Yield a problem if XGBoost can't grow the trees on the features that are categories."""
     if (
         categories
-        and has_several_outputs(params)
+        and number_of_outputs(params) > 1
         and params.get("multi_strategy") == _MULTI_OUTPUT_TREE
     ):
         yield parameter_problem(
