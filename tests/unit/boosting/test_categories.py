@@ -55,6 +55,13 @@ def test_whole_numbers_that_no_float_holds_are_looked_for_among_floats() -> None
     assert codes([2**53 + 1, 3], pa.int64(), pa.array([0.5, 3.0])) == [None, 1]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_text_is_looked_for_among_numbers(kind: pa.DataType) -> None:
+    values = ["10", "7", "10.0", "ten", None]
+    assert codes(values, kind, pa.array([7, 10])) == [1, 0, None, None, None]
+    assert codes(values, kind, pa.array([7.0, 10.0])) == [1, 0, None, None, None]
+
+
 def test_lists_of_integers_of_different_sizes_become_one() -> None:
     tables = {"train": pa.table({"x": pa.array([1], pa.int8())}), "valid": pa.table({"x": [1000]})}
     found = agreed_categories(tables, features=["x"], also=["x"], gather=lambda mine: [mine])

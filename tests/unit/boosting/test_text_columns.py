@@ -61,3 +61,17 @@ def test_text_becomes_the_numbers_that_a_model_knows() -> None:
     }
     with pytest.raises(ValueError, match="column 'kind' holds text, such as 'a'"):
         with_numbers(table, ["x", "kind"])
+
+
+@pytest.mark.parametrize(
+    "values", [pa.array(["1", " 2.5", None]), pa.array([1.0, 2.5, None]), pa.array([1, 2, None])]
+)
+def test_categories_become_the_numbers_that_a_model_knows(values: pa.Array) -> None:
+    plain = with_numbers(pa.table({"x": values}), ["x"])
+    assert with_numbers(pa.table({"x": values.dictionary_encode()}), ["x"]) == plain
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.list_(pa.int64()), pa.binary()])
+def test_types_that_are_no_numbers_are_named(kind: pa.DataType) -> None:
+    with pytest.raises(ValueError, match=r"column 'x' is .*, and the model knows numbers there"):
+        with_numbers(pa.table({"x": pa.nulls(2, kind)}), ["x"])

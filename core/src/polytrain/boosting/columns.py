@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain_plugins import column_remedy, is_category
+from polytrain_plugins import column_remedy, is_category, is_number
 
 Numbers = np.ndarray[Any, Any]
 
@@ -136,6 +136,9 @@ def codes_of(column: pa.ChunkedArray, categories: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         # Before chunks are combined: one chunk's index type may not hold all categories.
         column = column.cast(column.type.value_type)
+    if _is_text(column.type) and not _is_text(categories.type):
+        # As `_of_type` writes numbers that are looked for among texts.
+        categories = as_text(categories)
     values = _of_type(column.combine_chunks(), categories.type)
     return pc.index_in(values, value_set=categories)
 
@@ -180,7 +183,7 @@ def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
 
 def _of_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return values in the type of the categories; null where the type can't hold a value."""
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if _is_text(kind):
         return as_text(values).cast(kind)
     if pa.types.is_floating(values.type) and pa.types.is_integer(kind):
         return _integers(values)
@@ -274,11 +277,22 @@ def warn_of_numbers_as_text(
 
 
 def with_numbers(table: pa.Table, columns: Iterable[str]) -> pa.Table:
-    """Return the table with these text columns converted to float64; empty text becomes null.
+    """Return the table with plain numbers in these columns, for a model that knows numbers there.
+
+    Text becomes float64, empty text null.
 
     Raises:
-        ValueError: some text isn't a number.
+        ValueError: some text isn't a number, or a column has another type.
     """
+    columns = [*columns]
+    table = without_categories(table, columns)
+    for name in columns:
+        kind = table.schema.field(name).type
+        if not (is_number(kind) or _is_text(kind)):
+            raise ValueError(
+                f"The column {name!r} is {kind}, and the model knows numbers there. Turn it into "
+                "numbers, as for training."
+            )
     texts = [name for name in columns if _is_text(table.schema.field(name).type)]
     converted = {}
     for name in texts:
