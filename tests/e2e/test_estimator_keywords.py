@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import lightgbm
@@ -357,6 +358,20 @@ def test_columns_are_matched_by_name_or_by_position(cls: Any) -> None:
     )
     with pytest.raises(ValueError, match="feature names"):
         model.predict(others)
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+@pytest.mark.parametrize("cls", [PolytrainXGBRegressor, PolytrainLGBMRegressor])
+def test_an_array_has_the_columns_of_the_frame_in_their_order(cls: Any, tmp_path: Path) -> None:
+    spaced = FRAME.rename(columns=lambda name: f"column {name}")
+    model = cls(scaling_config=HERE, **FEW).fit(spaced, Y, eval_set=[(spaced.to_numpy(), Y)])
+    expected = model.predict(spaced)
+    np.testing.assert_array_equal(model.predict(spaced.to_numpy()), expected)
+    model.save_model(tmp_path / "model.json")
+    loaded = cls().load_model(tmp_path / "model.json")
+    np.testing.assert_array_equal(loaded.predict(spaced.to_numpy()), expected)
+    with pytest.raises(ValueError, match=r"3 features, but .* expecting 4"):
+        model.predict(spaced.to_numpy()[:, :3])
 
 
 def test_rows_to_choose_bins_from_are_counted_by_lightgbms_name() -> None:

@@ -323,3 +323,13 @@ def test_a_column_has_one_first_score(params: dict[str, Any]) -> None:
     assert problem.field == "init_score"
     assert "one initial score for each row" in problem.what
     assert problems(params={"objective": "binary"}, init_score="w") == {}
+
+
+def test_bins_of_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    file = tmp_path / "bins.json"
+    params = {"forcedbins_filename": str(file)}
+    [problem] = problems(params=params).values()
+    assert problem.field == "params['forcedbins_filename']"
+    assert f"there is no file '{file}'" in problem.what
+    file.write_text("[]")
+    assert problems(params=params) == {}

@@ -5,6 +5,7 @@ This module doesn't import LightGBM, since the driver uses it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -318,6 +319,13 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 "it is a dict, which LightGBM doesn't take",
                 "Give a list with -1, 0 or 1 for each feature, in their order",
             )
+    bins = params.get("forcedbins_filename")
+    if bins and not (isinstance(bins, str | os.PathLike) and os.path.isfile(bins)):
+        yield parameter_problem(
+            "forcedbins_filename",
+            f"there is no file {bins!r}, which LightGBM would ignore",
+            "Give the path of a file that every node has",
+        )
     if params.get("linear_tree"):
         yield parameter_problem(
             "linear_tree",

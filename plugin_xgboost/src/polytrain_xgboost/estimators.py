@@ -151,8 +151,10 @@ class _XGBEstimator(BackendEstimator):
             options["custom_metric"] = metric_of_rows(functions[0])
         return params, options
 
-    def _table(self, rows: Any, *, reset: bool, by_name: bool = True) -> pa.Table:
-        table = super()._table(rows, reset=reset, by_name=by_name)
+    def _table(
+        self, rows: Any, *, reset: bool, by_name: bool = True, names: Sequence[str] | None = None
+    ) -> pa.Table:
+        table = super()._table(rows, reset=reset, by_name=by_name, names=names)
         if reset and self._params.get("enable_categorical") is False:
             kinds = (pa.types.is_dictionary, pa.types.is_string, pa.types.is_large_string)
             texts = [
@@ -416,8 +418,11 @@ class PolytrainXGBRanker(_XGBEstimator, BackendRanker):
             booster.set_param("eval_metric", metric)
         return float(booster.eval(matrix).rpartition(":")[2])
 
-    def _table(self, rows: Any, *, reset: bool, by_name: bool = True) -> pa.Table:
-        return super()._table(_with_query(rows)[0], reset=reset, by_name=by_name)
+    def _table(
+        self, rows: Any, *, reset: bool, by_name: bool = True, names: Sequence[str] | None = None
+    ) -> pa.Table:
+        rows = _with_query(rows)[0]
+        return super()._table(rows, reset=reset, by_name=by_name, names=names)
 
 
 def _with_query(X: Any) -> tuple[Any, Any]:

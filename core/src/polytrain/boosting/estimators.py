@@ -218,7 +218,11 @@ class BackendEstimator(BaseEstimator, ABC):
         options["categorical"] = [*self.categorical, *options.get("categorical", ())]
         self._eval_names = list(names or (f"validation_{i}" for i in range(len(evaluated))))
         others = {
-            name: (self._table(each.X, reset=False), self._evaluated_labels(each.y), each)
+            name: (
+                self._table(each.X, reset=False, names=features.column_names),
+                self._evaluated_labels(each.y),
+                each,
+            )
             for name, each in zip(self._eval_names, evaluated, strict=True)
         }
         sets = {"train": (features, label, rows), **others}
@@ -292,7 +296,8 @@ class BackendEstimator(BaseEstimator, ABC):
             options: arguments of the framework's own `predict`.
         """
         check_is_fitted(self, "model_")
-        table = self._table(X, reset=False, by_name=validate_features)
+        names = self.model_features(self.model_)
+        table = self._table(X, reset=False, by_name=validate_features, names=names)
         backend = self.result_.backend if hasattr(self, "result_") else None
         if not isinstance(backend, Booster):
             backend = self.backend()
@@ -323,8 +328,14 @@ class BackendEstimator(BaseEstimator, ABC):
             )
             return np.asarray(satellites.prediction.predict(request))
 
-    def _table(self, rows: Any, *, reset: bool, by_name: bool = True) -> pa.Table:
-        """Return the features as a table; columns of a frame keep their names and types."""
+    def _table(
+        self, rows: Any, *, reset: bool, by_name: bool = True, names: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Return the features as a table; columns of a frame keep their names and types.
+
+        Args:
+            names: the names for an array's columns; x0, x1, … by default.
+        """
         # Look at the class: a LazyFrame's own `columns` would be computed.
         if hasattr(type(rows), "columns"):
             table = table_of(rows)
@@ -340,7 +351,8 @@ class BackendEstimator(BaseEstimator, ABC):
                 ensure_all_finite="allow-nan",
                 ensure_min_samples=2 if reset else 1,
             )
-            table = pa.table({f"x{index}": values[:, index] for index in range(values.shape[1])})
+            names = names or [f"x{index}" for index in range(values.shape[1])]
+            table = pa.table(list(values.T), names=list(names))
         if (names := getattr(self, "_feature_names", None)) is not None:
             table = renamed(table, names, "feature_name")
         elif not by_name:
@@ -382,13 +394,13 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
         self.n_classes_ = len(self.classes_)
         if self.n_classes_ < 2:
             raise ValueError(
-                f"y has one class, {self.classes_[0]!r}. Pass rows of two or more classes"
+                f"y has one class, {self.classes_.tolist()[0]!r}. Pass rows of two or more classes"
             )
         return codes.astype(float)
 
     def _evaluated_labels(self, y: Any) -> Values:
         names = column_or_1d(y)
-        unknown = sorted({*names} - {*self.classes_})
+        unknown = sorted({*names.tolist()} - {*self.classes_.tolist()})
         if unknown:
             raise ValueError(f"eval_set has a class that y doesn't have: {unknown[0]!r}.")
         codes: Values = np.searchsorted(self.classes_, names).astype(float)
