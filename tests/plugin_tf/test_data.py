@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import polytrain
-from polytrain import RunConfig, ScalingConfig, make_trainer
+from polytrain import DataConfig, RunConfig, ScalingConfig, make_trainer
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,34 @@ def test_a_column_keeps_its_numbers(tmp_path: Path, column: Any, dtype: str) -> 
         scaling_config=ScalingConfig(num_workers=0),
         run_config=RunConfig(storage_path=tmp_path, progress=False),
     ).fit()
+
+
+@pytest.mark.parametrize(("prefetched", "looked_at"), [(8, 1), (1, 9)])
+def test_a_look_uses_up_no_epoch(tmp_path: Path, prefetched: int, looked_at: int) -> None:
+    """Also if all batches are taken for it."""
+
+    def train() -> None:
+        shard = polytrain.get_dataset_shard("train")
+        data = shard.to_tf(
+            feature_columns="x", label_columns="x", batch_size=12, prefetch_batches=prefetched
+        )
+        for epoch in range(2):
+            looks = [rows.numpy().tolist() for rows, _ in data.take(looked_at)]
+            one, other = [rows.numpy().tolist() for rows, _ in data]
+            assert looks in ([one], [one, other])
+            polytrain.report({"epoch": epoch, "rows": one + other})
+
+    result = make_trainer(
+        "tensorflow",
+        train,
+        datasets={"train": {"x": np.arange(24)}},
+        dataset_config={"train": DataConfig(shuffle=True, seed=1)},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, progress=False),
+    ).fit()
+    first, second = (report["rows"] for report in result.history)
+    assert sorted(first) == sorted(second) == list(range(24))
+    assert first != second
 
 
 def test_types_that_would_change_values_are_refused(tmp_path: Path) -> None:

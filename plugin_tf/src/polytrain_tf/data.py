@@ -54,8 +54,8 @@ class TensorFlowShard(ShardView):
         Each iteration is an epoch of this worker's rows. Every worker gets the same number of
         batches. TensorFlow doesn't split the data set again. After a restart, `model.fit` resumes
         at the first batch that it hasn't trained on. `take(1)` gives the first batch for
-        inspection. In a custom loop, call `used()` after each step; otherwise a restart resumes at
-        the start of the epoch.
+        inspection, and doesn't count. In a custom loop, call `used()` after each step; otherwise a
+        restart resumes at the start of the epoch.
 
         Args:
             feature_columns: one column, which becomes a tensor of shape `(rows, …)`, or a list,
@@ -109,10 +109,10 @@ class TensorFlowShard(ShardView):
                 columns_of(batch, columns, specs, keeps_integers=False) for columns, specs in chosen
             )
 
-        def batches() -> Iterator[tuple[Any, ...]]:
+        def batches(*, are_looked_at: bool = False) -> Iterator[tuple[Any, ...]]:
             self._taken = taken = self.iter_ahead(**sizes)
             yield from map(parts, taken)
-            if not self._reported:
+            if not (self._reported or are_looked_at):
                 # A loop that never calls `used` counts all batches as used now.
                 taken.all_used()
 
@@ -120,9 +120,24 @@ class TensorFlowShard(ShardView):
         local = tf.data.Dataset.from_generator(batches, output_signature=signature)
         if prefetch_batches > 1:
             local = local.prefetch(prefetch_batches)
-        dataset = self._distributed(local)
-        whole = functools.partial(len, self.iter_batches(**sizes))
-        return _with_length(dataset, self, functools.partial(self.num_batches, **sizes), whole)
+
+        def take(count: int, name: str | None = None) -> Any:
+            # TensorFlow reads ahead: a look may take all batches of the epoch.
+            looked_at = functools.partial(batches, are_looked_at=True)
+            some = tf.data.Dataset.from_generator(looked_at, output_signature=signature)
+            taken = some.take(count, name=name)
+            if self._strategy.num_replicas_in_sync > 1:
+                # These are this worker's own batches; `fit` refuses them.
+                taken.polytrain_is_taken = True
+            return taken
+
+        return _with_length(
+            self._distributed(local),
+            self,
+            functools.partial(self.num_batches, **sizes),
+            whole=functools.partial(len, self.iter_batches(**sizes)),
+            take=take,
+        )
 
     def _expect_columns(self, columns: Columns) -> None:
         for name in [columns] if isinstance(columns, str) else columns:
@@ -137,16 +152,7 @@ class TensorFlowShard(ShardView):
         if self._strategy.num_replicas_in_sync == 1:
             return dataset
         patch_tf_keras()
-
-        def take(count: int) -> Any:
-            taken = dataset.take(count)
-            taken.polytrain_is_taken = True
-            return taken
-
-        distributed = self._strategy.distribute_datasets_from_function(lambda _: dataset)
-        # `take` gives this worker's own batches for inspection; `fit` refuses them.
-        distributed.take = take
-        return distributed
+        return self._strategy.distribute_datasets_from_function(lambda _: dataset)
 
     def iter_tf_batches(
         self,
@@ -274,7 +280,12 @@ def _batches_like(batch: Any) -> tf.TensorSpec:
 
 
 def _with_length(
-    dataset: Any, shard: TensorFlowShard, length: Callable[[], int], whole: Callable[[], int]
+    dataset: Any,
+    shard: TensorFlowShard,
+    length: Callable[[], int],
+    *,
+    whole: Callable[[], int],
+    take: Callable[..., Any],
 ) -> Any:
     """Give the data set a `cardinality()`: the number of batches in its next iteration.
 
@@ -287,6 +298,7 @@ def _with_length(
         "cardinality": lambda _: tf.constant(length(), tf.int64),
         "polytrain_shard": shard,
         "polytrain_whole": staticmethod(whole),
+        "take": staticmethod(take),
     }
     dataset.__class__ = type(kind.__name__, (kind,), known)
     return dataset

@@ -190,6 +190,51 @@ def test_a_rest_that_was_taken_ahead_is_trained_on_at_a_report() -> None:
     assert not resumed(by_position=False).next_epoch().end_looked_ahead()
 
 
+def read_some(one: Cursor[DataPosition], count: int) -> None:
+    loop = batches(one)
+    for _ in range(count):
+        next(loop)
+    loop.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_look_after_a_report_is_noted_once_the_training_continues(count: int) -> None:
+    one = cursor()
+    assert [*batches(one)] == [30, 60, 100]
+    one.reported()
+    read_some(one, count)
+    assert one.look is None, "it may be the training"
+    read_some(one, 1)
+    assert one.look is not None
+    assert (one.look.number, one.look.batches) == (1, count)
+
+
+@pytest.mark.parametrize("kind", ["before the first report", "reported", "complete"])
+def test_what_is_no_look(kind: str) -> None:
+    one = cursor()
+    if kind != "before the first report":
+        one.reported()
+    if kind == "complete":
+        assert [*batches(one)] == [30, 60, 100]
+    else:
+        read_some(one, 2)
+    if kind == "reported":
+        one.reported()
+    read_some(one, 1)
+    assert one.look is None
+
+
+def test_a_loop_in_which_something_is_reported_is_no_look() -> None:
+    one = cursor()
+    one.reported()
+    loop = batches(one)
+    next(loop)
+    one.reported()
+    loop.close()
+    read_some(one, 1)
+    assert one.look is None
+
+
 def test_what_reads_in_one_pass_cannot_look() -> None:
     again = resumed(by_position=False)
     next(batches(again))

@@ -9,6 +9,9 @@ from typing import Any, Generic, TypeVar
 from polytrain.data.plan.position import EpochPosition
 from polytrain.linux.progress_page import beat
 
+_FEW = 3
+"""Up to this many batches may have been only looked at."""
+
 AnyPosition = TypeVar("AnyPosition", bound=EpochPosition)
 
 
@@ -60,6 +63,13 @@ class Cursor(Generic[AnyPosition]):
         self._recorded: Epoch | None = None
         """The epoch in which a checkpoint has recorded the position, until that moves."""
 
+        self._has_reported = False
+        self._was_left: Epoch | None = None
+        """A loop that was left after a few batches since the last report, which says nothing."""
+
+        self.look: Epoch | None = None
+        """The latest such loop that another one has followed: it counts as an epoch."""
+
         self._is_left = False
         self.is_ambiguous = False
         """Whether a checkpoint has recorded a place in an epoch that was over for its loop.
@@ -90,7 +100,10 @@ class Cursor(Generic[AnyPosition]):
         """
         if self._looked_to is not None:
             self._position = self._looked_to
-        self._resumed = self._looked_to = None
+        self._resumed = self._looked_to = self._was_left = None
+        self._has_reported = True
+        if self._begun is not None:
+            self._begun.has_reported = True
 
     @property
     def next_start(self) -> int:
@@ -121,6 +134,7 @@ class Cursor(Generic[AnyPosition]):
         try:
             yield epoch
             epoch.check_alone()
+            epoch.is_complete = True
             self._recorded = self._resumed = None
         finally:
             self._end(epoch)
@@ -164,6 +178,8 @@ class Cursor(Generic[AnyPosition]):
                 self._begun.is_over = self._begun.is_overtaken = True
                 self._leave(self._begun)
             self.is_ambiguous |= self._is_left
+        if self._begun is not epoch and self._was_left is not None:
+            self.look, self._was_left = self._was_left, None
         self._begun, self._recorded = epoch, None
         self._looked_to = None
         self.was_read = True
@@ -197,6 +213,7 @@ class Cursor(Generic[AnyPosition]):
             self._position, self._looked_to = self._resumed, after
         else:
             self._position = after
+            self._was_left = epoch if self._has_reported and epoch.may_be_look else None
         self._begun = None
 
     def _is_look(self, epoch: Epoch) -> bool:
@@ -223,10 +240,22 @@ class Epoch:
         self.is_loop = False
         """The caller trains on each batch before it takes the next one, and wants all of them."""
 
+        self.is_complete = False
+        """The loop has taken all batches."""
+
+        self.has_reported = False
+        """The training function has reported in the loop."""
+
     @property
     def skipped(self) -> tuple[range, ...]:
         """The positions that are left out; see `Plan.global_batches`."""
         return self._cursor.skipped_in(self.number)
+
+    @property
+    def may_be_look(self) -> bool:
+        """Whether a loop may have only looked at the first batches."""
+        is_left = self.is_loop and not (self.is_complete or self.has_reported)
+        return is_left and self.batches <= _FEW
 
     @property
     def has_begun(self) -> bool:

@@ -26,6 +26,12 @@ _AMBIGUOUS = (
     "`for batch in …` or `for a, b in zip(…)`, or delete it before the report."
 )
 
+_LOOKED = (
+    "%r: a loop over it was left after %d batch(es), and nothing was reported until the next loop "
+    "began. It counts as epoch %d: all later epochs have another order than without it. To look at "
+    'rows, pass the data under another name too: datasets={"train": data, "look": data}.'
+)
+
 
 class DataCursors:
     """The cursors of a rank, in its shards and in data that the training function brings."""
@@ -50,6 +56,9 @@ class DataCursors:
         self._unnamed = 0
         self._named: set[str] = set()
         """The data sets that a warning has named."""
+
+        self._looked_at: set[str] = set()
+        """Those that a warning of a look has named."""
 
     def open(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
         """Open a position in data that the training function brings; see `worker_api.cursor`."""
@@ -83,7 +92,11 @@ class DataCursors:
 
     def reported(self) -> None:
         """Note that the training function has reported."""
-        for cursor in self._cursors.values():
+        for name, cursor in self._cursors.items():
+            look = cursor.look
+            if look is not None and name not in self._looked_at and _shuffles(cursor):
+                self._looked_at.add(name)
+                logger.warning(_LOOKED, name, look.batches, look.number)
             cursor.reported()
 
     def training_begins(self) -> list[str]:
@@ -116,6 +129,12 @@ class DataCursors:
             for name, position in positions.items()
             if not position.is_beginning
         }
+
+
+def _shuffles(cursor: Cursor[Any]) -> bool:
+    """Return whether the order of rows differs between epochs; False if it is unknown."""
+    # A stream's position has no plan.
+    return cursor.skips and bool(cursor.position.plan.shuffle or cursor.position.plan.mix)
 
 
 def _place(cursor: Cursor[Any]) -> DataPlace:
