@@ -108,7 +108,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
             *("_distributed_dataset", "_get_iterator", "_num_batches"),
         ),
         "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": (
-            *("_maybe_symbolic_build", "_symbolic_build"),
+            *("_get_metrics_result_or_logs", "_maybe_symbolic_build", "_symbolic_build"),
         ),
         "keras.src.losses.loss": ("reduce_values", "scale_loss_for_distribution"),
         "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_clip_gradients", "scale_loss"),

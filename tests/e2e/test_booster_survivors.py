@@ -54,9 +54,24 @@ def options_of(backend: str, place: str, kills: Kills) -> dict[str, Any]:
     return {"params": DRAWING[backend] | {"objective": objective}, "feval": metric}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("place", "rank"), [("objective", 0), ("metric", 1)])
-def test_no_round_is_repeated(quiet: RunConfig, backend: str, place: str, rank: int) -> None:
+DART = {"booster": "dart", "rate_drop": 0.3}
+"""A round of it changes the weights of earlier trees."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "place", "rank", "params"),
+    [
+        *(
+            (backend, place, rank, {})
+            for backend in BACKENDS
+            for place, rank in (("objective", 0), ("metric", 1))
+        ),
+        ("xgboost", "metric", 1, DART),
+    ],
+)
+def test_no_round_is_repeated(
+    quiet: RunConfig, backend: str, place: str, rank: int, params: dict[str, Any]
+) -> None:
     """A peer waits inside a round, or has its trees and not its metrics."""
     table = a_table()
     shared: dict[str, Any] = {
@@ -69,8 +84,11 @@ def test_no_round_is_repeated(quiet: RunConfig, backend: str, place: str, rank: 
         quiet, failure_config=FailureConfig(max_failures=1, retry_user_errors=True)
     )
     kills = Kills(rank=rank, call=13)
-    result = fit(failing, table, 2, **shared, **options_of(backend, place, kills))
-    undisturbed = fit(quiet, table, 2, **shared, **options_of(backend, place, Kills()))
+    options, calm = options_of(backend, place, kills), options_of(backend, place, Kills())
+    for each in (options, calm):
+        each["params"] = {**each["params"], **params}
+    result = fit(failing, table, 2, **shared, **options)
+    undisturbed = fit(quiet, table, 2, **shared, **calm)
     assert result.restarts == 1
     [asked] = journal(result.path, "SurvivorsAsked")
     assert asked["reason"] == ""

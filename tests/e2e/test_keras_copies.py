@@ -45,28 +45,47 @@ def network() -> Any:
     )
 
 
-Deaths = tuple[tuple[int, int], ...]
-"""Of each attempt: the rank that is lost, and after which step."""
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """Where a process is lost: each attempt has one."""
+
+    rank: int
+    step: int
+    """The optimizer's steps so far."""
+
+    place: str = "step"
+
+
+Deaths = tuple[Death, ...]
+
+
+def taken(model: Any) -> int:
+    """Return the steps of a model's optimizer, of which each rank has its own count."""
+    steps = model.optimizer.iterations.value
+    return int(model.distribute_strategy.experimental_local_results(steps)[0].numpy())
+
+
+def die_at(place: str, step: int, deaths: Deaths) -> None:
+    context = polytrain.get_context()
+    attempt = context.get_attempt()
+    here = Death(context.get_world_rank(), step, place)
+    if attempt < len(deaths) and deaths[attempt] == here:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def watched(model: Any, log: Path, deaths: Deaths) -> Any:
-    """Have a model note each step that rank 0 has taken; each attempt loses a rank after one."""
-    own, strategy = model.make_train_function, model.distribute_strategy
+    """Have a model note the attempt and the number of each step that a rank has taken."""
+    own = model.make_train_function
 
     def make(force: bool = False) -> None:
         own(force)
         step = model.train_function
 
         def train(iterator: Any) -> Any:
-            outputs = step(iterator)
-            steps = strategy.experimental_local_results(model.optimizer.iterations.value)[0]
-            context, taken = polytrain.get_context(), int(steps.numpy())
-            rank, attempt = context.get_world_rank(), context.get_attempt()
-            if rank == 0:
-                with log.open("a") as file:
-                    file.write(f"{taken}\n")
-            if attempt < len(deaths) and deaths[attempt] == (rank, taken):
-                os.kill(os.getpid(), signal.SIGKILL)
+            outputs, steps = step(iterator), taken(model)
+            with log.open("a") as file:
+                file.write(f"{polytrain.get_context().get_attempt()} {steps}\n")
+            die_at("step", steps, deaths)
             return outputs
 
         model.train_function = train
@@ -75,9 +94,27 @@ def watched(model: Any, log: Path, deaths: Deaths) -> Any:
     return model
 
 
-def callbacks() -> list[Any]:
+class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Is lost between steps."""
+
+    def __init__(self, deaths: Deaths) -> None:
+        super().__init__()
+        self.deaths = deaths
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        die_at("validation", taken(self.model), self.deaths)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        die_at("epoch", taken(self.model), self.deaths)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        die_at("end", taken(self.model), self.deaths)
+
+
+def callbacks(deaths: Deaths) -> list[Any]:
     """Each changes the training by a state, or when an epoch begins."""
     return [
+        Dies(deaths),
         keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=1, min_delta=1.0),
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.75),
         keras.callbacks.EarlyStopping(monitor="loss", patience=9, restore_best_weights=True),
@@ -90,7 +127,7 @@ def from_options(log: Path, deaths: Deaths) -> dict[str, Any]:
         "compile": {"optimizer": "adam", "loss": LOSS, "metrics": ["accuracy"]},
         "epochs": EPOCHS,
         "label": "y",
-        "callbacks": callbacks,
+        "callbacks": lambda: callbacks(deaths),
     }
 
 
@@ -119,7 +156,7 @@ def by_function(log: Path, deaths: Deaths) -> dict[str, Any]:
             epochs=EPOCHS,
             shuffle=False,
             verbose=0,
-            callbacks=[ReportCallback(checkpoint_frequency=0), *callbacks()],
+            callbacks=[ReportCallback(checkpoint_frequency=0), *callbacks(deaths)],
         )
 
     return {"train_loop_per_worker": train}
@@ -140,7 +177,7 @@ def fit(
         run_config=dataclasses.replace(
             quiet,
             name=name,
-            failure_config=FailureConfig(max_failures=4),
+            failure_config=FailureConfig(max_failures=8),
             checkpoint_config=CheckpointConfig(memory=memory),
         ),
     ).fit()
@@ -151,8 +188,19 @@ def state(result: Result) -> list[bytes]:
     return [np.asarray(each).tobytes() for each in (*model.variables, *model.optimizer.variables)]
 
 
-ALONE = (1, 1, ((0, 4), (0, 12), (0, 15)))
-TOGETHER = (2, None, ((1, 4), (0, 12), (1, 15)))
+ALONE = (1, 1, (Death(0, 4), Death(0, 12), Death(0, 15)))
+TOGETHER = (
+    2,
+    None,
+    (
+        Death(1, 4),
+        Death(0, 6),
+        Death(0, 12, "validation"),
+        Death(1, 12, "epoch"),
+        Death(1, 15),
+        Death(0, STEPS, "end"),
+    ),
+)
 
 
 # In `make test` each way to make a model once, and each way to keep its state once.
@@ -174,15 +222,15 @@ def test_a_fit_continues_within_an_epoch(
     memory: int | None,
     deaths: Deaths,
 ) -> None:
-    """From a copy, or from the state of a peer: only a step that wasn't over is repeated."""
+    """From a copy, or from the state of a peer: then no step is repeated."""
     killed, undisturbed = tmp_path / "killed-steps", tmp_path / "steps"
     result = fit(quiet, "killed", workers, memory, **made(killed, deaths))
     expected = fit(quiet, "undisturbed", workers, **made(undisturbed, ()))
     assert result.restarts == len(deaths)
-    steps = [int(line) for line in killed.read_text().splitlines()]
-    assert sorted({*steps}) == [*range(1, STEPS + 1)]
-    repeated = {step for step in steps if steps.count(step) > 1}
-    assert repeated <= {step for _, step in deaths}
+    steps = {tuple(map(int, line.split())) for line in killed.read_text().splitlines()}
+    assert {step for _, step in steps} == {*range(1, STEPS + 1)}
+    again = {step for _, step in steps if len([each for _, each in steps if each == step]) > 1}
+    assert again <= ({each.step for each in deaths} if memory else set())
     assert state(result) == state(expected)
     assert result.history == expected.history
 
@@ -199,7 +247,7 @@ def test_a_callback_that_may_keep_a_sum_within_epochs_is_named(
             self.total += 1
 
     steps = tmp_path / "steps"
-    options = from_options(steps, ((0, BATCHES + 4),)) | {"callbacks": lambda: [Sums()]}
+    options = from_options(steps, (Death(0, BATCHES + 4),)) | {"callbacks": lambda: [Sums()]}
     result = fit(quiet, "sums", memory=1, **options)
     assert result.restarts == 1
     [_, again] = journal(result.path, "Launched")

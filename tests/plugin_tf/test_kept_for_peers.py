@@ -104,6 +104,44 @@ def test_a_report_needs_no_values_of_the_lost_rank(tmp_path: Path) -> None:
     assert not (tmp_path / FILE).exists()
 
 
+def test_an_epoch_that_the_lost_rank_has_reported_is_waited_for() -> None:
+    trained = Trained(2)
+
+    def reports() -> bool:
+        trained.peers.keep(point(3, is_within=False))
+        return True
+
+    assert trained.peers.hold(3, reports) == 3
+
+
+def test_it_is_not_waited_for_any_longer_than_there_is_time() -> None:
+    assert Trained(2).peers.hold(3, lambda: False) == 2
+
+
+def test_a_step_keeps_its_state_before_other_ranks_get_its_outputs(tmp_path: Path) -> None:
+    model, memory = network(), Memory()
+    model.train_on_batch(X, Y)
+    peers = KeptForPeers(model, cast(Survivor, memory), FILE)
+    bias = model.layers[1].bias
+    known: list[tuple[KeptState, ...]] = []
+
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    def step() -> None:
+        bias.assign_add([1.0])
+        outputs = peers.with_state_kept({"loss": tf.constant(1.0)}, lambda: point(1))
+        tf.py_function(lambda _: known.append(memory.states()), [outputs["loss"]], [])
+
+    before = float(bias.numpy()[0])
+    step()
+    [states] = known
+    assert [each.point for each in states] == [1]
+    peers.write({0: states, 1: states}, peers.hold(1, lambda: True), tmp_path)
+    loaded = network()
+    loaded.optimizer.build(loaded.trainable_variables)
+    load_into(loaded, tmp_path)
+    assert float(loaded.layers[1].bias.numpy()[0]) == before + 1
+
+
 def test_a_state_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     trained = Trained(1)
     trained.model.layers[1].kernel.assign(np.full((3, 1), np.nan, "float32"))

@@ -56,8 +56,12 @@ class AverageStatistics(keras.callbacks.Callback):
         self._average: Any = None
         self._has_trained = False
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def trained(self) -> None:
+        """Note that the statistics may differ between workers."""
         self._has_trained = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.trained()
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._average_statistics()

@@ -47,7 +47,7 @@ class Fitting:
             )
             for name, shard in shards.items()
         }
-        self.start = replace(start, fit=1, features=tuple(features))
+        self.start = replace(start, fit=1, features=tuple(features), ends_epoch=False)
         """The progress from which training goes on."""
 
         self._checkpoint = checkpoint

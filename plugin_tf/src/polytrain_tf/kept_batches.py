@@ -3,12 +3,15 @@
 A single worker copies its state; of several workers, each keeps it in memory (`kept_for_peers`).
 Keras resets the metrics when it begins an epoch, and callbacks may change the learning rate then.
 So the metrics are saved beside the model, and a restart restores both after all callbacks have
-begun the epoch. Nothing is kept after an epoch's last batch, but with the epoch's report.
+begun the epoch. After an epoch's last batch several workers keep it too: a restart then begins the
+epoch without a batch, and ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from polytrain_tf.callback_state import states_of, write_states
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, own_variables, read_own, write_own
 from polytrain_tf.local_variables import bytes_of, local_part
-from polytrain_tf.saved import load_into, save, variables_of
+from polytrain_tf.saved import load_into, progress_of, save, variables_of
 
 _FILE = "in-epoch.npz"
 """File with what a checkpoint within an epoch has beside the model, such as the metrics so far."""
@@ -41,18 +44,37 @@ _CONTINUE = (
 class KeptBatches(keras.callbacks.Callback):
     """Keeps the state of one fit. It follows all other callbacks."""
 
-    def __init__(self, one: EpochCallback, given: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        one: EpochCallback,
+        given: Mapping[str, Any],
+        *,
+        used: Callable[[int], None],
+        trained: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            one: the callback that reports the fit's epochs.
+            given: the fit's arguments, with a shard's batches.
+            used: counts an epoch's batches up to this one as used.
+            trained: notes that workers have trained since they averaged their statistics.
+        """
         super().__init__()
         one.before_report = self._before_report
         self._one = one
-        self._data = given["x"]
+        self._model, self._data = given["self"], given["x"]
         self._why_not = one.why_not_within_epochs() or unsuitable(given, one.others)
         self._survivor: Survivor = survivor()
+        self._used, self._trained = used, trained
         self._epoch = 0
+        self._batch = 0
         self._batches = 0
         self._has_begun = False
         self._size: int | None = None
         self._peers: KeptForPeers | None = None
+        self._has_own_step = type(self._model).train_step is not keras.Model.train_step
+        self._is_in_graph = False
+        """Whether the graph of a step keeps the state."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._why_not is not None:
@@ -64,18 +86,44 @@ class KeptBatches(keras.callbacks.Callback):
             self._has_begun = True
             if self._one.resumed is not None and (self._one.resumed / _FILE).exists():
                 _restore(self.model, self._one.resumed, self._data.element_spec)
+                if progress_of(self._one.resumed).ends_epoch:
+                    self._data.polytrain_ends_epoch = True
+                    private.take_logs_of_metrics(self.model)
+                    self._trained()
         self._epoch = epoch
         self._batches = int(self._data.cardinality()) if self._why_not is None else 0
 
+    @contextmanager
+    def keeping(self, model: Any) -> Iterator[None]:
+        """In a `with` block around a model's `fit`, have its steps keep the state themselves."""
+        strategy = model.distribute_strategy
+        is_alone = not self._survivor.can_keep or strategy.num_replicas_in_sync == 1
+        if is_alone or self._why_not is not None or model.jit_compile or counts_batches(self._one):
+            yield
+            return
+        own_step = model.train_step
+
+        def step(data: Any) -> Any:
+            outputs = own_step(data)
+            self._is_in_graph = True
+            return self._for_peers.with_state_kept(outputs, self._point_in_step)
+
+        model.train_step = step
+        try:
+            yield
+        finally:
+            del model.train_step
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._wait_if_held()
+        self._batch = batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._wait_if_held()
         if batch + 1 < self._batches and not self.model.stop_training:
             point = partial(self._point, self._epoch)
             if self._has_peers:
-                self._for_peers.after_batch(point)
+                self._for_peers.after_batch(point, is_kept=self._is_in_graph)
             self._copy(point)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -100,13 +148,23 @@ class KeptBatches(keras.callbacks.Callback):
     def _for_peers(self) -> KeptForPeers:
         if self._peers is None:
             # Now that the optimizer has its variables.
-            self._peers = KeptForPeers(self.model, self._survivor, _FILE)
+            self._peers = KeptForPeers(self._model, self._survivor, _FILE)
         return self._peers
 
     @property
     def _has_peers(self) -> bool:
         strategy = self.model.distribute_strategy
         return self._survivor.can_keep and strategy.num_replicas_in_sync > 1
+
+    def _point_in_step(self) -> FitPoint | None:
+        """Return where the fit is at the end of a step; None if it can't continue there."""
+        ends_epoch = self._batch + 1 == self._batches
+        if ends_epoch and self._has_own_step:
+            # A restart couldn't know its logs.
+            return None
+        self._used(self._batch)
+        point = self._point(self._epoch)
+        return replace(point, progress=replace(point.progress, ends_epoch=ends_epoch))
 
     def _point(self, epochs: int, reported: Mapping[str, Any] | None = None) -> FitPoint:
         place = self._survivor.place()
@@ -163,6 +221,14 @@ def unsuitable(given: Mapping[str, Any], callbacks: Sequence[Any]) -> str | None
                 "restart within an epoch would lose: let it act at the end of epochs only"
             )
     return None
+
+
+def counts_batches(one: EpochCallback) -> bool:
+    """Return whether a callback of Keras's has a count that each batch changes."""
+    return any(
+        isinstance(each, keras.callbacks.ModelCheckpoint) and each.save_freq != "epoch"
+        for each in one.others
+    )
 
 
 def may_keep_within_epochs(callback: Any) -> bool:

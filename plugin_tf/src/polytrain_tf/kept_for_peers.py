@@ -5,6 +5,9 @@ reads all of them after a batch: TensorFlow copies a variable's memory when it a
 while the old one is held. All ranks keep the same batches; what each has of its own, such as
 metrics and moving statistics, is kept where its agent can read it. After a loss a survivor writes
 the newest batch of which every rank's own values are known.
+
+The graph of a step does so itself, before its outputs meet those of other ranks: a step that has
+ended on any rank is known of all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -29,13 +33,18 @@ from polytrain_tf.saved import Progress, save, variables_of
 from polytrain_tf.summing import summing
 
 _SHARE = 0.03
-"""Maximum share of the time in which states are kept."""
+"""Maximum share of the time in which what is held is copied."""
 
 _BYTES_PER_S = 2e9
 """The rate at which TensorFlow copies what is held when it assigns new values."""
 
 _WARMUP, _MEASURED = 3, 8
 """Batches before the first that is measured, and those that are."""
+
+_BEHIND_S = 0.5
+"""How long to wait for a state that another rank has kept."""
+
+_NAP_S = 0.001
 
 _MOST_OWN = 16 << 20
 """Bytes of a rank's own values that may be kept."""
@@ -91,43 +100,79 @@ class KeptForPeers:
         self._batches = 0
         self._every = 1
         self._ended_at = 0.0
-        self._times: list[tuple[float, float]] = []
-        """Seconds of keeping and of the whole step, for each batch that is measured."""
+        self._times: list[float] = []
+        """Seconds of each step that is measured."""
 
         self._lock = threading.Lock()
         self._is_held = False
         self._is_over = False
 
-    def after_batch(self, point: Callable[[], FitPoint]) -> None:
-        """Keep the state after a batch, if it is this one's turn. All ranks call this together."""
+    def after_batch(self, point: Callable[[], FitPoint], *, is_kept: bool) -> None:
+        """Keep the state after a batch, if it is this one's turn. All ranks call this together.
+
+        Args:
+            point: returns where the fit is.
+            is_kept: whether the step's graph has kept it.
+        """
         if self._is_over:
             return
-        begun, before = time.monotonic(), self._ended_at
-        self._batches += 1
-        is_due = self._batches % self._every == 0
-        if is_due:
+        if not is_kept and self._is_due:
             self.keep(point())
-        self._ended_at = time.monotonic()
-        if is_due and _WARMUP < self._batches <= _WARMUP + _MEASURED:
-            self._times.append((self._ended_at - begun, self._ended_at - before))
+        self._batches += 1
+        before, self._ended_at = self._ended_at, time.monotonic()
+        if _WARMUP < self._batches <= _WARMUP + _MEASURED:
+            self._times.append(self._ended_at - before)
             if len(self._times) == _MEASURED:
                 self._agree()
 
+    def with_state_kept(self, outputs: Any, point: Callable[[], FitPoint | None]) -> Any:
+        """Return a step's outputs, in its graph, which exist once its state is kept.
+
+        Args:
+            outputs: what the step returns to be reduced over the ranks.
+            point: returns where the fit is; None where it can't continue.
+        """
+        self._begin()
+
+        def keep(*values: tf.Tensor) -> bool:
+            self.wait_if_held()
+            now = point()
+            if now is not None and self._is_due and not self._is_over:
+                self._put(now, values)
+            return True
+
+        values = [part.read_value() for part in self._parts]
+        is_kept = tf.py_function(keep, values, tf.bool)
+        with tf.control_dependencies([is_kept]):
+            return keras.tree.map_structure(tf.identity, outputs)
+
     def keep(self, point: FitPoint) -> None:
         """Keep the state now. All ranks call this together."""
-        if self._is_over:
+        self._begin()
+        if not self._is_over:
+            self._put(point, self._read())
+
+    @property
+    def _is_due(self) -> bool:
+        return (self._batches + 1) % self._every == 0
+
+    def _begin(self) -> None:
+        """Make the memory for this rank's own values, once."""
+        if self._kept is not None or self._is_over:
             return
-        values = self._read()
+        size = sum(bytes_of(self._parts[number]) for number in self._own)
+        if size > _MOST_OWN:
+            self._is_over = True
+            self._survivor.keep_nothing(f"each rank has {size / 1e6:.0f} MB of its own")
+            return
+        bytes_of_time = _LEAST + _SLOWNESS * self._size
+        self._kept = self._survivor.keep(self, capacity=size, size=bytes_of_time)
+
+    def _put(self, point: FitPoint, values: Sequence[tf.Tensor]) -> None:
+        assert self._kept is not None
         pieces = [values[number].numpy().tobytes() for number in self._own]
-        if self._kept is None:
-            size = sum(map(len, pieces))
-            if size > _MOST_OWN:
-                self._is_over = True
-                self._survivor.keep_nothing(f"each rank has {size / 1e6:.0f} MB of its own")
-                return
-            bytes_of_time = _LEAST + _SLOWNESS * self._size
-            self._kept = self._survivor.keep(self, capacity=size, size=bytes_of_time)
         self._number += 1
+        # Before the values that it goes with count: they may be asked for in between.
         self._kept.put(pieces, point=self._number, is_forecast=False)
         with self._lock:
             self._newest.append(_Kept(number=self._number, point=point, values=values))
@@ -141,18 +186,24 @@ class KeptForPeers:
 
     def _agree(self) -> None:
         """Agree with all ranks on how often to keep the state."""
-        keeping, steps = map(statistics.median, zip(*self._times, strict=True))
-        mine = [int(1e6 * (keeping + self._size / _BYTES_PER_S)), int(1e6 * steps)]
-        keeping_of_all, steps_of_all = summing(self._strategy)(mine)
-        self._every = max(1, math.ceil(keeping_of_all / (_SHARE * max(1, steps_of_all))))
+        mine = [int(1e6 * self._size / _BYTES_PER_S), int(1e6 * statistics.median(self._times))]
+        copying, steps = summing(self._strategy)(mine)
+        self._every = max(1, math.ceil(copying / (_SHARE * max(1, steps))))
 
     def hold(self, point: int, has_time: Callable[[], bool]) -> int:
-        """See `StateWriter`. What is kept doesn't change: there is nothing to wait for."""
-        with self._lock:
-            self._is_held = True
-            if not self._newest:
-                raise NotCleanError("it hasn't finished a batch")
-            return self._newest[-1].number
+        """See `StateWriter`. The lost rank may have reported an epoch that this one ends soon."""
+        until = time.monotonic() + _BEHIND_S
+        while True:
+            is_late = time.monotonic() > until or not has_time()
+            with self._lock:
+                newest = self._newest[-1].number if self._newest else 0
+                if newest >= point or is_late:
+                    self._is_held = True
+                    break
+            time.sleep(_NAP_S)
+        if not newest:
+            raise NotCleanError("it hasn't finished a batch")
+        return newest
 
     def write(self, kept: Mapping[int, Sequence[KeptState]], point: int, directory: Path) -> Place:
         """See `StateWriter`."""

@@ -1,7 +1,7 @@
 """Makes Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``, and after a restart.
 
 Keras 3.15's TensorFlow trainer fails on several workers in two places, and gives wrong results in
-four others. A seventh place fails after a restart:
+four others. Two more are wrong after a restart:
 
 * ``_maybe_symbolic_build`` needs one batch's shapes to build the model, and calls
   ``strategy.reduce("MEAN", batch, axis=None)`` on the whole ``(x, y)`` structure.  The multi-worker
@@ -24,10 +24,11 @@ four others. A seventh place fails after a restart:
 * ``SeedGenerator.next`` gives all workers the same seeds, so a Dropout layer has the same masks on
   all workers. The replacement offsets the seeds by the worker's number.
 * ``TFEpochIterator`` reads the number of batches once per ``fit``. An epoch that a restart resumes
-  is shorter than the following ones, so the replacement reads the number for each iterator.
+  is shorter than the following ones, so the replacement reads the number for each iterator. It may
+  have no batch at all, if only its end was left: the replacement of ``__next__`` then ends it.
 
-These seven functions are replaced (`private` names them), in Keras versions that the replacements
-were checked against. With one worker, Keras's own code runs, except for the last function.
+These eight functions are replaced (`private` names them), in Keras versions that the replacements
+were checked against. With one worker, Keras's own code runs, except for the last two.
 """
 
 from __future__ import annotations
@@ -156,6 +157,17 @@ def _making_iterators(own_iterator: Any) -> Any:
     return get_iterator
 
 
+def _ending_epochs(own_next: Any) -> Any:
+    def next_batch(self: Any) -> Any:
+        data = private.dataset_of(self)
+        if getattr(data, "polytrain_ends_epoch", False):
+            data.polytrain_ends_epoch = False
+            raise StopIteration
+        return own_next(self)
+
+    return next_batch
+
+
 _REPLACEMENTS = {
     private.BUILD: _building,
     private.REDUCE_OUTPUTS: _reducing_outputs,
@@ -164,6 +176,7 @@ _REPLACEMENTS = {
     private.SCALE_LOSS: _scaling_loss,
     private.NEXT_SEED: _drawing_seeds,
     private.NEXT_ITERATOR: _making_iterators,
+    private.NEXT_BATCH: _ending_epochs,
 }
 
 

@@ -57,6 +57,9 @@ REDUCE_OUTPUTS = Replaceable(_TRAINER, "reduce_per_replica")
 NEXT_ITERATOR = Replaceable(_TRAINER, "TFEpochIterator._get_iterator")
 """No public hook is called when an epoch's iterator is made."""
 
+NEXT_BATCH = Replaceable(_TRAINER, "TFEpochIterator.__next__")
+"""An epoch of which a restart has only the end left has no batch, which Keras doesn't provide."""
+
 REDUCE_LOSS = Replaceable(_LOSS, "reduce_values")
 """It doesn't divide a scalar loss, and it knows the number of rows that a mean is over."""
 
@@ -177,6 +180,20 @@ def is_built(model: Any) -> bool:
     compiled = (model._compile_metrics, model._compile_loss)
     parts = [*nested_layers(model), *(part for part in compiled if part is not None)]
     return all(part.built for part in parts)
+
+
+def take_logs_of_metrics(model: Any) -> None:
+    """Have a fit take the logs of the current epoch from the model's metrics.
+
+    It takes them only if they have the names of the last step's logs, and there was no step.
+    """
+    own = model._get_metrics_result_or_logs
+
+    def logs_of_metrics(logs: Any) -> Any:
+        del model._get_metrics_result_or_logs
+        return own(model.get_metrics_result())
+
+    model._get_metrics_result_or_logs = logs_of_metrics
 
 
 def dataset_of(epochs: Any) -> Any:

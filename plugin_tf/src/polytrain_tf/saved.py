@@ -57,6 +57,9 @@ class Progress:
     features: tuple[str, ...] | None = None
     """The columns that the model was trained on; None with a training function."""
 
+    ends_epoch: bool = False
+    """Whether all batches of the next epoch are trained, and only its end is left."""
+
 
 def save(model: Any, directory: Path, progress: Progress) -> None:
     """Write Keras's own file, with layers, weights and optimizer, and the progress and seeds.

@@ -77,6 +77,7 @@ def fit_watched(
                     "class_weight: TensorFlow can't apply it on several workers. Put each row's "
                     "weight into a column: shard.to_tf(…, weight_column='w')."
                 )
+        averages = AverageStatistics(strategy)
         with contextlib.ExitStack() as stack:
             if not is_alone and shard is None and given["shuffle"]:
                 stack.enter_context(shuffled_alike(strategy, rank))
@@ -88,12 +89,18 @@ def fit_watched(
                 warns = OwnLossWarning(given["self"])
                 stack.enter_context(warns.looking())
                 stops = StopsTogether(strategy, callbacks)
-                listed = [AverageStatistics(strategy), warns, *listed, stops]
+                listed = [averages, warns, *listed, stops]
             if shard is not None:
                 stack.enter_context(shard.counted_by_fit())
                 reports = [each for each in callbacks if isinstance(each, EpochCallback)]
-                kept = [KeptBatches(each, given) for each in reports[:1]]
-                listed = [_Used(shard), *listed, *kept]
+                used = _Used(shard)
+                kept = [
+                    KeptBatches(each, given, used=used.up_to, trained=averages.trained)
+                    for each in reports[:1]
+                ]
+                for each in kept:
+                    stack.enter_context(each.keeping(given["self"]))
+                listed = [used, *listed, *kept]
             given["callbacks"] = listed
             return own_fit(*bound.args, **bound.kwargs)
 
@@ -126,8 +133,13 @@ class _Used(keras.callbacks.Callback):
         self._seen = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._shard.used(batch + 1 - self._seen)
-        self._seen = batch + 1
+        self.up_to(batch)
+
+    def up_to(self, batch: int) -> None:
+        """Count the epoch's batches up to this one, if they aren't counted yet."""
+        if batch >= self._seen:
+            self._shard.used(batch + 1 - self._seen)
+            self._seen = batch + 1
 
 
 def _check_scope(model: Any, strategy: tf.distribute.Strategy) -> None:

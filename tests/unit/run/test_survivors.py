@@ -154,6 +154,24 @@ def test_a_survivor_that_does_not_answer_is_killed_in_time(
     assert run.survivors.deadline is None
 
 
+def test_a_survivor_has_all_its_time_however_late_what_is_kept_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(survivors, "time", clock)
+    run = Run()
+    run.keep()
+    run.survivors.take(KeepsState(attempt=0, rank=0, size=20 * 10**9))
+    run.lose()
+    clock.now = 100.9
+    for each in (read(0, 7), read(1, 7, alive=False), read(2, 7)):
+        run.survivors.take(each)
+    call, _ = run.last()
+    assert isinstance(call, WriteState)
+    assert call.limit_s == pytest.approx(4.5)
+    assert run.survivors.deadline == pytest.approx(105.9)
+
+
 def test_survivors_are_asked_although_a_rank_is_lost_with_its_host() -> None:
     """They may know from elsewhere what it had alone."""
     run = Run()

@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 _LIMIT_S = 1.0
 _BYTES_PER_S = 5e9
-"""Survivors have a second, and the time that memory takes at this rate. If some agents don't answer
-within it, the others have it once more."""
+"""Agents have a second to read what is kept. Those that don't answer count as lost. Survivors then
+have a second to write the state, and the time that memory takes at this rate."""
 
 _NOT_ASKED = (
     FailureKind.STORAGE,
@@ -210,12 +210,7 @@ class Survivors:
 
     def _begin(self, number: int) -> None:
         self._number = number
-        self._wait_until(self._limit)
-
-    @property
-    def _limit(self) -> float:
-        """The monotonic time until which the survivors may answer from now on."""
-        return time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
+        self._wait_until(time.monotonic() + _LIMIT_S)
 
     def store_copies(self, state: State, *, number: int) -> bool:
         """Have the newest copies of which every rank has one stored; return whether there are any.
@@ -274,6 +269,7 @@ class Survivors:
         self._kept[read.rank] = read
         if len(self._kept) == self._world_size:
             self._left = in_order(self._kept)
+            self._wait_until(time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S)
             self._ask_next()
 
     def lost(self, rank: int) -> None:
@@ -299,7 +295,6 @@ class Survivors:
             self._end_without(self._refusals or "the survivors didn't answer in time")
             return
         # Their hosts may be gone, which is noticed later.
-        self._wait_until(self._limit)
         for rank in silent:
             self.lost(rank)
 
