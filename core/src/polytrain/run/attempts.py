@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.errors import FailureKind, RunOwnedError
 from polytrain.events.driver import LeaseLost, WorkEnded
+from polytrain.policy.divergence import WINDOW
 from polytrain.record.entries import AttemptEnded, Launched
 from polytrain.run.checkpoint_coordinator import lease_lost
 from polytrain.run.config_changes import OnRollbackError
@@ -32,8 +34,6 @@ def launch(run: Controller, attempt: int) -> Conclude | None:
     except OnRollbackError as error:
         return Conclude(succeeded=False, reason=str(error), failures=(error.failure,))
     world_size = run.state.world_size
-    run.return_values.clear()
-    run.validation_results.launched()
     # A pending commit may be the checkpoint to resume from.
     run.settle()
     try:
@@ -81,7 +81,7 @@ def launch(run: Controller, attempt: int) -> Conclude | None:
             members=members,
             start=start,
             first_checkpoint=run.checkpoints.manager.next_number,
-            last_reports=run.last_reports,
+            last_reports=last_reports(run),
             is_repeat=any(each.has_reported for each in run.state.attempts),
             changes=changes,
         )
@@ -89,9 +89,17 @@ def launch(run: Controller, attempt: int) -> Conclude | None:
     # What came between two attempts ends this one.
     if run.lease.lost is not None:
         run.mailbox.put((LeaseLost(),))
-    if run.validation_results.failure is not None:
+    attached = run.validation_results.attached
+    if attached is not None and attached.failure is not None:
         run.mailbox.put((WorkEnded(),))
     return None
+
+
+def last_reports(run: Controller) -> Sequence[Mapping[str, Any]]:
+    """Return rank 0's last reports; none if divergence isn't found by them."""
+    rule = run.divergence_rule
+    compares = rule is not None and rule.reads_history
+    return run.journal.history.reports[-WINDOW:] if compares else ()
 
 
 def without_lease(lost: RunOwnedError, attempt: int) -> Conclude:

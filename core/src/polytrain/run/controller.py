@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, Committed
 from polytrain.events.attempt import (
@@ -38,9 +38,8 @@ from polytrain.events.driver import (
     WorkEnded,
 )
 from polytrain.events.output import BarMoved, Output
-from polytrain.functions.return_values import Returned
 from polytrain.output.worker_output import WorkerOutput
-from polytrain.policy.divergence import WINDOW, DivergenceRule
+from polytrain.policy.divergence import DivergenceRule
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import (
     CodeContent,
@@ -128,9 +127,6 @@ class Controller:
     interrupts: Interrupts = field(default_factory=Interrupts)
     """Lets signals interrupt only code that waits."""
 
-    return_values: dict[int, Returned] = field(default_factory=dict)
-    """Return values of this attempt's training functions, by rank."""
-
     _conclusion: Conclude | None = None
     _last_gone: Exited | AgentLost | None = None
     """The end of the attempt's last process, which waits until copies of the state are stored."""
@@ -152,7 +148,7 @@ class Controller:
         conclusion = self.validation_results.concluded(self, self._conclusion)
         self._finish_tasks()
         if conclusion.succeeded and conclusion.stopped is None:
-            self.journal.returned(self.returned)
+            self.journal.returned(self.publisher.returned)
         self._note_commit(within_s=_GIT_WITHIN_S)
         self.journal.write(
             RunConcluded(
@@ -232,7 +228,8 @@ class Controller:
                 # What follows is decided with it.
                 self.commit_left_state()
         if isinstance(event, Done):
-            self._take_returned(event)
+            if event.attempt == self.state.attempt:
+                self.publisher.done(event)
             self._fail_if(self.checkpoints.done(event.rank))
         self.happen(event)
         if isinstance(event, AgentLost):
@@ -246,7 +243,8 @@ class Controller:
                 self.take_results()
             case WorkEnded():
                 self.validation_results.take(self)
-                failure = self.validation_results.failure
+                attached = self.validation_results.attached
+                failure = None if attached is None else attached.failure
                 if failure is not None and isinstance(self.state.phase, Gathering | Training):
                     self.happen(Failed(attempt=self.state.attempt, failure=failure))
             case LeaseLost():
@@ -297,27 +295,6 @@ class Controller:
         written = self.survivors.written(self.state)
         if written is not None:
             commit_state(self, written)
-
-    @property
-    def last_reports(self) -> Sequence[Mapping[str, Any]]:
-        """Rank 0's last reports; none if divergence isn't found by them."""
-        rule = self.divergence_rule
-        compares = rule is not None and rule.reads_history
-        return self.journal.history.reports[-WINDOW:] if compares else ()
-
-    @property
-    def returned(self) -> tuple[Returned | None, ...]:
-        """Return value of each rank's training function; empty if none returned anything."""
-        if not self.return_values:
-            return ()
-        return tuple(self.return_values.get(rank) for rank in range(self.state.world_size))
-
-    def _take_returned(self, done: Done) -> None:
-        if done.returned is None or done.attempt != self.state.attempt:
-            return
-        self.return_values[done.rank] = done.returned
-        if done.returned.kind == "lost":
-            logger.warning("What rank %d has returned isn't kept: %s", done.rank, done.returned.why)
 
     def take_results(self) -> None:
         """Handle the outcomes of background tasks."""

@@ -327,7 +327,9 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         of_other_ranks=dict(sorted(controller.journal.history.of_other_ranks.items())),
         newest=newest,
         best=() if run.lease.is_gone else tuple(manager.best()),
-        returned=controller.returned if conclusion.succeeded and not conclusion.stopped else (),
+        returned=controller.publisher.returned
+        if conclusion.succeeded and not conclusion.stopped
+        else (),
         restarts=controller.journal.history.ledger.restarts,
         rollbacks=controller.journal.history.divergences.rollbacks,
         ledger=controller.journal.history.ledger,

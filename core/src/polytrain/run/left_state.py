@@ -11,6 +11,7 @@ from polytrain.checkpoint.parts import StateWritten
 from polytrain.events.attempt import AgentLost, ConditionMet, Exited, Reported
 from polytrain.events.driver import DriverEvent
 from polytrain.events.output import Output
+from polytrain.run.attempts import last_reports
 from polytrain.run.states import Training
 from polytrain.workers.agents.calls import AgentEvent, Kill, SurvivorEvent
 from polytrain_plugins import Stopped
@@ -107,7 +108,7 @@ def _judged(run: Controller, written: StateWritten) -> tuple[Stopped | None, str
         return None, _OF_WORKER_0
     if run.stop_rule.function is not None or (rule is not None and rule.function is not None):
         return None, "rank 0 asks a function of yours about each report, and was lost before"
-    wrong = rule and rule.wrong(part.metrics, run.last_reports)
+    wrong = rule and rule.wrong(part.metrics, last_reports(run))
     if wrong:
         return None, f"it diverges: {wrong}"
     return run.stop_rule.limit_met_by(part.step, part.metrics), ""

@@ -1,17 +1,21 @@
-"""Publishes the events of a run: reports to its journal, and all events to observers."""
+"""Publishes the events of a run: reports and returned values to its journal, all to observers."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from polytrain.errors import Failure
-from polytrain.events.attempt import ExactnessFound, Reported, StateDigested
+from polytrain.events.attempt import Done, ExactnessFound, Reported, StateDigested
+from polytrain.functions.return_values import Returned
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.record.entries import DigestsKept, ExactnessChecked
 from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +39,9 @@ class Publisher:
     _exactness: set[str] = field(default_factory=set)
     """What this attempt's ranks have found of virtual workers."""
 
+    _returned: dict[int, Returned] = field(default_factory=dict)
+    """Return values of this attempt's training functions, by rank."""
+
     _is_syncing: bool = False
 
     def run_started(self) -> None:
@@ -45,6 +52,7 @@ class Publisher:
         """Publish that an attempt starts."""
         self._attempt = attempt
         self._exactness.clear()
+        self._returned.clear()
         self.observers.attempt_started(self.run, attempt)
 
     def reported(self, report: Reported) -> None:
@@ -66,6 +74,21 @@ class Publisher:
             self.background_tasks.submit(self._sync, attempt=report.attempt)
         if report.rank == 0:
             self.observers.reported(self.run, public)
+
+    def done(self, done: Done) -> None:
+        """Keep what a rank's training function has returned."""
+        if done.returned is None:
+            return
+        self._returned[done.rank] = done.returned
+        if done.returned.kind == "lost":
+            logger.warning("What rank %d has returned isn't kept: %s", done.rank, done.returned.why)
+
+    @property
+    def returned(self) -> tuple[Returned | None, ...]:
+        """Return value of each rank's training function; empty if none returned anything."""
+        if not self._returned:
+            return ()
+        return tuple(self._returned.get(rank) for rank in range(self._attempt.num_workers))
 
     def digested(self, digested: StateDigested) -> None:
         """Keep digests of rank 0's state."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from polytrain.checkpoint.parts import CheckpointsAsked
-from polytrain.errors import Failure
 from polytrain.events.attempt import DrainWanted, stop_wanted
 from polytrain.events.driver import DriverEvent, WorkEnded
 from polytrain.events.output import Output
@@ -42,16 +41,7 @@ class ValidationResults:
     """Releases the workers' resources, before the run itself has ended."""
 
     _unanswered: list[CheckpointsAsked] = field(default_factory=list)
-    """Requests for checkpoints in this attempt that wait for validations."""
-
-    @property
-    def failure(self) -> Failure | None:
-        """The failure of a validation that ends the run; None without one."""
-        return None if self.attached is None else self.attached.failure
-
-    def launched(self) -> None:
-        """Note that an attempt starts."""
-        self._unanswered.clear()
+    """Requests for checkpoints that wait for validations."""
 
     def take(self, run: Controller) -> None:
         """Apply the results that there are now, and start the next validation."""
@@ -68,8 +58,6 @@ class ValidationResults:
 
     def asked(self, run: Controller, asked: CheckpointsAsked) -> None:
         """Answer a rank that wants the run's checkpoints, now or after pending validations."""
-        if asked.attempt != run.state.attempt:
-            return
         self._unanswered.append(asked)
         self._answer(run)
         later = []
@@ -86,6 +74,8 @@ class ValidationResults:
     def _answer(self, run: Controller) -> None:
         questions, self._unanswered = self._unanswered, []
         for asked in questions:
+            if asked.attempt != run.state.attempt:
+                continue
             if asked.validated and self.attached is not None and self.attached.is_busy:
                 self._unanswered.append(asked)
             else:
