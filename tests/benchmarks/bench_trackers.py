@@ -18,8 +18,8 @@ from polytrain.linux.clock import Clock
 from polytrain.record.ledger import Ledger
 from polytrain.storage.location import Location
 from polytrain.trackers import CSV, MLflow, Prometheus, TensorBoard, WandB
-from polytrain.trackers.attached import exposed_figures
 from polytrain.trackers.delivery import TrackedFacts
+from polytrain.trackers.prometheus import exposed
 from polytrain.trackers.tracker import Tracker
 from polytrain.trackers.tracking import Tracking
 from polytrain_plugins import RunInfo
@@ -60,7 +60,7 @@ def prometheus_s(reports: int) -> float:
     from prometheus_client import CollectorRegistry
 
     ledger = Ledger()
-    follow = exposed_figures([Prometheus(CollectorRegistry())], _RUN, ledger, Clock())
+    follow = exposed(Prometheus(CollectorRegistry()), _RUN, ledger, Clock())
     given = [each for each in entries(reports) if each["event"] == "Reported"]
     began = time.thread_time()
     for entry in given:

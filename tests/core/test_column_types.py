@@ -21,13 +21,13 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from tests.core.column_types import GETS, LIBRARIES, LIKE_ARROW, OTHERWISE
+from tests.shards import shard_of
 from tests.sweeps import only_in_sweep
 
 from polytrain.boosting.columns import agreed_categories, encoded, floats, plainly_typed
 from polytrain.boosting.problems import feature_problems
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data.types.nested import tensors_of
-from polytrain.testing.shards import shard_of
 from polytrain_plugins import DatasetInfo, Job
 
 ERROR = "error"

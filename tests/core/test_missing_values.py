@@ -17,10 +17,10 @@ import pyarrow.csv as pacsv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.types.nested import tensors_of
 from polytrain.data_errors import ReadError, SourceError
-from polytrain.testing.shards import shard_of
 
 NAN = math.nan
 

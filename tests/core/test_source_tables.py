@@ -20,6 +20,7 @@ import pyarrow.feather as feather
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 from polytrain import DataConfig
 from polytrain.boosting.columns import codes_of
@@ -31,7 +32,6 @@ from polytrain.data.shards.groups import group_starts
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data.types.nested import tensors_of
 from polytrain.data_errors import ReadError, SourceError
-from polytrain.testing.shards import shard_of
 from polytrain_plugins import is_category
 
 

@@ -23,8 +23,8 @@ from tests.unit.view.page_facts import facts
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location
 from polytrain.view.page import serving
-from polytrain.view.page.record import RunRecord
 from polytrain.view.page.rendering import comparison_page, page
+from polytrain.view.present import RunRecord
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no chromium is installed"),

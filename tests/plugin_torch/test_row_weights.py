@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from tests.plugin_torch.conftest import Run
+from tests.shards import shard_of
 
-from polytrain.testing.shards import shard_of
 from polytrain_torch.row_weights import (
     weigh_backward,
     weigh_model,

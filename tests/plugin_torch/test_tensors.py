@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from tests.shards import shard_of
 from torch.utils.data import DataLoader
 from transformers import BatchEncoding
 
-from polytrain.testing.shards import shard_of
 from polytrain_torch import PreparedDataLoader, TorchShard, prepare_model
 
 Pair = namedtuple("Pair", "features label")  # what data sets like to return

@@ -138,12 +138,16 @@ class Failure(ShortRepr):
     @property
     def where(self) -> str:
         """The rank and its host; empty if the failure isn't that of one rank."""
-        if self.rank is None:
-            return ""
-        return f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
+        return "" if self.rank is None else rank_at(self.rank, self.host)
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
+
+
+def rank_at(rank: int, host: str) -> str:
+    """Return a rank with the address of its node, unless that is this machine's own."""
+    # On one machine every rank is at its loopback address.
+    return f"rank {rank} on {host}" if host and not host.startswith("127.") else f"rank {rank}"
 
 
 _MAX_STACKS = 8
@@ -231,10 +235,7 @@ class TrainingFailedError(PolytrainError):
         return "\n".join(lines)
 
     def _verdict(self, root: Failure) -> str:
-        # On one machine every rank is at its loopback address.
-        is_elsewhere = self.host and not self.host.startswith("127.")
-        where = f"rank {root.rank} on {self.host}" if is_elsewhere else f"rank {root.rank}"
-        who = "" if root.rank is None else f"{where}: "
+        who = "" if root.rank is None else f"{rank_at(root.rank, self.host)}: "
         after = f", after step {root.step}" if root.step else ""
         return f"{who}{root.message}{after} ({self.reason})"
 

@@ -214,3 +214,20 @@ def test_of_thousands_of_failures_the_first_are_shown() -> None:
     assert "Also on rank 16: its node is gone" in text
     assert "9983 more failures are in the run's journal" in text
     assert len(text.splitlines()) < 50
+
+
+@pytest.mark.parametrize(
+    ("rank", "host", "text"),
+    [
+        (1, "10.0.0.2", "rank 1 on 10.0.0.2: killed by SIGKILL"),
+        # On one machine the address tells nothing.
+        (1, "127.0.0.1", "rank 1: killed by SIGKILL"),
+        (1, "", "rank 1: killed by SIGKILL"),
+        (None, "10.0.0.2", "killed by SIGKILL"),
+    ],
+)
+def test_a_failure_names_its_rank_and_the_node_if_there_are_several(
+    rank: int | None, host: str, text: str
+) -> None:
+    lost = Failure(kind=FailureKind.WORKER_LOST, rank=rank, message="killed by SIGKILL", host=host)
+    assert str(lost) == text

@@ -14,9 +14,9 @@ import pyarrow.csv as pacsv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.shards.rows import MappedRows
-from polytrain.testing.shards import shard_of
 
 ROWS = 90
 COLUMNS = {

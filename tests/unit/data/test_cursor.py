@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.shards import shard_of
 
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
-from polytrain.testing.shards import shard_of
 
 PLAN = Plan(rows=100, shards=2, shuffle=True)
 

@@ -13,10 +13,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 import polytrain.data.fingerprint
 from polytrain.data.plan.position import DataChangedError
-from polytrain.testing.shards import shard_of
 
 Change = Callable[[Path], Any]
 

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.shards.tensor_shapes import TensorShapes
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data.types.nested import nested_lists, tensors_as_lists, tensors_of
 from polytrain.data.types.schemas import conformed, unified_type
 from polytrain.data_errors import ReadError
-from polytrain.testing.shards import shard_of
 
 ROWS = 6
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.problems import FindProblems
+from tests.shards import shard_of
 
 from polytrain import DataConfig, InvalidJobError, Mix, ScalingConfig, Trainer
 from polytrain.backends.reference import Reference
 from polytrain.data.plan.position import DataChangedError
-from polytrain.testing.shards import shard_of
 
 CODE, WEB = np.arange(100), np.arange(1000, 4000)
 WEIGHTS = {"code": 0.3, "web": 0.7}

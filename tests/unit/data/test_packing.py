@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.problems import FindProblems
+from tests.shards import shard_of
 
 from polytrain import DataConfig, Mix
 from polytrain.data.read.packing import POSITIONS, packed
 from polytrain.data.read.pieces import Pieces, TablePiece
-from polytrain.testing.shards import shard_of
 
 SCHEMA = pa.schema({"input_ids": pa.list_(pa.int32()), "labels": pa.large_list(pa.int64())})
 

@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.types.plain import refuse_unreadable
 from polytrain.data_errors import SourceError
-from polytrain.testing.shards import shard_of
 
 PERIODS = pd.DataFrame({"bad": pd.period_range("2020-01", periods=3, freq="M"), "x": [1, 2, 3]})
 UNION = pa.UnionArray.from_dense(

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.read.transforms import wants_generator
 from polytrain.data.shards.rows_shard import RowsShard
 from polytrain.data_errors import SourceError, TransformError
-from polytrain.testing.shards import shard_of
 
 ROWS = 40
 

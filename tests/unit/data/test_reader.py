@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from tests.shards import shard_of
 
 from polytrain import DataConfig, RunConfig, ScalingConfig
 from polytrain.api.config_checks import config_problems
@@ -30,7 +31,6 @@ from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.rows_shard import RowsShard
 from polytrain.data.shards.spec import ShardSpec
-from polytrain.testing.shards import shard_of
 
 ROWS = 11
 TABLE = pa.table(

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.read.ray_data import unified
 from polytrain.data.types.nested import tensors_as_lists, tensors_of
 from polytrain.data.types.schemas import conformed, unified_type
 from polytrain.data_errors import ReadError, SourceError, TransformError
-from polytrain.testing.shards import shard_of
 
 
 def schema(**types: pa.DataType) -> pa.Schema:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.read import json_files, tables
 from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import ReadError, SourceError
-from polytrain.testing.shards import shard_of
 
 TENSOR = pa.fixed_shape_tensor(pa.int64(), (2,))
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data_errors import SourceError
-from polytrain.testing.shards import shard_of
 
 DAY = datetime.date(2024, 1, 1)
 NOON = datetime.datetime(2024, 1, 1, 12)

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.shards import shard_of
 
 from polytrain.data.types.python_values import in_unit_of_arrow
 from polytrain.data_errors import SourceError
-from polytrain.testing.shards import shard_of
 
 KEPT = ["D", "s", "ms", "us", "ns"]
 FINER = {"Y": "D", "M": "D", "W": "D", "h": "s", "m": "s"}

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.read.describe import Source, describe
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import SourceError, TransformError
-from polytrain.testing.shards import shard_of
 
 
 @pytest.fixture

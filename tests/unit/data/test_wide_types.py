@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.shards import shard_of
 
 from polytrain.data.shards.shared_memory import from_shared_memory, to_shared_memory
 from polytrain.data.types import schemas
 from polytrain.data.types.schemas import in_one_piece
-from polytrain.testing.shards import shard_of
 
 
 def shared(table: pa.Table) -> pa.Table:

@@ -177,7 +177,7 @@ def test_an_observer_that_takes_too_long_is_named(
         observers.finish()
         slow.released.set()
     [record] = caplog.records
-    assert "'Slow' hasn't taken all events" in record.getMessage()
+    assert "'Slow' hasn't taken all calls" in record.getMessage()
 
 
 def test_an_interrupt_passes_through() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain import CheckpointConfig, RunConfig
-from polytrain.policy.stop_rule import Limit, StopRule, is_good_when_small, stop_rule
+from polytrain.policy.stop_rule import Limit, StopRule, stop_rule
 from polytrain_plugins import Report, Stopped
 
 NUMBERS = st.floats(allow_nan=False) | st.integers(-(2**40), 2**40)
@@ -167,23 +167,3 @@ def test_a_rule_travels_to_workers() -> None:
     rule = StopRule(limits=(Limit(metric="a", comparison="<", value=1),), function=at_three)
     assert pickle.loads(pickle.dumps(rule)) == rule
     assert not dataclasses.replace(rule, limits=(), function=None).reads_reports
-
-
-@pytest.mark.parametrize(
-    ("name", "small"),
-    [
-        ("loss", True),
-        ("val_loss", True),
-        ("train-logloss", True),
-        ("valid/cross_entropy", True),
-        ("valid_0-rmse", True),
-        ("eval-merror", True),
-        ("accuracy", False),
-        ("auc", False),
-        ("terror_alerts", False),
-        ("mean_accuracy", False),
-        ("tokens", False),
-    ],
-)
-def test_names_of_what_training_makes_smaller(name: str, small: bool) -> None:
-    assert is_good_when_small(name) == small

@@ -8,7 +8,7 @@ from polytrain.record.entries import FORMAT
 from polytrain.record.history import read_as
 from polytrain.text import strict_json
 from polytrain.view.page.facts import Facts, Source, facts_of
-from polytrain.view.page.record import RunRecord
+from polytrain.view.present import RunRecord
 from polytrain.view.run_state import RunState
 
 Line = dict[str, Any]

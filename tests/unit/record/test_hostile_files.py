@@ -51,15 +51,13 @@ from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.state import TrackerState, kept_state, kept_trackers, lags
 from polytrain.trackers.tracker import numbers
 from polytrain.view.cli.following import tail_of
-from polytrain.view.cli.found import FoundRun
 from polytrain.view.cli.job_file import JobFileError, arguments_of, job_of
 from polytrain.view.cli.run_text import facts as shown_facts
 from polytrain.view.cli.run_text import run_lines
 from polytrain.view.page.facts import Source, facts_of
 from polytrain.view.page.reading import read_facts
-from polytrain.view.page.record import RunRecord
 from polytrain.view.page.rendering import page
-from polytrain.view.present import ShownHistory
+from polytrain.view.present import PresentRun, RunRecord
 from polytrain.view.run_state import RunState
 
 HOSTILE = {
@@ -342,10 +340,10 @@ def show(run: Path, content: bytes) -> None:
     """Read a journal as the commands and `Result` do."""
     (run / JOURNAL).write_bytes(content)
     location = Location.of(run, retry_s=0)
-    history = read_as(ShownHistory, [content])
+    history = read_as(RunRecord, [content])
     assert history is not None
     page(read_facts(location))
-    found = FoundRun(location=location, history=history, holder=None)
+    found = PresentRun(location=location, history=history, holder=None)
     "".join(run_lines(found)).encode(errors="strict")
     strict_json.dumps(strict_json.plain({"facts": shown_facts(found)}))
     result = recorded(location, history, config=None, backend=Reference(label="y"))

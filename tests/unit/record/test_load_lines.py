@@ -18,7 +18,7 @@ from polytrain.record.entries import (
 from polytrain.record.history import JOURNAL, entries, read_as
 from polytrain.record.journal import Journal, News
 from polytrain.storage.location import Location
-from polytrain.view.present import ShownHistory
+from polytrain.view.present import RunRecord
 
 HOURS, WINDOW_S = 6, 30
 WINDOWS = HOURS * 3600 // WINDOW_S
@@ -59,7 +59,7 @@ def test_a_journal_grows_by_a_megabyte_a_day_however_many_ranks(
             )
             assert isinstance(followed[-1], LoadMeasured), "the display has each window at once"
         journal.write(RunConcluded(stopped=None, succeeded=True, reason=""))
-    history = read_as(ShownHistory, storage.read_log(JOURNAL))
+    history = read_as(RunRecord, storage.read_log(JOURNAL))
     assert history is not None
     loads = [e for e in entries(storage.read_log(JOURNAL)) if isinstance(e, LoadMeasured)]
     assert sum(map(len, storage.read_log(JOURNAL))) - before < most

@@ -21,7 +21,7 @@ from polytrain.record.journal import Journal
 from polytrain.run.program import CommitSearch, found_commit
 from polytrain.storage.location import Location
 from polytrain.view.cli.show import command as show
-from polytrain.view.present import ShownHistory
+from polytrain.view.present import RunRecord
 
 SECRET = "correct-horse"
 Git = Callable[..., str]
@@ -160,7 +160,7 @@ def test_a_run_that_is_resumed_has_the_facts_of_each_driver(
     (tmp_path / "code/train.py").write_text("print(2)\n")
     git("commit", "-q", "-a", "-m", "Train again")
     fit(0.1)
-    history = read_as(ShownHistory, Location.of(tmp_path / "run").open().read_log(JOURNAL))
+    history = read_as(RunRecord, Location.of(tmp_path / "run").open().read_log(JOURNAL))
     assert history is not None
     assert history.facts.hyperparameters == {"lr": 0.1, "hf_token": "…"}
     programs = history.facts.programs

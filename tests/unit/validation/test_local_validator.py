@@ -22,7 +22,7 @@ from polytrain.functions.pickling import dumps
 from polytrain.linux.processes import is_readable
 from polytrain.testing.processes import eventually
 from polytrain.validation import local_validator
-from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
+from polytrain.validation.local_validator import LocalValidator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.processes import zygote_connection
 from polytrain.workers.processes.zygote_connection import ZygoteSpec, zygote_name
@@ -45,15 +45,16 @@ def validator(
         modules=modules,
         path=(str(directory), *sys.path),
     )
-    spec = ValidationProcessSpec(
-        zygote=zygote,
+    written: list[Output] = []
+    made = LocalValidator(
+        dumps(function),
+        zygote,
         environment=dict(os.environ),
         directory=str(directory),
         threads=3,
         leave_timeout_s=leave_timeout_s,
+        tell=written.append,
     )
-    written: list[Output] = []
-    made = LocalValidator(spec, dumps(function), tell=written.append)
     try:
         yield made, written
     finally:

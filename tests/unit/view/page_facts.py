@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tests.unit.record.lines import entry_of
 
 from polytrain.view.page.facts import Facts, Source, facts_of
-from polytrain.view.page.record import RunRecord
+from polytrain.view.present import RunRecord
 from polytrain.view.run_state import RunState
 
 

@@ -221,7 +221,7 @@ def test_nested_metrics_have_the_names_that_trackers_give_them(
     fit(tmp_path, "run", polytrain.report, {"eval": {"accuracy": 0.25}, "loss": 1.0})
     for arguments in (["runs", str(tmp_path)], ["show", str(tmp_path / "run")]):
         assert main(arguments) == 0
-        assert "eval/accuracy=0.25 loss=1" in capsys.readouterr().out
+        assert "eval/accuracy 0.25, loss 1" in capsys.readouterr().out
 
 
 def test_a_storage_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,7 +392,7 @@ def test_of_a_run_that_stalls_time_is_counted_until_now(
     assert facts["seconds"]["train"] == pytest.approx(3610, abs=60)
     assert time.time() - facts["last_report"] == pytest.approx(3600, abs=60)
     assert main(["show", str(stalled)]) == 0
-    assert "reports    1: loss=0.5, 60 min ago" in capsys.readouterr().out
+    assert "reports    1: loss 0.5, 60 min ago" in capsys.readouterr().out
     page = shown(capsys, "report", str(stalled))
     assert page["seconds"]["train"] == pytest.approx(3610, abs=60)
     assert sum(each["seconds"] for each in page["spans"]) == pytest.approx(page["wall_s"])
@@ -407,7 +407,7 @@ def test_of_a_run_that_stalls_a_clock_that_is_set_counts_no_time(
     facts = shown(capsys, "show", str(stalled))
     assert facts["seconds"]["train"] == pytest.approx(3610, abs=60)
     assert main(["show", str(stalled)]) == 0
-    assert "reports    1: loss=0.5, 60 min ago" in capsys.readouterr().out
+    assert "reports    1: loss 0.5, 60 min ago" in capsys.readouterr().out
 
 
 def test_of_a_driver_elsewhere_time_is_counted_until_its_last_heartbeat(
@@ -542,6 +542,20 @@ def test_of_a_progress_bar_in_a_log_the_last_state_is_printed(
     assert capsys.readouterr().out.splitlines() == ["begin", "100%", "next", "20%"]
 
 
+def test_logs_of_a_rank_are_those_of_all_drivers_in_object_storage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, "run", lambda: None)
+    for driver in ("000001", "000002"):
+        # Where each driver stores its own, as object storage can't append.
+        logs = tmp_path / "run" / "logs" / driver
+        logs.mkdir(parents=True)
+        (logs / "rank_0.log").write_text(f"written by {driver}\n")
+    capsys.readouterr()
+    assert main(["logs", str(tmp_path / "run"), "--rank", "0"]) == 0
+    assert capsys.readouterr().out == "written by 000001\nwritten by 000002\n"
+
+
 def test_logs_without_a_line_are_reported(
     storage: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -673,7 +687,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 IMPORTS_OF_HELP = """
 import sys
 from polytrain.view.cli import main
-from polytrain.view.cli.group import COMMANDS
+from polytrain.view.cli import COMMANDS
 
 slow = {"cloudpickle", "importlib.metadata", "numpy", "polytrain_plugins", "pyarrow", "ray"}
 slow |= {"polytrain.workers", "torch"}
@@ -731,7 +745,7 @@ def test_a_job_in_a_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "job.toml").write_text(JOB)
     file, storage = str(tmp_path / "job.toml"), f"run_config.storage_path={tmp_path}"
     assert main(["run", file, "--set", storage]) == 0
-    assert capsys.readouterr().out == f"{tmp_path}/job: finished. loss=1\n"
+    assert capsys.readouterr().out == f"{tmp_path}/job: finished. loss 1\n"
     assert len(polytrain.load(tmp_path / "job").history) == 1
     again = ["run", "--set", storage, file, "--set=run_config.failure_config.max_failures=0"]
     assert main([*again, "--set", "run_config.name=again"]) == 1
@@ -743,7 +757,7 @@ def test_a_trainer_of_a_module_is_run(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["run", "tests.unit.view.test_cli:one_report"]) == 0
-    assert "finished. loss=1" in capsys.readouterr().out
+    assert "finished. loss 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

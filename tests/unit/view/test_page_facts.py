@@ -10,11 +10,10 @@ from tests.unit.record.recorded import RUN, SETTINGS, attempt, journal, line, op
 from polytrain.record.history import read_history
 from polytrain.view.page.facts import Facts
 from polytrain.view.page.failures import folded, ranges
-from polytrain.view.page.record import MarkKind
 from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
 from polytrain.view.page.verdict import duration, verdict
 from polytrain.view.run_state import RunState
-from polytrain.view.timeline import Span
+from polytrain.view.timeline import MarkKind, Span
 
 
 @pytest.fixture(scope="module")

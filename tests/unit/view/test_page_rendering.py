@@ -24,8 +24,8 @@ from polytrain.errors import TrainingFailedError
 from polytrain.record.reports import Reports, encoded_numbers
 from polytrain.record.run_facts import Program
 from polytrain.view.cli import main
-from polytrain.view.page.record import RunRecord
 from polytrain.view.page.rendering import page
+from polytrain.view.present import RunRecord
 from polytrain.view.run_state import RunState
 
 HOSTILE = """</script><script>alert("1")</script>'"&amp;/\u2028<!--"""

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pyte
 import pytest
 
-from polytrain.view.progress.status_lines import StatusLines, can_stay
+from polytrain.output.echo import takes_sequences
+from polytrain.view.progress.status_lines import StatusLines
 
 
 class Screen:
@@ -184,10 +185,10 @@ def test_a_terminal_that_is_gone_ends_nothing() -> None:
 
 def test_a_file_is_no_terminal(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    assert can_stay(screen.stream)
+    assert takes_sequences(screen.stream)
     with open(os.devnull, "w") as file:
-        assert not can_stay(file)
-    assert not can_stay(None)
+        assert not takes_sequences(file)
+    assert not takes_sequences(None)
 
 
 def test_lines_come_and_go_without_a_trace(screen: Screen) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from polytrain.config.configs import ScalingConfig
 from polytrain.policy.labels import Labels, allowed
-from polytrain.policy.scaling import Capacity, worker_capacity
+from polytrain.policy.scaling import WorkerCount, worker_capacity
 from polytrain.text.described import numbered
 from polytrain_plugins import Problem
 from polytrain_plugins.close_names import did_you_mean
@@ -120,7 +120,7 @@ def cluster_problems(
 
 def _too_many(
     scaling: ScalingConfig,
-    capacity: Capacity,
+    capacity: WorkerCount,
     than: str,
     node_totals: Sequence[Mapping[str, float]],
 ) -> Problem:

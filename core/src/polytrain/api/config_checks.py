@@ -15,8 +15,9 @@ from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import runtime_env_problems
 from polytrain.functions.function_checks import pickle_problems
 from polytrain.output.observers import follow_record, observers_problems
-from polytrain.policy.stop_rule import STEP, is_good_when_small, limit_of
+from polytrain.policy.stop_rule import STEP, limit_of
 from polytrain.text.described import is_whole, numbered
+from polytrain.text.metrics import is_good_when_small
 from polytrain_plugins import Backend, Problem
 from polytrain_plugins.type_names import quoted
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from polytrain import satellites
 from polytrain.api.returns import Returns
-from polytrain.api.shown import Row, as_html, as_text, line, metrics_text, place
+from polytrain.api.shown import Row, as_html, as_text, line, place
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manager import is_good, with_validations
 from polytrain.checkpoint.manifest import Manifest
@@ -20,6 +20,7 @@ from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedEr
 from polytrain.events.notices import Rollback
 from polytrain.functions.users_code import user_frames_only
 from polytrain.lazy_names import RayTrainClass, missing
+from polytrain.output.metric_texts import metrics_text
 from polytrain.policy.retention import best_first_key, ranked
 from polytrain.record.history import JOURNAL, RunHistory, read_history
 from polytrain.record.ledger import Ledger

@@ -16,8 +16,9 @@ from importlib import import_module
 from typing import Any, Literal
 
 from polytrain.api.result import Result
-from polytrain.api.shown import Resumption, Row, as_html, as_text, line, metrics_text, warn
+from polytrain.api.shown import Resumption, Row, as_html, as_text, line, warn
 from polytrain.functions.users_code import user_frames_only
+from polytrain.output.metric_texts import metrics_text
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.requests import StopRequests
 from polytrain.text.described import ShortRepr

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.line_layout import cut, printable
 from polytrain.output.queued_records import queued_records
-from polytrain.text.metrics import single_values
 
 if TYPE_CHECKING:
     from polytrain.api.result import Result
@@ -20,16 +19,7 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """What it is, and its value."""
 
-_METRICS = 4
-_NAME, _VALUE, _LINE, _TITLE = 24, 12, 100, 60
-
-
-def metrics_text(metrics: Mapping[str, Any]) -> str:
-    """Return the first metrics in a line, with the number of the others."""
-    known = list(single_values(metrics))
-    shown = [f"{line(name, _NAME)} {_value(value)}" for name, value in known[:_METRICS]]
-    more = len(known) - _METRICS
-    return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
+_LINE, _TITLE = 100, 60
 
 
 def line(text: str, width: int = _LINE) -> str:
@@ -58,10 +48,6 @@ def as_html(title: str, rows: Iterable[Row]) -> str:
         if value
     )
     return f"<div><strong>{escape(line(title, _TITLE))}</strong><table>{cells}</table></div>"
-
-
-def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else line(str(value), _VALUE)
 
 
 logger = logging.getLogger(__name__)

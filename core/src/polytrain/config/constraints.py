@@ -7,7 +7,6 @@ stated beside the type, and then decides alone: `Annotated[int, Whole(...)]`,
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -380,30 +379,3 @@ def column_names(names: Any) -> Iterator[Wrong]:
         yield f"{names!r} is one name", f"Give a list: [{names!r}]"
     elif not isinstance(names, Iterable):
         yield f"it is {a_type(names)}", "Pass a list"
-
-
-def json_arguments(arguments: Mapping[Any, Any]) -> Iterator[Wrong]:
-    """Yield the arguments that can't be written down by name, in JSON."""
-    for name, value in arguments.items():
-        if not isinstance(name, str) or not _is_json(value):
-            yield (
-                f"{name!r}: {value!r} can't be written down in JSON, for a run that is resumed",
-                "Pass numbers, texts, lists or dicts of them by name; make anything else "
-                "in the validation function",
-            )
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value)) == value) or value != value
-    except (TypeError, ValueError):
-        return False
-
-
-def task_options(options: Mapping[str, Any]) -> Iterator[Wrong]:
-    """Yield what `ray.remote` of a validation can't be given."""
-    if "num_returns" in options:
-        yield (
-            "a validation returns its metrics alone, so num_returns can't be chosen",
-            "Leave num_returns out",
-        )

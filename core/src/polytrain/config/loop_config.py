@@ -35,7 +35,7 @@ def parameters_of(function: Any) -> tuple[inspect.Parameter, ...]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name by which a user knows a function."""
+    """Return the name by which a user knows a function, or another object of theirs."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 

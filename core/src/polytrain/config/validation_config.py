@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -11,9 +12,8 @@ from polytrain.config.constraints import (
     Entries,
     Function,
     Seconds,
+    Wrong,
     field_problems,
-    json_arguments,
-    task_options,
 )
 from polytrain.config.ray_arguments import VALIDATION, VALIDATION_TASK, takes_ray_arguments
 from polytrain.text.described import plain
@@ -28,6 +28,33 @@ class ValidationFn(Protocol):
 
     def __call__(self, checkpoint: Checkpoint, **kwargs: Any) -> Mapping[str, Any]:
         """Return the metrics of a committed checkpoint."""
+
+
+def json_arguments(arguments: Mapping[Any, Any]) -> Iterator[Wrong]:
+    """Yield the arguments that can't be written down by name, in JSON."""
+    for name, value in arguments.items():
+        if not isinstance(name, str) or not _is_json(value):
+            yield (
+                f"{name!r}: {value!r} can't be written down in JSON, for a run that is resumed",
+                "Pass numbers, texts, lists or dicts of them by name; make anything else "
+                "in the validation function",
+            )
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value) or value != value
+    except (TypeError, ValueError):
+        return False
+
+
+def task_options(options: Mapping[str, Any]) -> Iterator[Wrong]:
+    """Yield what `ray.remote` of a validation can't be given."""
+    if "num_returns" in options:
+        yield (
+            "a validation returns its metrics alone, so num_returns can't be chosen",
+            "Leave num_returns out",
+        )
 
 
 @takes_ray_arguments(**VALIDATION_TASK)

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TextIO
 
+from polytrain.config.loop_config import name_of
 from polytrain.output.echo import write_text
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ _STUCK_AFTER_S = 2.0
 
 _END_WITHIN_S = 30.0
 """Maximum seconds that the end of a run waits for a slow target."""
+
+_GUARDED_SIZE = 1000
+"""Bytes that each call of a user's object counts while it waits."""
 
 Call = Callable[[], None]
 
@@ -260,6 +264,64 @@ class CallQueues:
     def __exit__(self, *_: object) -> None:
         for each in list(self._queues.values()):
             each.close()
+
+
+class GuardedCalls:
+    """Calls users' objects on their own queues; one that raises is logged and not called again."""
+
+    def __init__(self, kind: str, queues: CallQueues) -> None:
+        """
+        Args:
+            kind: what the objects are, for messages.
+        """
+        self._kind = kind
+        self._queues = queues
+        self._broken: set[int] = set()
+
+    def submit(
+        self, target: Any, where: str, call: Call, *, queues: CallQueues | None = None
+    ) -> None:
+        """Queue a call of an object.
+
+        Args:
+            where: the name of what is called, for messages.
+            queues: other queues than usual.
+        """
+        queue = (queues or self._queues).of(target, left_out=partial(self._warn_of_calls, target))
+        queue.submit(partial(self._make, target, where, call), size=_GUARDED_SIZE)
+
+    def finish(self, targets: Iterable[Any], *, within_s: float) -> None:
+        """Wait until all calls of these objects are made, for a limited time."""
+        for target in self._queues.unfinished(targets, within_s=within_s):
+            logger.warning(
+                "The %s %r hasn't taken all calls within %g s of the run's end. It gets the others "
+                "for as long as this program runs.",
+                self._kind,
+                name_of(target),
+                within_s,
+            )
+
+    def _make(self, target: Any, where: str, call: Call) -> None:
+        if id(target) in self._broken:
+            return
+        try:
+            call()
+        except (Exception, SystemExit):
+            logger.exception(
+                "The %s %r raised in %s and is not called again; the run continues.",
+                self._kind,
+                name_of(target),
+                where,
+            )
+            self._broken.add(id(target))
+
+    def _warn_of_calls(self, target: Any, count: int) -> None:
+        logger.warning(
+            "The %s %r is slower than the run, and misses %d calls. The run continues.",
+            self._kind,
+            name_of(target),
+            count,
+        )
 
 
 class _AtOnce(CallQueue):

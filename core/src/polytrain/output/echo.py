@@ -115,11 +115,15 @@ def has_colours(stream: TextIO) -> bool:
         return False
     if any(os.environ.get(name, "0") not in ("", "0") for name in _FORCE):
         return True
+    return takes_sequences(stream)
+
+
+def takes_sequences(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal that control sequences do something on."""
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return False
     try:
-        # A program's replacement for a stream may lack the method.
-        return bool(getattr(stream, "isatty", bool)())
+        return _is_terminal(stream)
     except ValueError:  # it is closed
         return False
 
@@ -197,6 +201,6 @@ class PrintableFormatter(logging.Formatter):
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 
-def _is_terminal(target: TextIO) -> bool:
+def _is_terminal(target: TextIO | None) -> bool:
     # A program's replacement for a stream may lack the method.
     return bool(getattr(target, "isatty", bool)())

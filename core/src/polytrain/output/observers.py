@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import pluggy
-from pluggy import HookImpl
 
-from polytrain.output.call_queues import CallQueues
+from polytrain.config.loop_config import name_of
+from polytrain.output.call_queues import CallQueues, GuardedCalls
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Problem, Report, RunInfo, Stopped
 from polytrain_plugins.close_names import did_you_mean
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
@@ -22,9 +22,6 @@ from polytrain_plugins.installed import installed_entry_points
 from polytrain_plugins.type_names import a_type, quoted
 
 GROUP = "polytrain.observers"
-
-_EVENT_SIZE = 1000
-"""Bytes that each event counts while it waits for an observer."""
 
 _ATTEMPT_WAITS_S = 1.0
 """Seconds that the start and the end of an attempt wait for observers."""
@@ -59,9 +56,9 @@ class Observers:
             at_once: observers that are called directly in any case.
         """
         self._queues = CallQueues(at_once=True) if queues is None else queues
+        self._calls = GuardedCalls("observer", self._queues)
         self._at_once = CallQueues(at_once=True)
         self._quick = {id(observer) for observer in at_once}
-        self._broken: set[int] = set()
         self._stop = stop
         # One manager for each run: concurrent runs don't share observers.
         self._manager = pluggy.PluginManager(PROJECT)
@@ -107,13 +104,7 @@ class Observers:
 
     def finish(self) -> None:
         """Wait until the observers have handled all events, for a limited time."""
-        for observer in self._queues.unfinished(self._observers, within_s=END_WITHIN_S):
-            logger.warning(
-                "The observer %r hasn't taken all events within %g s of the run's end. It gets the "
-                "others for as long as this program runs.",
-                _name(observer),
-                END_WITHIN_S,
-            )
+        self._calls.finish(self._observers, within_s=END_WITHIN_S)
 
     def _wait_a_moment(self) -> None:
         self._queues.unfinished(self._observers, within_s=_ATTEMPT_WAITS_S)
@@ -124,40 +115,17 @@ class Observers:
             observer = implementation.plugin
             known = {**arguments, "stop": partial(self._stopped_by, observer)}
             wanted = {name: known[name] for name in implementation.argnames}
-            queues = self._at_once if id(observer) in self._quick else self._queues
-            queue = queues.of(observer, left_out=partial(_warn_of_events, observer))
-            queue.submit(partial(self._call, implementation, hook, wanted), size=_EVENT_SIZE)
-
-    def _call(self, implementation: HookImpl, hook: str, arguments: Mapping[str, Any]) -> None:
-        if id(implementation.plugin) in self._broken:
-            return
-        try:
-            implementation.function(**arguments)
-        except (Exception, SystemExit):
-            logger.exception(
-                "The observer %r raised in %s and is not called again; the run continues.",
-                _name(implementation.plugin),
+            self._calls.submit(
+                observer,
                 hook,
+                partial(implementation.function, **wanted),
+                queues=self._at_once if id(observer) in self._quick else None,
             )
-            self._broken.add(id(implementation.plugin))
 
     def _stopped_by(self, observer: Any, reason: str = "") -> None:
-        name = _name(observer)
+        name = name_of(observer)
         why = f"{name}: {reason}" if reason else name
         self._stop(Stopped(by="observer", reason=why))
-
-
-def _name(observer: Any) -> str:
-    """Return an observer's name; it may be a module."""
-    return str(getattr(observer, "__name__", type(observer).__name__))
-
-
-def _warn_of_events(observer: Any, count: int) -> None:
-    logger.warning(
-        "The observer %r is slower than the run, and misses %d events. The run continues.",
-        _name(observer),
-        count,
-    )
 
 
 def installed_observers() -> list[Any]:

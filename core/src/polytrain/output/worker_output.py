@@ -26,6 +26,9 @@ from polytrain.storage.beneath import Beneath
 from polytrain.storage.calls import StorageHealth
 from polytrain.storage.location import Location
 
+LOGS = "logs"
+"""The directory of logs in a run's storage."""
+
 _LAST_LINES = 10
 
 _OPEN_LOGS = 128
@@ -159,7 +162,7 @@ class WorkerOutput:
 
     def log_of(self, rank: int | None) -> str:
         """Return the path or address of a rank's log; empty if it has written nothing."""
-        return f"{self._address}/{_file_of(rank)}" if rank in self._files else ""
+        return f"{self._address}/{log_name(rank)}" if rank in self._files else ""
 
     def begin_attempt(self) -> None:
         """End muting, and forget the last lines of earlier attempts."""
@@ -246,7 +249,7 @@ class WorkerOutput:
 
     def _log(self, rank: int | None) -> RankLog:
         if rank not in self._files:
-            path = self._logs / _file_of(rank)
+            path = self._logs / log_name(rank)
             self._files[rank] = RankLog(path, warn=partial(self._warn_of_log, rank))
         return self._files[rank]
 
@@ -256,7 +259,8 @@ def _name(rank: int | None) -> str:
     return "validation" if rank is None else f"rank {rank}"
 
 
-def _file_of(rank: int | None) -> str:
+def log_name(rank: int | None) -> str:
+    """Return the name of a rank's log, or of that of the validations."""
     return f"{_name(rank).replace(' ', '_')}.log"
 
 
@@ -276,13 +280,13 @@ def opened_output(
         token: the fencing token of the driver's lease.
     """
     # Object storage can't append, so each driver has its own logs there.
-    name = "logs" if location.is_local else f"logs/{token:06d}"
+    name = LOGS if location.is_local else f"{LOGS}/{token:06d}"
     with contextlib.ExitStack() as stack:
         if location.is_local:
             logs = Path(location.address, name)
         else:
             prefix = "polytrain-logs-"
-            logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)), "logs")
+            logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)), LOGS)
         address = f"{location.address}/{name}"
         output = WorkerOutput(
             logs,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from polytrain.config.configs import ScalingConfig
 from polytrain.errors import FailureKind
 from polytrain.policy.autoscaling import Outlook, only_we_use
-from polytrain.policy.scaling import STARTING_S, Starting, holds, worker_capacity
+from polytrain.policy.scaling import NAMED_HOSTS, STARTING_S, Starting, holds, worker_capacity
 from polytrain.text.described import first_few, numbered
 from polytrain_plugins import Member
 
@@ -83,8 +83,6 @@ Nodes = Mapping[str, Mapping[str, float]]
 
 SHARED_RESOURCES = frozenset({"CPU", "memory"})
 """Resources that a worker needs as an amount, not as certain devices."""
-
-_NAMED_HOSTS = 8
 
 _LOSSES = 3
 """Consecutive losses of agents to tolerate; at least the number of workers."""
@@ -298,7 +296,7 @@ class PlacementPolicy:
         said = self.shortage(outlook, free, up=up)
         also = f". Others have theirs: {starting}" if starting.hosts else ""
         if lost and not self.scaling.is_elastic:
-            nodes = first_few(sorted(lost), _NAMED_HOSTS, of="nodes")
+            nodes = first_few(sorted(lost), NAMED_HOSTS, of="nodes")
             also += (
                 f". Room is still reserved on {nodes}, lost: Ray looks for other room once it "
                 "knows, within about a minute"

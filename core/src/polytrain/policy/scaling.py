@@ -17,7 +17,8 @@ STARTING_S = 60.0
 grow without them. With each that comes later it is restarted; and a node on which nothing ever
 starts must not hold it up."""
 
-_NAMED_HOSTS = 8
+NAMED_HOSTS = 8
+"""Hosts that a message names; of more, the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Starting:
     @property
     def nodes(self) -> str:
         """The addresses of the nodes, each once; of many, the first."""
-        return first_few(sorted(set(self.hosts)), _NAMED_HOSTS, of="nodes")
+        return first_few(sorted(set(self.hosts)), NAMED_HOSTS, of="nodes")
 
 
 def expected(*, up: int, starting: Starting, waited_s: float, limit_s: float) -> WorkerCount:
@@ -55,8 +56,8 @@ def expected(*, up: int, starting: Starting, waited_s: float, limit_s: float) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """The maximum number of workers on a cluster, and why it isn't more."""
+class WorkerCount:
+    """A number of workers, and the reason for it."""
 
     workers: int
     reason: str
@@ -64,7 +65,7 @@ class Capacity:
 
 def worker_capacity(
     node_totals: Sequence[Mapping[str, float]], demand: Mapping[str, float]
-) -> Capacity:
+) -> WorkerCount:
     """Count the workers that fit on the nodes if nothing else runs there."""
     needed = {name: amount for name, amount in demand.items() if amount > 0}
     workers = sum(
@@ -79,17 +80,9 @@ def worker_capacity(
         ", ".join(f"{totals.get(name, 0.0):g} {name}" for name in needed) for totals in node_totals
     )
     nodes = numbered(len(node_totals), "node")
-    return Capacity(
+    return WorkerCount(
         workers=workers, reason=f"each worker takes {one}; the cluster has {nodes} ({held})"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCount:
-    """The number of workers of the next attempt, and the reason."""
-
-    workers: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

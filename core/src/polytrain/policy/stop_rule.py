@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from polytrain.config.configs import CheckpointConfig, RunConfig
 from polytrain.text.described import plain
-from polytrain.text.metrics import named_metric
+from polytrain.text.metrics import is_good_when_small, named_metric
 from polytrain_plugins import Report, Stopped
 from polytrain_plugins.type_names import quoted
 
@@ -28,10 +28,6 @@ _COMPARES: Mapping[Comparison, Callable[[Any, Any], bool]] = {
 }
 
 _TEXT = re.compile(r"\s*(<=|>=|<|>)\s*(\S+)\s*")
-
-_SMALL_IS_GOOD = re.compile(
-    r"(m?log)?loss|m?error|err|(cross|x)?entropy|r?mse|rmsle|mae|mape|nll|ppl|perplexity|wer|cer"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +208,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def is_good_when_small(name: str) -> bool:
-    """Return whether smaller is better by the metric's name, as for a loss."""
-    return any(_SMALL_IS_GOOD.fullmatch(word) for word in re.split(r"[^a-z0-9]+", name.lower()))

@@ -52,12 +52,6 @@ def device_problems(backend: Backend, *, use_gpu: Any, num_workers: Any) -> Iter
         )
 
 
-def truth_value(given: Any) -> Iterator[Wrong]:
-    """Yield the problem if this is neither True nor False."""
-    if not isinstance(given, int) or given not in (0, 1):
-        yield f"{given!r} is neither True nor False", "Give one of them"
-
-
 def column_name(given: Any) -> Iterator[Wrong]:
     """Yield the problems of this name for a column."""
     if not isinstance(given, str) or not given:

@@ -21,6 +21,7 @@ from polytrain.data.fingerprint import digests, digests_of_sample, fingerprint
 from polytrain.data.read.describe import Source, computed
 from polytrain.data.shards.rows import PieceRows
 from polytrain.errors import RunOwnedError
+from polytrain.functions.code_fingerprint import python_version
 from polytrain.functions.function_checks import pickle_problems
 from polytrain.functions.pickling import code_in, pickled_apart
 from polytrain.linux.machine_resources import machine_resources
@@ -34,7 +35,6 @@ from polytrain.prediction.checks import (
     option_problems,
     output_problems,
     transform_problems,
-    truth_value,
     with_keys,
 )
 from polytrain.prediction.local_workers import InlineWorkers, LocalWorkers
@@ -42,7 +42,7 @@ from polytrain.prediction.model_files import ModelFiles, digest_of
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.parts import PART_ROWS, Part, Unit, default_part_rows, divided, units
 from polytrain.prediction.predictor import PredictionTask, joined
-from polytrain.prediction.record import PredictionRecord, split_options, this_python
+from polytrain.prediction.record import PredictionRecord, split_options
 from polytrain.prediction.scheduling import PickledTask, RowsOf, Workers, predicted_parts
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location, writing_problems
@@ -78,7 +78,7 @@ class PredictionRequest:
             remedy="Give 1 or more, 0 to predict in this process, or leave it out",
         ),
     ] = None
-    use_gpu: Annotated[bool, Checked(truth_value)] = False
+    use_gpu: bool = False
     batch_size: Annotated[int | None, _ROWS] = None
     rows_per_file: Annotated[int | None, _ROWS] = None
     transform: Callable[..., Mapping[str, Any]] | None = None
@@ -248,7 +248,7 @@ def _record(
         prediction_column=request.prediction_column,
         options=options,
         code=code,
-        python=this_python(),
+        python=python_version(),
     )
 
 

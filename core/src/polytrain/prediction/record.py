@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polytrain.functions.code_fingerprint import code_fingerprint, python_version
+from polytrain.functions.code_fingerprint import code_fingerprint
 from polytrain.record.configuration import shown
 from polytrain.run.identity import is_full, plain
 from polytrain.storage.typed_json import Count, fitting
@@ -72,11 +72,6 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         if not is_full(value)
     }
     return {name: value for name, value in values.items() if name not in code}, code
-
-
-def this_python() -> str:
-    """Return the Python version for records of this process."""
-    return python_version()
 
 
 def record_problems(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import RunConfig, ScalingConfig
 from polytrain.errors import Failure
-from polytrain.output.call_queues import CallQueues
+from polytrain.output.call_queues import CallQueues, GuardedCalls
 from polytrain.output.observers import END_WITHIN_S
 from polytrain.record.entries import (
     AttemptEnded,
@@ -28,12 +27,7 @@ from polytrain.text.described import ShortRepr
 from polytrain_plugins import Problem, RunInfo
 from polytrain_plugins.type_names import a_type
 
-logger = logging.getLogger(__name__)
-
 _METHODS = ("after_report", "after_exception")
-
-_CALL_SIZE = 1000
-"""Bytes that a call which waits is counted with."""
 
 _LONGEST_WAIT = 10_000
 """Reports that wait for other ranks; then the oldest is passed on without them."""
@@ -166,9 +160,9 @@ class UserCallbacks:
             queues: call them, so that nobody waits for a callback; by default they are called at
                 once.
         """
-        self._queues = CallQueues(at_once=True) if queues is None else queues
+        queues = CallQueues(at_once=True) if queues is None else queues
+        self._calls = GuardedCalls("callback", queues)
         self._callbacks = list(callbacks)
-        self._broken: set[int] = set()
         self._context = context
         self._store = store
         self._ranks = 1
@@ -181,13 +175,7 @@ class UserCallbacks:
 
     def __exit__(self, *_: object) -> None:
         """Wait until all calls are made, for a limited time."""
-        for callback in self._queues.unfinished(self._callbacks, within_s=END_WITHIN_S):
-            logger.warning(
-                "The callback %r hasn't taken all reports within %g s of the run's end. It gets "
-                "the others for as long as this program runs.",
-                type(callback).__name__,
-                END_WITHIN_S,
-            )
+        self._calls.finish(self._callbacks, within_s=END_WITHIN_S)
 
     def take(self, entry: Entry) -> None:
         """Take the next entry of the run's journal, or a report of any rank."""
@@ -247,33 +235,12 @@ class UserCallbacks:
         return Checkpoint(location.address, location.filesystem)
 
     def _call(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
+        def call(callback: Any) -> None:
+            getattr(callback, method)(self._context, *arguments())
+
         for callback in self._callbacks:
             if _overrides(callback, method):
-                queue = self._queues.of(callback, left_out=partial(_warn_of_calls, callback))
-                queue.submit(partial(self._call_one, callback, method, arguments), size=_CALL_SIZE)
-
-    def _call_one(
-        self, callback: Any, method: str, arguments: Callable[[], tuple[Any, ...]]
-    ) -> None:
-        if id(callback) in self._broken:
-            return
-        try:
-            getattr(callback, method)(self._context, *arguments())
-        except (Exception, SystemExit):
-            logger.exception(
-                "The callback %r raised in %s and is not called again; the run continues.",
-                type(callback).__name__,
-                method,
-            )
-            self._broken.add(id(callback))
-
-
-def _warn_of_calls(callback: Any, count: int) -> None:
-    logger.warning(
-        "The callback %r is slower than the run: %d of its calls are left out. The run continues.",
-        type(callback).__name__,
-        count,
-    )
+                self._calls.submit(callback, method, partial(call, callback))
 
 
 def _overrides(callback: Any, method: str) -> bool:

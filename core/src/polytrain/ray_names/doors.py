@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from polytrain.lazy_names import LazyNames, missing
 from polytrain.ray_names.missing import sentence
 
-_PLUGINS = {
-    "polytrain.torch": ("torch", "polytrain_torch"),
-    "polytrain.lightning": ("torch", "polytrain_torch.lightning.parts"),
-    "polytrain.huggingface.transformers": ("torch", "polytrain_torch.transformers"),
-    "polytrain.xgboost": ("xgboost", "polytrain_xgboost"),
-    "polytrain.lightgbm": ("lightgbm", "polytrain_lightgbm"),
-    "polytrain.tensorflow": ("tensorflow", "polytrain_tf"),
-    "polytrain.tensorflow.keras": ("tensorflow", "polytrain_tf.keras_callback"),
-}
-"""Door → the backend whose plugin it leads to, and that plugin's module."""
+_TRAINERS = "polytrain.ray_names.trainers"
 
-_OWN: Mapping[str, tuple[str, ...]] = {
-    "polytrain.torch": ("TorchConfig", "TorchTrainer"),
-    "polytrain.xgboost": ("XGBoostConfig", "XGBoostTrainer"),
-    "polytrain.lightgbm": ("LightGBMConfig", "LightGBMTrainer"),
-    "polytrain.tensorflow": ("TensorflowConfig", "TensorflowTrainer"),
-}
-"""Door → its names in `ray_names.trainers`, which aren't the plugin's."""
 
-_MODULES = {"polytrain.tensorflow": ("keras",)}
+class Door(NamedTuple):
+    """What a module leads to."""
+
+    backend: str
+    """The backend that comes with the plugin."""
+
+    plugin: str
+    """The plugin's module."""
+
+    own: tuple[str, ...] = ()
+    """Names in `ray_names.trainers`, which aren't the plugin's."""
+
+    modules: tuple[str, ...] = ()
+    """Modules below it."""
+
+
+_DOORS = {
+    "polytrain.torch": Door("torch", "polytrain_torch", own=("TorchConfig", "TorchTrainer")),
+    "polytrain.lightning": Door("torch", "polytrain_torch.lightning.parts"),
+    "polytrain.huggingface.transformers": Door("torch", "polytrain_torch.transformers"),
+    "polytrain.xgboost": Door(
+        "xgboost", "polytrain_xgboost", own=("XGBoostConfig", "XGBoostTrainer")
+    ),
+    "polytrain.lightgbm": Door(
+        "lightgbm", "polytrain_lightgbm", own=("LightGBMConfig", "LightGBMTrainer")
+    ),
+    "polytrain.tensorflow": Door(
+        "tensorflow",
+        "polytrain_tf",
+        own=("TensorflowConfig", "TensorflowTrainer"),
+        modules=("keras",),
+    ),
+    "polytrain.tensorflow.keras": Door("tensorflow", "polytrain_tf.keras_callback"),
+}
 
 
 def door(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -37,40 +54,16 @@ def door(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     Args:
         module: its name.
     """
-    backend, plugin = _PLUGINS[module]
-    names = PluginNames(
-        module=module,
-        homes={"polytrain.ray_names.trainers": _OWN[module]} if module in _OWN else None,
-        modules=_MODULES.get(module, ()),
-        plugin=plugin,
-        backend=backend,
-    )
+    names = PluginNames(module, _DOORS[module])
     return names.get, names.names
 
 
 class PluginNames(LazyNames):
     """The names of a plugin, and some of polytrain's own."""
 
-    def __init__(
-        self,
-        *,
-        module: str,
-        homes: Mapping[str, tuple[str, ...]] | None,
-        modules: tuple[str, ...],
-        plugin: str,
-        backend: str,
-    ) -> None:
-        """
-        Args:
-            module: the module that has them.
-            homes: a module → the names of polytrain's that it defines.
-            modules: modules below it.
-            plugin: the plugin's module.
-            backend: the backend that comes with the plugin.
-        """
-        super().__init__(module=module, homes=homes, modules=modules)
-        self.plugin = plugin
-        self.backend = backend
+    def __init__(self, module: str, leads_to: Door) -> None:
+        super().__init__(module=module, homes={_TRAINERS: leads_to.own}, modules=leads_to.modules)
+        self.plugin, self.backend = leads_to.plugin, leads_to.backend
 
     def names(self) -> list[str]:
         """Return the public names, without those of a plugin that isn't installed."""

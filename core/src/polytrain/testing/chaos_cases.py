@@ -10,7 +10,7 @@ from typing import Literal
 
 from polytrain import FailureKind
 from polytrain.errors import Failure
-from polytrain.testing.faults import WITHOUT_STEP, Fault, Kind, Point, kill
+from polytrain.testing.faults import WITHOUT_STEP, Fault, Kind, Point
 
 Effect = Literal["restart", "maybe", "none", "failure", "other driver"]
 """The expected effect of a case: a restart, a restart if the framework needs what is lost, no
@@ -151,7 +151,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="the same rank again and again",
-        faults=(_again(kill(rank=1, point="joined")),),
+        faults=(_again(Fault(rank=1, point="joined")),),
         effect="failure",
         kind=FailureKind.WORKER_LOST,
         restarts=(2,),

@@ -13,7 +13,6 @@ import resource
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 import psutil
+
+from polytrain.linux.processes import peer_of
 
 Kind = Literal[
     "sigkill",
@@ -240,10 +241,9 @@ def _cut(connection: socket.socket) -> None:
 def _agent() -> int:
     """Process id of this worker's agent, which has made the socket pair between the two."""
     for _, connection in _sockets(socket.AF_UNIX):
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, _, _ = struct.unpack("3i", credentials)
+        pid, _ = peer_of(connection)
         if pid not in (0, os.getpid()):
-            return int(pid)
+            return pid
     raise RuntimeError("this process has no agent")
 
 
@@ -288,8 +288,3 @@ class Fault:
         """Inject the fault, if it is due here."""
         if self.is_due(rank=rank, step=step, attempt=attempt, point=point):
             FAULT_ACTIONS[self.kind](f"rank {rank}, step {step}, attempt {attempt}")
-
-
-def kill(*, rank: int, at_step: int = 0, point: Point = "after_report") -> Fault:
-    """SIGKILL of a rank, at the first attempt."""
-    return Fault(rank=rank, at_step=at_step, point=point)

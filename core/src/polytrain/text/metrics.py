@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from polytrain.text import strict_json
 from polytrain_plugins.type_names import a_type
+
+_SMALL_IS_GOOD = re.compile(
+    r"(?:m?log)?loss|m?error|err|(?:cross|x)?entropy|deviance|r?mse|rmsle|mae|mape|nll|ppl|"
+    r"perplexity|wer|cer|fid"
+)
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a metric's name, in lower case."""
+    return re.split(r"[^a-z0-9]+", name.casefold())
+
+
+def is_good_when_small(name: str) -> bool:
+    """Return whether smaller is better by the metric's name, as for a loss."""
+    return any(map(_SMALL_IS_GOOD.fullmatch, words_of(name)))
 
 
 def named_metric(metrics: Mapping[str, Any], name: str) -> Any:

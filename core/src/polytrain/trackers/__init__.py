@@ -7,8 +7,9 @@ Importing this package imports no tracker's library.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polytrain.lazy_names import LazyNames
 
 if TYPE_CHECKING:
     from polytrain.trackers.csv_file import CSV
@@ -27,21 +28,16 @@ NAMES = {
 }
 """Short name for `RunConfig.track` → class."""
 
-_HOMES = {
-    "CSV": "polytrain.trackers.csv_file",
-    "MLflow": "polytrain.trackers.mlflow",
-    "Prometheus": "polytrain.trackers.prometheus",
-    "TensorBoard": "polytrain.trackers.tensorboard",
-    "WandB": "polytrain.trackers.wandb",
-}
+_NAMES = LazyNames(
+    module=__name__,
+    homes={
+        "polytrain.trackers.csv_file": ("CSV",),
+        "polytrain.trackers.mlflow": ("MLflow",),
+        "polytrain.trackers.prometheus": ("Prometheus",),
+        "polytrain.trackers.tensorboard": ("TensorBoard",),
+        "polytrain.trackers.wandb": ("WandB",),
+    },
+)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__ = _NAMES.get
+__dir__ = _NAMES.names

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from polytrain.linux.clock import Clock
 from polytrain.record.entries import Entry
 from polytrain.record.journal import Take
 from polytrain.record.ledger import Ledger
-from polytrain.record.progress import Progress
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
+from polytrain.trackers import NAMES
 from polytrain.trackers.delivery import TrackedFacts
-from polytrain.trackers.given import tracker_problems, trackers_of
-from polytrain.trackers.prometheus import Figures, Prometheus
+from polytrain.trackers.prometheus import Prometheus, exposed
+from polytrain.trackers.tracker import Tracker, tracker_class
 from polytrain.trackers.tracking import Tracking
-from polytrain_plugins import Problem, RunInfo
-
-__all__ = ["followed", "place_problems", "tracker_problems"]
+from polytrain_plugins import Problem
+from polytrain_plugins.close_names import did_you_mean
+from polytrain_plugins.type_names import a_type
 
 
 def place_problems(track: Any, observers: Any, location: Location) -> Iterator[Problem]:
@@ -49,9 +47,14 @@ def followed(run: Run, ledger: Ledger, is_urgent: Callable[[], bool]) -> Iterato
         location=run.location,
         since=own if run.past is None else run.past.since_token,
     )
-    expose = exposed_figures(run.spec.run_config.observers, run.info, ledger, run.lease.clock)
+    config = run.spec.run_config
+    exporters = [
+        exposed(each, run.info, ledger, run.lease.clock)
+        for each in config.observers
+        if isinstance(each, Prometheus)
+    ]
     with Tracking(
-        trackers_of(run.spec.run_config.track, run.spec.run_config.observers),
+        trackers_of(config.track, config.observers),
         facts,
         own_token=own,
         check_lease=run.lease.check,
@@ -60,41 +63,60 @@ def followed(run: Run, ledger: Ledger, is_urgent: Callable[[], bool]) -> Iterato
 
         def take(entry: Entry) -> None:
             tracking.follow(entry)
-            expose(entry)
+            for expose in exporters:
+                expose(entry)
 
         yield take
 
 
-def exposed_figures(observers: Iterable[Any], run: RunInfo, ledger: Ledger, clock: Clock) -> Take:
-    """Expose a run to the monitoring systems among its observers; return a function for entries.
+def trackers_of(track: Any, observers: Any) -> tuple[Tracker, ...]:
+    """Return a run's trackers: those named by `track`, and those among its observers."""
+    return tuple(each.resolved() for each in _given(track, observers))
+
+
+def _given(track: Any, observers: Any) -> list[Tracker]:
+    names = (track,) if isinstance(track, str) else (track or ())
+    named = [tracker_class(name)() for name in names]
+    return [*named, *(each for each in observers if isinstance(each, Tracker))]
+
+
+def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
+    """Yield the problems of a run's trackers.
 
     Args:
-        observers: the run's observers.
-        run: the run.
-        ledger: the journal's ledger, which gets each entry before the function does.
-        clock: the journal's clock.
+        track: what the user passed as `RunConfig.track`.
+        observers: what the user passed as `RunConfig.observers`.
     """
-    exporters = [each for each in observers if isinstance(each, Prometheus)]
-    if not exporters:
-        return lambda entry: None
-    lock = threading.Lock()
-    progress = Progress(ledger=ledger, since=clock.now(), world_size=max(1, run.num_workers))
-
-    def follow(entry: Entry) -> None:
-        with lock:
-            progress.take(entry)
-
-    def figures() -> Figures:
-        with lock:
-            return Figures(
-                step=progress.step,
-                steps_per_s=progress.steps_per_s,
-                goodput=ledger.goodput,
-                restarts=ledger.restarts,
-                committed_step=progress.committed,
-                metrics=dict(progress.metrics),
+    names = (track,) if isinstance(track, str) else track
+    if not isinstance(names, tuple | list | None):
+        yield Problem(
+            field="RunConfig.track",
+            what=f"it is {a_type(track)}",
+            remedy=f"Give one of {', '.join(map(repr, NAMES))}, or several in a tuple",
+        )
+        return
+    unknown = [name for name in names or () if name not in NAMES]
+    for name in unknown:
+        what = f"{name!r} is not a tracker"
+        meant = did_you_mean(name, NAMES) if isinstance(name, str) else ""
+        if isinstance(name, Tracker):
+            what = f"{name!r} is a tracker, not a name"
+            meant = "Pass it in RunConfig(observers=[…]). "
+        yield Problem(
+            field="RunConfig.track",
+            what=what,
+            remedy=f"{meant}There are: {', '.join(map(repr, NAMES))}",
+        )
+    if unknown or not isinstance(observers, tuple | list):
+        return
+    given = _given(names, observers)
+    problems = dict.fromkeys(problem for tracker in given for problem in tracker.problems())
+    yield from problems
+    resolved = [] if problems else [tracker.resolved() for tracker in given]
+    for place, tracker in enumerate(resolved):
+        if tracker in resolved[:place]:
+            yield Problem(
+                field="RunConfig.track",
+                what=f"{tracker!r} is given twice",
+                remedy="Leave one of them out",
             )
-
-    for each in exporters:
-        each.expose(run, figures)
-    return follow

@@ -14,8 +14,7 @@ from pathlib import Path
 from polytrain.storage.location import Location
 from polytrain.text.secret_names import holds_credentials
 from polytrain.trackers import NAMES
-from polytrain.trackers.given import tracker_class
-from polytrain.trackers.tracker import Tracker
+from polytrain.trackers.tracker import Tracker, tracker_class
 from polytrain_plugins.close_names import did_you_mean
 
 

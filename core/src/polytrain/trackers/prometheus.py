@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+from polytrain.linux.clock import Clock
 from polytrain.output.observers import RecordFollower
+from polytrain.record.entries import Entry
+from polytrain.record.journal import Take
+from polytrain.record.ledger import Ledger
+from polytrain.record.progress import Progress
 from polytrain.text.metrics import flat
 from polytrain.trackers.tracker import numbers
 from polytrain_plugins import Outcome, RunInfo, hookimpl
 from polytrain_plugins.installed import install_command
 
 _LABEL = "run"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """The present figures of a run."""
-
-    step: int
-    steps_per_s: float | None
-    """Recent new steps per second of training; None if there are too few."""
-
-    goodput: float
-    """The fraction of time with new training progress, between 0 and 1."""
-
-    restarts: int
-    committed_step: int | None
-    """Step of the newest checkpoint; None if there is none."""
-
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    """The last metrics of rank 0."""
 
 
 _HELP = {
@@ -74,22 +59,12 @@ class Prometheus(RecordFollower):
         import prometheus_client
 
         self._lock = threading.Lock()
-        self._runs: dict[str, Callable[[], Figures]] = {}
+        self._runs: dict[str, Progress] = {}
         self._running: dict[str, bool] = {}
         registry = prometheus_client.REGISTRY if registry is None else registry
         if port is not None:
             prometheus_client.start_http_server(port, addr="127.0.0.1", registry=registry)
         registry.register(self)
-
-    def expose(self, run: RunInfo, figures: Callable[[], Figures]) -> None:
-        """Expose a run, in place of an earlier one with the same name.
-
-        Args:
-            run: the run.
-            figures: returns its present figures; called from a server's threads.
-        """
-        with self._lock:
-            self._runs[run.name] = figures
 
     @hookimpl
     def polytrain_run_started(self, run: RunInfo) -> None:
@@ -111,7 +86,7 @@ class Prometheus(RecordFollower):
 
         with self._lock:
             running = dict(self._running)
-            now = {name: figures() for name, figures in self._runs.items()}
+            now = [(name, _figures(run), dict(run.metrics)) for name, run in self._runs.items()]
         gauges = {
             name: GaugeMetricFamily(f"polytrain_{name}", text, labels=[_LABEL])
             for name, text in {"running": "1 while the run lasts", **_HELP}.items()
@@ -121,10 +96,10 @@ class Prometheus(RecordFollower):
         )
         for name, is_running in running.items():
             gauges["running"].add_metric([name], float(is_running))
-        for name, figures in now.items():
-            for gauge, value in _values(figures).items():
+        for name, figures, metrics in now:
+            for gauge, value in figures.items():
                 gauges[gauge].add_metric([name], value)
-            for key, value in numbers(flat(figures.metrics)).items():
+            for key, value in numbers(flat(metrics)).items():
                 metric.add_metric([name, key], value)
         yield from gauges.values()
         yield metric
@@ -134,12 +109,31 @@ class Prometheus(RecordFollower):
             self._running[run.name] = is_running
 
 
-def _values(figures: Figures) -> dict[str, float]:
+def exposed(exporter: Prometheus, run: RunInfo, ledger: Ledger, clock: Clock) -> Take:
+    """Expose a run, in place of an earlier one with the same name; return a function for entries.
+
+    Args:
+        ledger: the journal's ledger, which gets each entry before the function does.
+        clock: the journal's clock.
+    """
+    progress = Progress(ledger=ledger, since=clock.now(), world_size=max(1, run.num_workers))
+    with exporter._lock:
+        exporter._runs[run.name] = progress
+
+    def take(entry: Entry) -> None:
+        with exporter._lock:
+            progress.take(entry)
+
+    return take
+
+
+def _figures(run: Progress) -> dict[str, float]:
+    """Return the figures that are known, by the name of their gauge."""
     found = {
-        "step": figures.step,
-        "steps_per_second": figures.steps_per_s,
-        "goodput_ratio": figures.goodput,
-        "restarts": figures.restarts,
-        "committed_step": figures.committed_step,
+        "step": run.step,
+        "steps_per_second": run.steps_per_s,
+        "goodput_ratio": run.ledger.goodput,
+        "restarts": run.ledger.restarts,
+        "committed_step": run.committed,
     }
     return {name: float(value) for name, value in found.items() if value is not None}

@@ -15,9 +15,8 @@ from polytrain.record.entries import Entry
 from polytrain.storage.protocol import Storage
 from polytrain.storage.typed_json import FileName, Like, Within, fitting, read_json
 from polytrain.trackers import NAMES
-from polytrain.trackers.given import tracker_class
 from polytrain.trackers.rows import Position, TrackedRows
-from polytrain.trackers.tracker import Tracker
+from polytrain.trackers.tracker import Tracker, tracker_class
 
 _DIRECTORY = "trackers"
 _FORMAT = 1

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import polytrain.trackers
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.output.observers import RecordFollower
 from polytrain.trackers.description import Description
@@ -217,6 +218,16 @@ class FileTracker(Tracker):
                 what=f"the run is stored in {address}, which isn't a directory",
                 remedy=f'Give a path, for example {name}("{self._usual}")',
             )
+
+
+def tracker_class(name: str) -> type[Tracker]:
+    """Return the class of a tracker by its short name.
+
+    Raises:
+        KeyError: there is none of this name.
+    """
+    found: type[Tracker] = getattr(polytrain.trackers, polytrain.trackers.NAMES[name])
+    return found
 
 
 def is_in(directory: Path, path: str | Path) -> bool:

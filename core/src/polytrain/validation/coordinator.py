@@ -27,7 +27,7 @@ from polytrain.record.journal import Journal
 from polytrain.run.attached_work import AttachedWork
 from polytrain.run.run import Run
 from polytrain.text.metrics import flat
-from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
+from polytrain.validation.local_validator import LocalValidator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
 from polytrain.workers.agents.agent_spec import zygote_for
 from polytrain.workers.driver.agent_group import AgentGroup
@@ -313,13 +313,14 @@ def opened_validator(
         name = zygote_name(secrets.token_hex(8), socket.gethostname())
         zygote = zygote_for(demand, name=name, threads=threads, with_data=False, path=path)
         zygote = replace(zygote, variables=variables_of(runtime_env))
-    spec = ValidationProcessSpec(
-        zygote=zygote,
+    return LocalValidator(
+        pickled_with(*code, value=config.fn),
+        zygote,
         environment={**zygote.environment, **os.environ},
         directory=os.getcwd(),
         threads=max(1, int(config.ray_remote_kwargs.get("num_cpus") or threads)),
+        tell=tell,
     )
-    return LocalValidator(spec, pickled_with(*code, value=config.fn), tell=tell)
 
 
 def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from polytrain.events.output import Output
 from polytrain.linux.processes import describe_exit
@@ -29,46 +28,39 @@ _KILL_TIMEOUT_S = 60.0
 _SIGKILLED = describe_exit(signal.SIGKILL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationProcessSpec:
-    """The settings of validation processes."""
-
-    zygote: ZygoteSpec
-    """The zygote that forks them, with its address on this node; they also get its `variables`."""
-
-    environment: Mapping[str, str]
-    directory: str
-    """The driver's working directory."""
-
-    threads: int
-    """Number of threads that libraries may start, unless `zygote.variables` set it."""
-
-    leave_timeout_s: float = 60.0
-    """Seconds that a process may take to end once the function has returned."""
-
-
 class LocalValidator:
     """A `Validator` whose processes die with the driver."""
 
     def __init__(
-        self, spec: ValidationProcessSpec, function: bytes, *, tell: Callable[[Output], None]
+        self,
+        function: bytes,
+        zygote: ZygoteSpec,
+        *,
+        environment: Mapping[str, str],
+        directory: str,
+        threads: int,
+        tell: Callable[[Output], None],
+        leave_timeout_s: float = 60.0,
     ) -> None:
         """
         Args:
-            spec: the settings of the processes.
             function: the pickled validation function.
+            zygote: forks the processes, with its address on this node; they get its `variables`.
+            environment: their variables besides.
+            directory: the driver's working directory.
+            threads: number of threads that libraries may start, unless `zygote.variables` set it.
             tell: called with the processes' output, from the thread that calls `validate`.
+            leave_timeout_s: seconds that a process may take to end once the function has returned.
         """
-        self._spec = spec
         self._function = function
         self._tell = tell
-        variables = spec.zygote.variables
-        self._bounds = bounded_threads(spec.threads, unless=variables)
+        self._leave_timeout_s = leave_timeout_s
+        self._bounds = bounded_threads(threads, unless=zygote.variables)
         self._processes = ProcessPool(
-            spec.zygote,
+            zygote,
             _ENTRY,
-            environment={**spec.environment, **self._bounds, **variables},
-            directory=spec.directory,
+            environment={**environment, **self._bounds, **zygote.variables},
+            directory=directory,
             captures_output=True,
         )
         self._is_cancelled = threading.Event()
@@ -124,7 +116,7 @@ class LocalValidator:
                     return outcome, ended, timed_out
                 case Sent(number=number, message=message) if number == self._number:
                     outcome = _outcome(message)
-                    deadline = time.monotonic() + self._spec.leave_timeout_s
+                    deadline = time.monotonic() + self._leave_timeout_s
                 case Wrote(stream=stream, text=text):
                     self._tell(Output(attempt=0, rank=None, stream=stream, text=text))
 

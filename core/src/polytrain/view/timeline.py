@@ -1,12 +1,25 @@
-"""When a run's time was spent: the ledger, span by span. Pure."""
+"""When a run's time was spent: the ledger, span by span; and what happened when. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from polytrain.errors import Failure
+from polytrain.record.entries import (
+    AttemptEnded,
+    CheckpointCommitted,
+    Entry,
+    Launched,
+    Opened,
+    StacksDumped,
+    StragglerFound,
+    ValidationEnded,
+)
 from polytrain.record.ledger import Ledger
+from polytrain.text.described import numbered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,3 +107,91 @@ class _OpenSpan:
     account: str
     seconds: float
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedEntry:
+    """An entry of the journal, and when it was written."""
+
+    at: float
+    """Seconds of the run's own time before it."""
+
+    entry: Entry
+
+
+class MarkKind(StrEnum):
+    """What a mark stands for."""
+
+    DRIVER = "driver"
+    """A later driver resumes the run."""
+
+    CHECKPOINT = "checkpoint"
+    FAILURE = "failure"
+    RESTART = "restart"
+    """A planned end of an attempt, such as one to resize."""
+
+    RESIZE = "resize"
+    """An attempt has a different number of workers than the one before."""
+
+    STRAGGLER = "straggler"
+    STACKS = "stacks"
+    """Stacks were dumped: something hung."""
+
+    VALIDATION = "validation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One of them."""
+
+    kind: MarkKind
+    at: float
+    """Seconds of the run's own time before it."""
+
+    time: float
+    """In seconds since the epoch."""
+
+    rank: int | None = None
+    """None if it is about all ranks."""
+
+    text: str
+
+
+def marks_of(timed: Iterable[TimedEntry]) -> Iterator[Mark]:
+    """Yield the marks of a run, in order."""
+    workers: int | None = None
+    is_first = True
+    for each in timed:
+        match each.entry:
+            case Launched(world_size=world_size):
+                before, workers = workers, world_size
+                if before is not None and before != workers:
+                    text = f"{numbered(workers, 'worker')} instead of {before}"
+                    yield _mark(each, MarkKind.RESIZE, text)
+            case Opened():
+                if not is_first:
+                    yield _mark(each, MarkKind.DRIVER, "a driver resumes the run")
+                is_first = False
+            case _:
+                yield from _of_one(each)
+
+
+def _of_one(timed: TimedEntry) -> Iterator[Mark]:
+    match timed.entry:
+        case CheckpointCommitted(checkpoint=checkpoint, step=step):
+            yield _mark(timed, MarkKind.CHECKPOINT, f"{checkpoint}, step {step}")
+        case AttemptEnded(failure=None, reason=reason):
+            yield _mark(timed, MarkKind.RESTART, reason)
+        case AttemptEnded(failure=Failure() as failure):
+            text = f"{failure.kind.name}: {failure.message}"
+            yield _mark(timed, MarkKind.FAILURE, text, failure.rank)
+        case StragglerFound(reason=reason, rank=rank):
+            yield _mark(timed, MarkKind.STRAGGLER, reason, rank)
+        case StacksDumped(reason=reason):
+            yield _mark(timed, MarkKind.STACKS, reason)
+        case ValidationEnded(checkpoint=checkpoint, status=status):
+            yield _mark(timed, MarkKind.VALIDATION, f"{checkpoint}: {status}")
+
+
+def _mark(timed: TimedEntry, kind: MarkKind, text: str, rank: int | None = None) -> Mark:
+    return Mark(kind=kind, at=timed.at, time=timed.entry.time, rank=rank, text=text)

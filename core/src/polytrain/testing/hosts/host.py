@@ -80,21 +80,21 @@ class Host:
         command: Command,
         *,
         env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         check: bool = True,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in this host, and return what it printed.
 
+        Its directory is the shared one, or the host's disk.
+
         Args:
             command: a program and its arguments, or a line for the shell.
             env: variables besides those of this process.
-            cwd: the directory; by default the shared one, or the host's disk.
             check: whether to raise if the command fails; the message has what it printed.
             timeout: seconds, after which `subprocess.TimeoutExpired` is raised.
         """
         pipe = subprocess.PIPE
-        process = self._start(command, env, cwd, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+        process = self._start(command, env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
         return finish(process, words_of(command), check=check, timeout=timeout)
 
     def start(
@@ -102,23 +102,21 @@ class Host:
         command: Command,
         *,
         env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         input: int = subprocess.DEVNULL,
         output: int | None = None,
     ) -> subprocess.Popen[str]:
         """Start a command in this host, in a session of its own, and don't wait for it.
 
-        It dies with the host.
+        It dies with the host. Its directory is that of `run`.
 
         Args:
             command: a program and its arguments, or a line for the shell.
             env: variables besides those of this process.
-            cwd: the directory; by default the shared one, or the host's disk.
             input: as `stdin` of `subprocess.Popen`.
             output: as `stdout`, for its errors too.
         """
         errors = None if output is None else subprocess.STDOUT
-        return self._start(command, env, cwd, stdin=input, stdout=output, stderr=errors)
+        return self._start(command, env, stdin=input, stdout=output, stderr=errors)
 
     def cut_off(self) -> None:
         """Let all packets to and from this host vanish, as a broken switch does."""
@@ -219,7 +217,6 @@ class Host:
         self,
         command: Command,
         env: Mapping[str, str] | None,
-        cwd: Path | None,
         **streams: int | None,
     ) -> subprocess.Popen[str]:
         own = {"HOME": f"{DISK}/home", "TMPDIR": str(DISK), "RAY_TMPDIR": "/tmp"}
@@ -228,7 +225,7 @@ class Host:
             self._pid,
             self._freezer.members,
             words_of(command),
-            cwd=cwd or self.shared or DISK,
+            cwd=self.shared or DISK,
             inside=clock,
             env={**_without_ray(os.environ), **own, **(env or {})},
             **streams,

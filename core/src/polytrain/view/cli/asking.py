@@ -11,9 +11,9 @@ import click
 
 from polytrain.output.echo import echo, echo_lines
 from polytrain.view.cli.found import (
-    FoundRun,
     WholeNumber,
     as_json,
+    exit_code_of,
     named_run,
     print_json,
     run_argument,
@@ -22,6 +22,7 @@ from polytrain.view.run_state import RunState
 
 if TYPE_CHECKING:
     from polytrain.run.requests import RequestKind
+    from polytrain.view.present import PresentRun
 
 _LOOK_EVERY_S = 0.5
 
@@ -54,10 +55,10 @@ def stop(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
         echo(f"{found.location.name} ends at its next checkpoint.")
     else:
         echo(f"{found.location.name}: {found.history.stopped or found.state}")
-    return 0 if no_wait else found.exit_code
+    return 0 if no_wait else exit_code_of(found.state)
 
 
-def _ended(run: str) -> FoundRun:
+def _ended(run: str) -> PresentRun:
     while (found := named_run(run)).state is RunState.RUNNING:
         time.sleep(_LOOK_EVERY_S)
     return found
@@ -88,7 +89,7 @@ def stacks(run: str, rank: int | None, as_json: bool) -> None:
         echo_lines("\n\n".join(texts))
 
 
-def _ask_driver(run: FoundRun, kind: RequestKind, *, reason: str = "") -> Mapping[str, Any]:
+def _ask_driver(run: PresentRun, kind: RequestKind, *, reason: str = "") -> Mapping[str, Any]:
     """Request something of a run's driver, and return its answer.
 
     Raises:
@@ -114,7 +115,7 @@ def _ask_driver(run: FoundRun, kind: RequestKind, *, reason: str = "") -> Mappin
         raise click.ClickException(f"{run.location.address} can't be used: {error}") from error
 
 
-def _expect_driver(run: FoundRun) -> None:
+def _expect_driver(run: PresentRun) -> None:
     """Refuse a copy of an active run's directory: its driver looks for requests in the original."""
     from polytrain.run.lease import holder
 

@@ -15,6 +15,7 @@ import click
 
 from polytrain.output.echo import echo_lines
 from polytrain.view.cli.found import Refused, print_json
+from polytrain.view.cli.new_backend import class_name
 
 if TYPE_CHECKING:
     from polytrain.testing.card import Capability, Card
@@ -56,7 +57,7 @@ def command(name: str, settings: tuple[str, ...], format_: str, arguments: tuple
     backend".
     """
     from polytrain.api.backend_checks import missing_options, raise_if_any, unknown_options
-    from polytrain.view.cli.job_file import JobFileError, job_of
+    from polytrain.view.cli.job_file import job_of
     from polytrain_plugins import InvalidJobError, RegistryError, load_backend
 
     if find_spec("pytest") is None:
@@ -70,7 +71,7 @@ def command(name: str, settings: tuple[str, ...], format_: str, arguments: tuple
                 *missing_options(backend, options),
             )
         )
-    except (RegistryError, JobFileError, InvalidJobError) as error:
+    except (RegistryError, InvalidJobError) as error:
         raise Refused(str(error)) from error
     import pytest
 
@@ -81,7 +82,7 @@ def command(name: str, settings: tuple[str, ...], format_: str, arguments: tuple
     shown = sys.stdout if format_ == "table" else sys.stderr
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(shown):
         file = Path(directory, f"test_{name}_conformance.py")
-        title = "".join(part.title() for part in name.replace("-", "_").split("_"))
+        title = class_name(name.replace("-", "_"))
         file.write_text(_TESTS.format(name=name, title=title, options=options))
         code = int(pytest.main([str(file), "--rootdir", directory, *arguments], [outcomes]))
     if outcomes.by_test:

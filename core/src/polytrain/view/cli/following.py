@@ -22,7 +22,8 @@ from polytrain.record.history import JOURNAL
 from polytrain.record.ledger import Ledger
 from polytrain.record.lines import new_reports
 from polytrain.run.lease import holder
-from polytrain.view.cli.found import FoundRun, Unreadable
+from polytrain.view.cli.found import readable
+from polytrain.view.present import PresentRun
 from polytrain.view.progress.display import shown_progress
 from polytrain_plugins import RunInfo, Stopped
 
@@ -98,7 +99,7 @@ _SHARE = 0.1
 """Greatest share of the time that is spent on reading the journal."""
 
 
-def followed(run: FoundRun, *, as_json: bool) -> None:
+def followed(run: PresentRun, *, as_json: bool) -> None:
     """Print what a run has done and does, as its driver would, until it ends.
 
     Args:
@@ -143,7 +144,7 @@ def followed(run: FoundRun, *, as_json: bool) -> None:
 class _Driver:
     """The driver of a run, as far as its lease says."""
 
-    def __init__(self, run: FoundRun) -> None:
+    def __init__(self, run: PresentRun) -> None:
         self._storage = run.location.open()
         self._lease = run.holder
 
@@ -156,20 +157,18 @@ class _Driver:
         return self._lease is not None and self._lease.is_held is not False
 
 
-def _readings(run: FoundRun, driver: _Driver) -> Iterator[Iterator[Entry]]:
+def _readings(run: PresentRun, driver: _Driver) -> Iterator[Iterator[Entry]]:
     """Yield the journal's lines whenever there are new ones, until the run has ended."""
     written: Mapping[str, int] | None = None
     storage = run.location.open()
     while True:
-        try:
+        with readable(run.location):
             # Before the journal is read: what a driver writes before it dies is read, too.
             is_held = driver.is_running()
             before, written = written, storage.log_state(JOURNAL)
             began = time.monotonic()
             if written != before:
                 yield run.entries()
-        except OSError as error:
-            raise Unreadable(run.location, error) from error
         if not is_held:
             return
         time.sleep(max(_LOOK_EVERY_S, (time.monotonic() - began) / _SHARE))

@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from polytrain.output.echo import echo_lines
-from polytrain.view.run_state import RunState, state_of
+from polytrain.view.run_state import RunState
 
 if TYPE_CHECKING:
-    from polytrain.record.entries import Entry
-    from polytrain.run.lease import Holder
     from polytrain.storage.location import Location
-    from polytrain.trackers.state import TrackerLag
-    from polytrain.view.present import ShownHistory
+    from polytrain.view.present import PresentRun
 
 DEFAULT_STORAGE = "~/polytrain_results"
 
@@ -57,13 +54,26 @@ class Refused(click.ClickException):
     exit_code = WRONG
 
 
-class Unreadable(click.ClickException):
-    """The storage of a run, or what is in it, can't be read."""
+@contextmanager
+def readable(location: Location, *others: type[Exception]) -> Iterator[None]:
+    """Read a run's storage, or what is in it.
 
-    def __init__(self, location: Location, error: Exception) -> None:
+    Args:
+        others: errors that say so besides those of storages and of polytrain.
+
+    Raises:
+        click.ClickException: it can't be read.
+    """
+    from polytrain_plugins import PolytrainError
+
+    wrong: tuple[type[Exception], ...] = (OSError, PolytrainError, *others)
+    try:
+        yield
+    except wrong as error:
         text = str(error).removeprefix(f"{location.address!r}: ")
         says_so = f"{location.address!r} can't be read" in text
-        super().__init__(text if says_so else f"{location.address} can't be read: {text}")
+        shown = text if says_so else f"{location.address} can't be read: {text}"
+        raise click.ClickException(shown) from error
 
 
 class WholeNumber(click.IntRange):
@@ -78,48 +88,14 @@ class RunNotFound(click.ClickException):
     exit_code = NOT_FOUND
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundRun:
-    """A run in its storage."""
-
-    location: Location
-    history: ShownHistory
-    holder: Holder | None
-
-    @property
-    def state(self) -> RunState:
-        """What has become of it."""
-        return state_of(self.history, self.holder)
-
-    @property
-    def exit_code(self) -> int:
-        """That of a command which was asked for the run's state."""
-        if self.state.can_resume:
-            return CAN_RESUME
-        return FAILED if self.state is RunState.FAILED else 0
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield what its journal holds."""
-        from polytrain.record.history import JOURNAL, entries
-
-        return entries(self.location.open().read_log(JOURNAL))
-
-    def trackers(self) -> Sequence[TrackerLag]:
-        """Return how far its trackers are.
-
-        Raises:
-            click.ClickException: that can't be read.
-        """
-        from polytrain.trackers.state import lags
-
-        since = self.history.since_token
-        try:
-            return lags(self.location.open(), self.entries(), since=since)
-        except (OSError, ValueError) as error:
-            raise Unreadable(self.location, error) from error
+def exit_code_of(state: RunState) -> int:
+    """Return the exit code of a command that was asked for a run's state."""
+    if state.can_resume:
+        return CAN_RESUME
+    return FAILED if state is RunState.FAILED else 0
 
 
-def named_run(name: str) -> FoundRun:
+def named_run(name: str) -> PresentRun:
     """Return the run of this path, address or name.
 
     Raises:
@@ -171,26 +147,20 @@ def _not_found(places: Sequence[str]) -> str:
     return f"{text}: a run has a {JOURNAL}. `polytrain runs STORAGE` lists those of a storage."
 
 
-def read_run(location: Location) -> FoundRun | None:
+def read_run(location: Location) -> PresentRun | None:
     """Return the run in a location; None if there is none.
 
     Raises:
         click.ClickException: it can't be read.
     """
-    from polytrain.view.present import ShownHistory, read_present
-    from polytrain_plugins import PolytrainError
+    from polytrain.view.present import read_present
 
-    try:
-        present = read_present(ShownHistory, location.open())
-    except NotADirectoryError:
-        # A file, such as the journal itself.
-        return None
-    except (OSError, PolytrainError) as error:
-        raise Unreadable(location, error) from error
-    if present is None:
-        return None
-    history, owner = present
-    return FoundRun(location=location, history=history, holder=owner)
+    with readable(location):
+        try:
+            return read_present(location)
+        except NotADirectoryError:
+            # A file, such as the journal itself.
+            return None
 
 
 def print_json(command: str, data: Any) -> None:

@@ -18,6 +18,7 @@ from polytrain.config.configs import (
     RunConfig,
     ScalingConfig,
 )
+from polytrain.view.cli.found import Refused
 from polytrain_plugins.close_names import close_to, did_you_mean
 
 IMPORT = "import"
@@ -34,7 +35,7 @@ _CONFIGS: Mapping[str, type[Any]] = {
 }
 
 
-class JobFileError(ValueError):
+class JobFileError(Refused):
     """A job file, or a value to set in it, is wrong."""
 
 

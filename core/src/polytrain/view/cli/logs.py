@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from polytrain.output.echo import echo, has_colours, rank_line, write_line
-from polytrain.view.cli.found import FoundRun, Unreadable, WholeNumber, named_run, run_argument
+from polytrain.view.cli.found import WholeNumber, named_run, readable, run_argument
 from polytrain.view.run_state import RunState
 
-LOGS = "logs"
-"""Directory in the run's storage."""
+if TYPE_CHECKING:
+    from polytrain.view.present import PresentRun
 
 _LOOK_EVERY_S = 0.5
 
@@ -27,11 +27,11 @@ _LOOK_EVERY_S = 0.5
 def command(run: str, rank: int | None, follow: bool) -> None:
     """Print what the ranks of RUN have printed, one rank after another."""
     found = named_run(run)
-    seen = {path: 0 for path in _paths(found, rank)}
+    seen = {path: 0 for path in logs_of(found, rank)}
     is_coloured = has_colours(sys.stdout)
     while True:
         is_running = follow and found.state is RunState.RUNNING
-        for path in _paths(found, rank):
+        for path in logs_of(found, rank):
             written = found.location.open().read(path)
             prefix = "" if rank is not None else f"({_label(path)}) "
             # A line that isn't finished yet is printed with its rest.
@@ -49,25 +49,25 @@ def command(run: str, rank: int | None, follow: bool) -> None:
         found = named_run(run)
 
 
-def log_of(rank: int) -> str:
-    """Return the path of a rank's log in the run's storage."""
-    return f"{LOGS}/rank_{rank}.log"
+def logs_of(run: PresentRun, rank: int | None) -> list[str]:
+    """Return the paths of a rank's logs in the run's storage, or of all logs.
 
+    In object storage, which can't append, each driver has logs of its own.
 
-def _paths(run: FoundRun, rank: int | None) -> list[str]:
-    try:
-        there = sorted(_logs(run))
-    except OSError as error:
-        raise Unreadable(run.location, error) from error
+    Raises:
+        click.ClickException: the run has no such rank, or its storage can't be read.
+    """
+    from polytrain.output.worker_output import LOGS, log_name
+
+    with readable(run.location):
+        there = sorted(path for path in run.location.open().list(LOGS) if path.endswith(".log"))
     if rank is None:
         return there
-    wanted = log_of(rank)
-    if wanted in there:
-        return [wanted]
+    own = [path for path in there if path.endswith(f"/{log_name(rank)}")]
     # A rank that has printed nothing has no log, and a run that is starting no ranks.
     ranks = run.history.world_size
-    if not ranks or rank < ranks:
-        return []
+    if own or not ranks or rank < ranks:
+        return own
     raise click.ClickException(
         f"--rank: the run has no rank {rank}. It has {ranks}, counted from 0"
     )
@@ -81,10 +81,6 @@ def _lines(written: bytes) -> list[str]:
     lines = buffer.feed(written.decode(errors="replace"))
     rest = buffer.take_rest()
     return [*lines, rest] if rest else lines
-
-
-def _logs(run: FoundRun) -> Iterator[str]:
-    return (path for path in run.location.open().list(LOGS) if path.endswith(".log"))
 
 
 def _label(path: str) -> str:

@@ -43,7 +43,7 @@ def command(
     """
     found = named_run(run)
     from polytrain import InvalidJobError, PolytrainError, load
-    from polytrain.view.cli.job_file import JobFileError, imported, modules_beside_you
+    from polytrain.view.cli.job_file import imported, modules_beside_you
 
     try:
         with modules_beside_you():
@@ -56,7 +56,7 @@ def command(
                 transform=None if transform is None else imported(transform),
                 transformed=transformed,
             )
-    except (InvalidJobError, JobFileError) as error:
+    except InvalidJobError as error:
         raise Refused(str(error)) from error
     except (PolytrainError, OSError) as error:
         raise click.ClickException(str(error)) from error

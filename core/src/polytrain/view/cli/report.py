@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.output.echo import echo
-from polytrain.view.cli.found import Unreadable, as_json, named_run, print_json, run_argument
+from polytrain.text.described import shortened
+from polytrain.view.cli.found import as_json, named_run, print_json, readable, run_argument
 
 if TYPE_CHECKING:
     from polytrain.view.page.comparison import Comparison, Difference
@@ -47,14 +48,11 @@ def _facts_of(run: str) -> Facts:
         RunNotFound: there is none.
         click.ClickException: it can't be read.
     """
-    from polytrain.view.page.reading import read_facts
-    from polytrain_plugins import PolytrainError
+    found = named_run(run)
+    from polytrain.view.page.reading import facts_of_run
 
-    location = named_run(run).location
-    try:
-        return read_facts(location)
-    except (OSError, PolytrainError) as error:
-        raise Unreadable(location, error) from error
+    with readable(found.location):
+        return facts_of_run(found)
 
 
 def _write_file(name: str, text: str, *, quiet: bool) -> None:
@@ -136,5 +134,4 @@ def _change(first: Any, second: Any) -> str:
 def _short(value: Any) -> str:
     if value is None:
         return "-"
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return shortened(f"{value:.4g}" if isinstance(value, float) else str(value), _LONGEST)

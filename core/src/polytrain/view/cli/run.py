@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +44,11 @@ if TYPE_CHECKING:
 @click.argument("what")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    workers: int,
-    gpu: bool,
-    max_failures: int,
-    name: str | None,
-    storage: str | None,
     module: bool,
     settings: tuple[str, ...],
     what: str,
     arguments: tuple[str, ...],
+    **of_script: Any,
 ) -> int:
     """Train. The exit code is 0 if the run is finished, 1 if it or every validation failed, and 75
     if it was stopped. After a signal it is 128 and the signal's number: 130 for Ctrl-C.
@@ -71,13 +67,10 @@ def command(
 
     is_file = what.endswith(".toml")
     is_script = _is_script(what, module=module)
-    _refuse_options_of_others(is_script=is_script, is_file=is_file)
+    _refuse_options_of_others(of_script, is_script=is_script, is_file=is_file)
     try:
         with modules_beside_you():
-            trainer = trainer_of(
-                what, arguments, settings=settings, workers=workers, gpu=gpu,
-                max_failures=max_failures, name=name, storage=storage, module=module,
-            )  # fmt: skip
+            trainer = trainer_of(what, arguments, module=module, settings=settings, **of_script)
             result: Any = trainer.fit()
     except (InvalidJobError, RegistryError) as error:
         raise Refused(str(error)) from error
@@ -100,29 +93,22 @@ def trainer_of(
     *,
     module: bool,
     settings: tuple[str, ...] = (),
-    workers: int = 1,
-    gpu: bool = False,
-    max_failures: int = 0,
-    name: str | None = None,
-    storage: str | None = None,
+    **of_script: Any,
 ) -> Trainer:
     """Return the trainer that WHAT names.
+
+    Args:
+        of_script: options for a script alone, see `_of_script`.
 
     Raises:
         InvalidJobError, RegistryError: its arguments are wrong.
         click.ClickException: there is none.
     """
     if _is_script(what, module=module):
-        return _of_script(
-            what, arguments, workers=workers, gpu=gpu, max_failures=max_failures,
-            name=name, storage=storage, module=module,
-        )  # fmt: skip
+        return _of_script(what, arguments, module=module, **of_script)
     if what.endswith(".toml"):
         return _of_file(Path(what), (*settings, *_settings_of(arguments)))
     return _of_module(what)
-
-
-_OF_SCRIPTS = ("workers", "gpu", "max_failures", "name", "storage")
 
 
 def _settings_of(arguments: tuple[str, ...]) -> list[str]:
@@ -136,11 +122,11 @@ def _settings_of(arguments: tuple[str, ...]) -> list[str]:
     return settings
 
 
-def _refuse_options_of_others(*, is_script: bool, is_file: bool) -> None:
+def _refuse_options_of_others(of_script: Iterable[str], *, is_script: bool, is_file: bool) -> None:
     context = click.get_current_context()
     given = [
         name
-        for name in _OF_SCRIPTS
+        for name in of_script
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
     ]
     if given and not is_script:
@@ -162,12 +148,12 @@ def _of_script(
     what: str,
     arguments: tuple[str, ...],
     *,
-    workers: int,
-    gpu: bool,
-    max_failures: int,
-    name: str | None,
-    storage: str | None,
     module: bool,
+    workers: int = 1,
+    gpu: bool = False,
+    max_failures: int = 0,
+    name: str | None = None,
+    storage: str | None = None,
 ) -> Trainer:
     from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
 
@@ -204,14 +190,13 @@ def _of_file(path: Path, settings: tuple[str, ...]) -> Trainer:
 
 def _of_module(what: str) -> Trainer:
     from polytrain import NotInWorkerError, Trainer
-    from polytrain.view.cli.job_file import JobFileError, imported
+    from polytrain.config.loop_config import accepts
+    from polytrain.view.cli.job_file import imported
     from polytrain_plugins.type_names import a_type
 
+    found = imported(what)
     try:
-        found = imported(what)
-        trainer = found() if inspect.isfunction(found) and _takes_nothing(found) else found
-    except JobFileError as error:
-        raise Refused(str(error)) from error
+        trainer = found() if inspect.isfunction(found) and accepts(found) else found
     except NotInWorkerError as error:
         raise Refused(f"{what} is a training function. {_NAME_A_TRAINER}") from error
     if not isinstance(trainer, Trainer):
@@ -224,18 +209,10 @@ _NAME_A_TRAINER = (
 )
 
 
-def _takes_nothing(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return False
-    return True
-
-
 def _in_one_line(result: Any) -> str:
-    from polytrain.view.cli.runs import in_short
+    from polytrain.output.metric_texts import metrics_text
 
     state = "finished" if result.finished else str(result.stopped)
     if result.validation_failure:
         state += f", but no checkpoint has a score: {result.validation_failure}"
-    return f"{state}. {in_short(result.metrics)}".rstrip()
+    return f"{state}. {metrics_text(result.metrics)}".rstrip()

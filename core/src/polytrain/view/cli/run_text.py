@@ -11,15 +11,17 @@ from itertools import pairwise
 from typing import Any
 
 from polytrain.errors import next_command
+from polytrain.output.metric_texts import metrics_text
 from polytrain.record.attempts import AttemptOverview
 from polytrain.record.configuration import changed, shown
 from polytrain.record.run_facts import RunFacts
 from polytrain.run.lease import Holder
-from polytrain.text.described import numbered
-from polytrain.view.cli.found import FoundRun
-from polytrain.view.cli.logs import LOGS, log_of
-from polytrain.view.cli.runs import in_short
+from polytrain.text.described import numbered, shortened
+from polytrain.trackers.state import TrackerLag, lags
+from polytrain.view.cli.found import readable
+from polytrain.view.cli.logs import logs_of
 from polytrain.view.page.verdict import run_end
+from polytrain.view.present import PresentRun
 from polytrain.view.progress.text import duration, traceback_lines
 from polytrain.view.ranks import RankOverview
 from polytrain.view.run_state import RunState
@@ -30,7 +32,7 @@ _RANKS = 16
 _LONGEST = 100
 
 
-def facts(run: FoundRun) -> dict[str, Any]:
+def facts(run: PresentRun) -> dict[str, Any]:
     """Return what is known of a run."""
     history = run.history
     return {
@@ -38,7 +40,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
         "path": run.location.address,
         "state": run.state,
         "reason": history.reason,
-        "driver": run.holder.description if run.holder is not None else None,
+        "driver": run.driver,
         "backend": history.identity["backend"],
         "workers": history.world_size,
         "reports": len(history.reports),
@@ -59,7 +61,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
             for each in history.attempts
         ],
         "ranks": [asdict(each) for each in history.ranks.overviews()],
-        "trackers": [asdict(each) for each in run.trackers()],
+        "trackers": [asdict(each) for each in _trackers(run)],
         "hyperparameters": dict(history.facts.hyperparameters),
         "options": shown(history.identity["options"]),
         "settings": shown(history.configuration.options),
@@ -74,7 +76,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
     }
 
 
-def run_lines(run: FoundRun) -> Iterator[str]:
+def run_lines(run: PresentRun) -> Iterator[str]:
     """Yield what is known of a run, line by line."""
     history = run.history
     configuration = history.configuration
@@ -94,10 +96,11 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     versions = [f"{name} {version}" for name, version in configuration.versions.items()]
     if versions:
         yield f"  versions   {', '.join(versions)}"
-    yield f"  reports    {len(history.reports)}: {in_short(history.metrics) or 'none'}{_age(run)}"
+    metrics = metrics_text(history.metrics) or "none"
+    yield f"  reports    {len(history.reports)}: {metrics}{_age(run)}"
     if history.damage:
         yield f"  damage     {history.damage}"
-    for tracker in run.trackers():
+    for tracker in _trackers(run):
         if tracker.lacks:
             behind = numbered(tracker.lacks, "step")
             yield f"  tracker    {tracker.name} is {behind} behind: it has step {tracker.step}"
@@ -128,6 +131,11 @@ def run_lines(run: FoundRun) -> Iterator[str]:
     yield from str(history.ledger).split("\n")
 
 
+def _trackers(run: PresentRun) -> Sequence[TrackerLag]:
+    with readable(run.location, ValueError):
+        return lags(run.location.open(), run.entries(), since=run.history.since_token)
+
+
 def _failure(attempt: AttemptOverview) -> str | None:
     failure = attempt.failure
     if failure is None:
@@ -136,12 +144,12 @@ def _failure(attempt: AttemptOverview) -> str | None:
     return f"{failure.kind.name}: {rank}{failure.message}"
 
 
-def _next_command(run: FoundRun) -> Iterator[str]:
+def _next_command(run: PresentRun) -> Iterator[str]:
     failures = [each.failure for each in run.history.attempts if each.failure is not None]
     if run.state is not RunState.FAILED or not failures:
         return
     rank = failures[-1].rank
-    if rank is not None and log_of(rank) in run.location.open().list(LOGS):
+    if rank is not None and logs_of(run, rank):
         command = next_command(run.location.address, rank, has_output=True)
         yield f"      to see more: {command}"
 
@@ -149,7 +157,7 @@ def _next_command(run: FoundRun) -> Iterator[str]:
 def _program(facts: RunFacts) -> Iterator[str]:
     program = facts.program
     if program.command:
-        yield f"  command    {_cut(shlex.join(program.command))}"
+        yield f"  command    {shortened(shlex.join(program.command), _LONGEST)}"
     if program.code:
         yield f"  code       {program.code}"
     for before, after in pairwise(facts.programs):
@@ -166,20 +174,16 @@ def _hyperparameters(facts: RunFacts) -> Iterator[str]:
         yield from _assigned({name: value})
         for driver, values in earlier:
             if name in values:
-                yield f"      until driver {driver}: {_cut(_as_json(values[name][0]))}"
+                yield f"      until driver {driver}: {_as_json(values[name][0])}"
 
 
 def _assigned(values: Mapping[str, Any]) -> Iterator[str]:
     for name, value in values.items():
-        yield f"  {name} = {_cut(_as_json(value))}"
+        yield f"  {name} = {_as_json(value)}"
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return shortened(json.dumps(value, ensure_ascii=False, default=str), _LONGEST)
 
 
 def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:
@@ -203,19 +207,20 @@ def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:
         yield f"  {len(ranks) - _RANKS} more are in --json"
 
 
-def _verdict(run: FoundRun) -> str:
-    who = run.holder.description if run.holder is not None else None
+def _verdict(run: PresentRun) -> str:
     end = run_end(
         run.state,
         seconds=run.history.ledger.wall_s,
         reason=run.history.reason,
         was_stopped=run.history.stopped is not None,
-        driver=who,
+        driver=run.driver,
     )
-    return f"{end}: {who}{_last_heartbeat(run.holder)}" if run.state is RunState.RUNNING else end
+    if run.state is not RunState.RUNNING:
+        return end
+    return f"{end}: {run.driver}{_last_heartbeat(run.holder)}"
 
 
-def _age(run: FoundRun) -> str:
+def _age(run: PresentRun) -> str:
     """How long ago the last report of an active run was made: a run that stalls is seen by it."""
     last = run.history.ledger.last_report
     if last is None or run.holder is None or run.state is not RunState.RUNNING:

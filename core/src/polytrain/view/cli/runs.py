@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,17 +14,15 @@ from polytrain.output.line_layout import columns, printable
 from polytrain.view.cli.found import (
     DEFAULT_STORAGE,
     NOT_FOUND,
-    FoundRun,
-    Unreadable,
     as_json,
     print_json,
     read_run,
+    readable,
 )
 
 if TYPE_CHECKING:
     from polytrain.storage.location import Location
-
-_SHOWN_METRICS = 3
+    from polytrain.view.present import PresentRun
 
 UNREADABLE = "unreadable"
 """The state of a run whose journal can't be read, for example because its version is another."""
@@ -55,10 +53,8 @@ def command(storage: str, as_json: bool) -> None:
             raise StorageNotFound(f"{location.address} is a file. Give a directory of runs.")
         meant = did_you_mean_file(Path(location.address))
         raise StorageNotFound(f"There is no directory {location.address}. {meant}".strip())
-    try:
+    with readable(location):
         names = list(_names(location))
-    except OSError as error:
-        raise Unreadable(location, error) from error
     rows = [row for name in names if (row := _row_of(name, location.below(name))) is not None]
     rows.sort(key=lambda row: row["launched"] or 0.0)
     if as_json:
@@ -91,7 +87,7 @@ def _row_of(name: str, location: Location) -> dict[str, Any] | None:
     return None if run is None else _row(name, run)
 
 
-def _row(name: str, run: FoundRun) -> dict[str, Any]:
+def _row(name: str, run: PresentRun) -> dict[str, Any]:
     first = next(iter(run.history.attempts), None)
     return {
         "name": name,
@@ -108,6 +104,8 @@ def _row(name: str, run: FoundRun) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
+    from polytrain.output.metric_texts import metrics_text
+
     table = [("NAME", "STATE", "BACKEND", "STARTED", "REPORTS", "RESTARTS", "METRICS")]
     for row in rows:
         launched = row["launched"]
@@ -119,7 +117,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 f"{datetime.fromtimestamp(launched):%Y-%m-%d %H:%M}" if launched else "",
                 _number(row["reports"]),
                 _number(row["restarts"]),
-                printable(in_short(row["metrics"] or {})),
+                metrics_text(row["metrics"] or {}),
             )
         )
     widths = [max(map(columns, column)) for column in zip(*table, strict=True)]
@@ -137,15 +135,3 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
-
-
-def in_short(metrics: Mapping[str, Any]) -> str:
-    """The first few metrics in one line."""
-    from polytrain.text.metrics import single_values
-
-    known = list(single_values(metrics))
-    shown = [
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in known[:_SHOWN_METRICS]
-    ]
-    return " ".join([*shown, *(["…"] if len(known) > _SHOWN_METRICS else [])])

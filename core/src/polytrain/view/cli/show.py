@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from typing import TYPE_CHECKING
 
 import click
 
 from polytrain.output.echo import Style, echo
 from polytrain.view.cli.found import (
-    FoundRun,
     WholeNumber,
     as_json,
+    exit_code_of,
     named_run,
     print_json,
     run_argument,
 )
 from polytrain.view.run_state import RunState
+
+if TYPE_CHECKING:
+    from polytrain.view.present import PresentRun
 
 _STYLES = {
     RunState.FINISHED: Style.GOOD,
@@ -53,7 +57,7 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
 
         with contextlib.suppress(KeyboardInterrupt):
             followed(found, as_json=as_json)
-        return named_run(run).exit_code
+        return exit_code_of(named_run(run).state)
     if serve:
         _serve(found, port or 0)
         return 0
@@ -66,10 +70,10 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
         echo(first, style=_STYLES.get(found.state, Style.PLAIN))
         for line in lines:
             echo(line)
-    return found.exit_code
+    return exit_code_of(found.state)
 
 
-def _serve(run: FoundRun, port: int) -> None:
+def _serve(run: PresentRun, port: int) -> None:
     from polytrain.view.page.serving import served
 
     try:

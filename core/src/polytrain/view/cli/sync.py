@@ -14,18 +14,18 @@ from polytrain.output.echo import echo, echo_lines
 from polytrain.text.described import numbered
 from polytrain.trackers import NAMES
 from polytrain.view.cli.found import (
-    FoundRun,
     Refused,
-    Unreadable,
     as_json,
     named_run,
     print_json,
+    readable,
     run_argument,
 )
 from polytrain.view.run_state import RunState
 
 if TYPE_CHECKING:
     from polytrain.trackers.tracker import Tracker
+    from polytrain.view.present import PresentRun
 
 
 @click.command("sync")
@@ -58,7 +58,7 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
 
     found = named_run(run)
     if found.state is RunState.RUNNING:
-        who = found.holder.description if found.holder is not None else "its driver"
+        who = found.driver or "its driver"
         raise click.ClickException(
             f"{found.location.address} is running ({who}) and sends its steps itself. At its end, "
             "what is missing is sent."
@@ -93,7 +93,7 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
     return 1 if errors else 0
 
 
-def _trackers(found: FoundRun, to: Sequence[str]) -> list[Tracker]:
+def _trackers(found: PresentRun, to: Sequence[str]) -> list[Tracker]:
     from polytrain.trackers.destinations import Destination, chosen
     from polytrain.trackers.state import kept_trackers
 
@@ -102,10 +102,8 @@ def _trackers(found: FoundRun, to: Sequence[str]) -> list[Tracker]:
         destinations = [Destination.of(each) for each in to]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    try:
+    with readable(location, ValueError):
         kept = list(kept_trackers(location.open()))
-    except (OSError, ValueError) as error:
-        raise Unreadable(location, error) from error
     directory = Path(location.address) if location.is_local else None
     trackers, unconfirmed = chosen(kept, destinations, directory)
     if unconfirmed:

@@ -7,10 +7,10 @@ import click
 from polytrain.output.echo import echo
 from polytrain.view.cli.found import (
     FAILED,
-    Unreadable,
     as_json,
     named_run,
     print_json,
+    readable,
     run_argument,
 )
 
@@ -29,14 +29,12 @@ def command(run: str, as_json: bool) -> int:
     found = named_run(run)
     journal = found.history.damage
     store = CheckpointStore(location=found.location)
-    try:
+    with readable(found.location):
         there = store.find(since_token=found.history.since_token)
         wrong = dict(there.damaged)
         for manifest in there.manifests:
             if differences := store.damage(manifest):
                 wrong[manifest.directory] = "; ".join(differences)
-    except OSError as error:
-        raise Unreadable(found.location, error) from error
     newest = found.history.newest_commit
     missing = [newest.checkpoint] if newest and there.lacks(newest.checkpoint) else []
     intact = [each.directory for each in there.manifests if each.directory not in wrong]

@@ -13,11 +13,14 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
 from polytrain.api.backend_checks import missing_modules
 from polytrain.policy.links import ALL_UP_TO, FailedLink, described, remedy_for, targets
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked, failed_with
-from polytrain.workers.ray.links import LinkEnd
+from polytrain.workers.ray.links import LinkEnd, failed_links
 from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -205,12 +208,10 @@ def _reached(failed: Sequence[FailedLink], tried: int) -> str:
 
 
 def _failed_links(nodes: Sequence[NodeAddress]) -> list[FailedLink]:
-    import ray
-
-    from polytrain.workers.ray.links import failed_links
-
     ends: list[Any] = [
-        ray.remote(LinkEnd).options(num_cpus=0, scheduling_strategy=_on(node)).remote(node.host)
+        ray.remote(LinkEnd)
+        .options(num_cpus=0, scheduling_strategy=on_node(node.node_id))
+        .remote(node.host)
         for node in nodes
     ]
     hosts = [node.host for node in nodes]
@@ -222,10 +223,9 @@ def _failed_links(nodes: Sequence[NodeAddress]) -> list[FailedLink]:
             ray.kill(end)
 
 
-def _on(node: NodeAddress) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+def on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
+    """Return Ray's option that puts a task or an actor on a node."""
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def _findings_of(
@@ -247,8 +247,6 @@ class _PairOnRay:
     """Two actors, on the nodes of a pair."""
 
     def __init__(self, backend: Backend, pair: Pair, *, gpus: int) -> None:
-        import ray
-
         self._pair, self._gpus = pair, gpus
         # On different nodes, enough to see one: it is free on a node that is nearly full.
         share = 1.0 if pair[0] == pair[1] else 0.01
@@ -257,7 +255,7 @@ class _PairOnRay:
             .options(
                 num_cpus=0,
                 num_gpus=share if gpus else 0,
-                scheduling_strategy=_on(node),
+                scheduling_strategy=on_node(node.node_id),
             )
             .remote(backend)
             for node in pair
@@ -295,15 +293,11 @@ class _PairOnRay:
         return slower
 
     def close(self) -> None:
-        """Endpoint both processes."""
-        import ray
-
+        """End both processes."""
         for end in self._ends:
             ray.kill(end)
 
     def _both(self, calls: Sequence[Any], timeout_s: float, what: str, remedy: str) -> list[Any]:
-        import ray
-
         try:
             answers: list[Any] = ray.get(list(calls), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:

@@ -8,16 +8,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions
-from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.policy.placement import NodeAddress
+from polytrain.ray_api.state import living_nodes, node_addresses
 from polytrain.storage.location import Location, Refusal, refusal
 from polytrain.view.doctor import machine
 from polytrain.view.doctor.finding import CheckFailed, Finding, checked, failed_with
-from polytrain.view.doctor.links import findings_of_links
+from polytrain.view.doctor.links import findings_of_links, on_node
 from polytrain.workers.agents.node_checks import other_versions
 from polytrain.workers.ray.connection import running_ray
 from polytrain_plugins import Backend
@@ -55,12 +54,12 @@ def findings_of_nodes(location: Location, backends: Sequence[Backend]) -> Iterat
         location.open().write(name, content)
         try:
             own = report(location, name)
-            for address, node_id in _nodes():
-                yield from _findings_of(address, node_id, location, name, content, own)
+            for place in _nodes():
+                yield from _findings_of(place, location, name, content, own)
         finally:
             location.open().delete(name)
-        places = [NodeAddress(node_id=node_id, host=address) for address, node_id in _nodes()]
-        yield from findings_of_links(backends, places, _gpus())
+        gpus = {node: totals.get("GPU", 0.0) for node, totals in living_nodes().items()}
+        yield from findings_of_links(backends, _nodes(), gpus)
 
 
 def report(location: Location, name: str) -> NodeReport:
@@ -112,12 +111,11 @@ def same_time(skew_s: float) -> str:
 
 
 def _findings_of(
-    address: str, node_id: str, location: Location, name: str, content: bytes, own: NodeReport
+    place: NodeAddress, location: Location, name: str, content: bytes, own: NodeReport
 ) -> Iterator[Finding]:
-    asked = time.time()
+    asked, address = time.time(), place.host
     try:
-        on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        task = ray.remote(report).options(num_cpus=0, scheduling_strategy=on_node)
+        task = ray.remote(report).options(num_cpus=0, scheduling_strategy=on_node(place.node_id))
         answer: NodeReport = ray.get(task.remote(location, name), timeout=_TIMEOUT_S)
     except Exception as error:  # whatever becomes of the task is what the user wants to know
         yield failed_with(f"{address}: answers", error)
@@ -131,14 +129,10 @@ def _findings_of(
     yield checked(f"{address}: clock", lambda: same_time(skew_s))
 
 
-def _nodes() -> list[tuple[str, str]]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return sorted((node["NodeManagerAddress"], node["NodeID"]) for node in nodes if node["Alive"])
-
-
-def _gpus() -> dict[str, float]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]}
+def _nodes() -> list[NodeAddress]:
+    addresses = node_addresses()
+    alive = [NodeAddress(node_id=node, host=addresses[node]) for node in living_nodes()]
+    return sorted(alive, key=lambda node: (node.host, node.node_id))
 
 
 def _versions() -> dict[str, str]:

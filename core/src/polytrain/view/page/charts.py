@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from polytrain.text.metrics import is_good_when_small, words_of
 from polytrain.view.page.curves import Metric
 
 MOST_LINES = 4
@@ -26,10 +27,6 @@ _ROLE = re.compile(
     re.IGNORECASE,
 )
 
-_FALLING = frozenset(
-    {"err", "mae", "mse", "rmse", "mape", "rmsle", "perplexity", "ppl", "nll", "entropy"}
-    | {"deviance", "wer", "cer", "fid"}
-)
 _RISING = frozenset(
     {"acc", "auc", "aucpr", "f1", "precision", "recall", "r2", "ndcg", "map", "bleu", "rouge"}
     | {"iou", "dice", "reward", "score"}
@@ -110,10 +107,9 @@ def headlines_of(
 
 def better(name: str) -> Better | None:
     """Return which value of a metric is its best, by its name; None if the name doesn't say."""
-    words = re.split(r"[^a-z0-9]+", name.casefold())
-    if any(word in _FALLING or word.endswith(("loss", "error")) for word in words):
+    if is_good_when_small(name):
         return Better.LOWEST
-    if any(word in _RISING or word.endswith(("accuracy", "auc")) for word in words):
+    if any(word in _RISING or word.endswith(("accuracy", "auc")) for word in words_of(name)):
         return Better.HIGHEST
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from polytrain.record.reports import Reports
+from polytrain.text.described import shortened
+from polytrain.text.metrics import flat
 
 MOST_CURVES = 64
 """Metrics that are drawn; of the others the page has the last value."""
@@ -179,20 +181,12 @@ def _flat(
         return
     found: dict[str, tuple[list[int], list[Any]]] = {}
     for step, value in zip(steps.tolist(), values, strict=True):
-        for path, leaf in _leaves(name, value):
+        for path, leaf in flat({name: value}).items():
             at, some = found.setdefault(path, ([], []))
             at.append(step)
             some.append(leaf)
     for path, (at, some) in found.items():
         yield path, np.array(at, dtype=np.int64), some
-
-
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(f"{path}/{key}", inner)
-    else:
-        yield path, value
 
 
 def _numbers(steps: Steps, values: Sequence[Any]) -> tuple[Steps, Floats]:
@@ -263,5 +257,4 @@ def digits(value: float, spread: float) -> int:
 def _shown(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return shortened(str(value), _LONGEST)

@@ -13,10 +13,10 @@ from polytrain.record.run_facts import Program
 from polytrain.storage.location import Location
 from polytrain.view.page.curves import Metric, metrics_of
 from polytrain.view.page.failures import Dump, FailureFacts, dumps_of, failure_of
-from polytrain.view.page.record import Mark, RunRecord, marks_of
+from polytrain.view.present import RunRecord
 from polytrain.view.ranks import RankOverview
 from polytrain.view.run_state import RunState
-from polytrain.view.timeline import Span
+from polytrain.view.timeline import Mark, Span, marks_of
 
 SCHEMA_VERSION = 1
 """Of the facts as JSON; a change that breaks their readers raises it."""
@@ -208,7 +208,7 @@ def facts_of(
         marks=tuple(marks_of(timed)),
         attempts=tuple(_attempt(each, ledger.wall_s) for each in record.attempts),
         dumps=tuple(dumps_of(timed)),
-        metrics=metrics_of(record.reports, [each.reports for each in record.undone]),
+        metrics=metrics_of(record.reports, record.undone),
         ranks=record.ranks.overviews(),
         options=shown(record.identity["options"]),
         training_config=shown(content.get("train_loop_config")),

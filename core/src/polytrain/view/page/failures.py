@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from polytrain.errors import Failure
+from polytrain.errors import Failure, rank_at
 from polytrain.record.entries import StacksDumped
-from polytrain.view.page.record import TimedEntry
+from polytrain.view.timeline import TimedEntry
 
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b\d{4,}\b")
 """What differs between equal stacks: addresses, and numbers of processes and threads."""
@@ -48,10 +48,7 @@ class FailureFacts:
     @property
     def sentence(self) -> str:
         """What happened, and where."""
-        # On one machine every rank is at its loopback address.
-        is_elsewhere = self.host and not self.host.startswith("127.")
-        where = f" on {self.host}" if is_elsewhere else ""
-        who = "" if self.rank is None else f"rank {self.rank}{where}: "
+        who = "" if self.rank is None else f"{rank_at(self.rank, self.host)}: "
         at = "" if self.step is None else f" (step {self.step})"
         return f"{who}{self.message}{at}"
 

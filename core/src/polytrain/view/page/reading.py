@@ -10,9 +10,7 @@ from polytrain.errors import RunNotFoundError
 from polytrain.record.near_runs import no_run_text
 from polytrain.storage.location import Location
 from polytrain.view.page.facts import Facts, Source, facts_of
-from polytrain.view.page.record import RunRecord
-from polytrain.view.present import read_present
-from polytrain.view.run_state import state_of
+from polytrain.view.present import PresentRun, read_present
 
 
 def read_facts(location: Location) -> Facts:
@@ -23,18 +21,25 @@ def read_facts(location: Location) -> Facts:
         RunFormatError: another version of polytrain wrote it.
         OSError: the storage can't be read.
     """
-    storage = location.open()
-    present = read_present(RunRecord, storage)
-    if present is None:
+    run = read_present(location)
+    if run is None:
         raise RunNotFoundError(no_run_text(location))
-    record, owner = present
-    found = CheckpointStore(location=location).find(since_token=record.since_token)
+    return facts_of_run(run)
+
+
+def facts_of_run(run: PresentRun) -> Facts:
+    """Return what a page shows of a run that was read, with its checkpoints.
+
+    Raises:
+        OSError: the storage can't be read.
+    """
+    found = CheckpointStore(location=run.location).find(since_token=run.history.since_token)
     source = Source(
-        name=location.name,
-        path=location.address,
-        state=state_of(record, owner),
-        driver=None if owner is None else owner.description,
+        name=run.location.name,
+        path=run.location.address,
+        state=run.state,
+        driver=run.driver,
         read=time.time(),
         version=version("polytrain-core"),
     )
-    return facts_of(record, source, found.manifests, found.damaged)
+    return facts_of(run.history, source, found.manifests, found.damaged)

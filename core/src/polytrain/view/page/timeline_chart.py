@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from polytrain.view.page.facts import AttemptFacts, Facts
-from polytrain.view.page.record import Mark, MarkKind
 from polytrain.view.page.verdict import duration
-from polytrain.view.timeline import Span
+from polytrain.view.timeline import Mark, MarkKind, Span
 
 MOST_SPANS = 800
 """Spans that are drawn; more than that are finer than a screen."""

@@ -16,7 +16,14 @@ from importlib import import_module
 from typing import Any, Literal, TextIO, TypeVar
 
 from polytrain.output.call_queues import CallQueue, CallQueues
-from polytrain.output.echo import Style, has_colours, is_notebook, painted, write_line
+from polytrain.output.echo import (
+    Style,
+    has_colours,
+    is_notebook,
+    painted,
+    takes_sequences,
+    write_line,
+)
 from polytrain.output.line_layout import printable
 from polytrain.output.worker_output import LiveBars
 from polytrain.record.entries import Entry, MetricsReported
@@ -24,7 +31,7 @@ from polytrain.record.journal import Take
 from polytrain.record.ledger import Ledger
 from polytrain.record.progress import Progress
 from polytrain.view.progress.as_json import ended_line, event_line, progress_line, started_line
-from polytrain.view.progress.status_lines import StatusLines, can_stay
+from polytrain.view.progress.status_lines import StatusLines
 from polytrain.view.progress.text import (
     UNICODE,
     bar_lines,
@@ -88,7 +95,7 @@ def mode_of(progress: str | bool, stream: TextIO | None) -> Mode:
         case "plain":
             return "plain"
         case _:
-            return "live" if can_stay(stream) else "plain"
+            return "live" if takes_sequences(stream) else "plain"
 
 
 @contextlib.contextmanager

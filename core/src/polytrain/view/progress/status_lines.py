@@ -32,13 +32,6 @@ Lines = Callable[[os.terminal_size], Sequence[str]]
 """Returns the lines for a terminal of this size: none longer than its columns."""
 
 
-def can_stay(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal on which lines can stay in place."""
-    if stream is None or stream.closed or not stream.isatty():
-        return False
-    return os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
-
-
 class StatusLines:
     """Lines at the bottom of a terminal. At the end they are gone, and all of it scrolls again."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,19 +12,19 @@ from polytrain.checkpoint.store import CHECKPOINTS
 from polytrain.errors import Failure, next_command
 from polytrain.output.echo import Style, painted, without_colours
 from polytrain.output.line_layout import Segment, columns, cut, fitted, printable
+from polytrain.output.metric_texts import metric_texts, name_text, value_text
 from polytrain.record.entries import AttemptEnded, Entry, Launched, RankJoined, RunConcluded
 from polytrain.record.progress import Progress, Stage
 from polytrain.text.described import numbered
-from polytrain.text.metrics import single_values
 from polytrain_plugins import RunInfo
 
-SHOWN_METRICS = 4
-_NAME_WIDTH = 24
-_VALUE_WIDTH = 12
 _CAUSE_WIDTH, _LEAST_CAUSE = 80, 24
 _TRACEBACK_LINES = 40
 _LATE_AFTER_S = 2.0
 """Seconds after which it is said how long ago the last report was."""
+
+_FEW_RANKS = 4
+"""With more ranks, not every share is written as a number."""
 
 _BAR_RANKS = 16
 """With more ranks, each has no bar of its own."""
@@ -128,7 +127,7 @@ def event_lines(run: RunInfo, progress: Progress, entry: Entry) -> Iterator[str]
             which = f"restart {progress.restarts}: " if progress.restarts else ""
             yield f"{run.name}: {which}{_source(entry.start, entry.step)}"
         case RankJoined() if progress.stage is Stage.TRAINING:
-            yield f"{run.name}: training on {_ranks(progress.world_size)}"
+            yield f"{run.name}: training on {numbered(progress.world_size, 'rank')}"
         case AttemptEnded() if progress.last_failed is not None:
             # `fit()` raises it, with the same lines, unless the run was stopped.
             return
@@ -215,15 +214,12 @@ def ended(run: RunInfo, progress: Progress) -> Iterator[str]:
             # The exception that `fit()` raises has the rest.
             return
     if progress.step:
-        metrics = [
-            f"{cut(printable(name), _NAME_WIDTH)} {_value(value, PLAIN)}"
-            for name, value in islice(single_values(progress.metrics), SHOWN_METRICS)
-        ]
+        metrics = metric_texts(progress.metrics)
         # A resumed run that has reported nothing yet has a step, and no metrics.
         yield f"  step {progress.step}{': ' if metrics else ''}{', '.join(metrics)}"
     if progress.best is not None:
         name, value, step = progress.best
-        yield f"  best {cut(printable(name), _NAME_WIDTH)}: {_value(value, PLAIN)}, of step {step}"
+        yield f"  best {name_text(name)}: {value_text(value)}, of step {step}"
     if concluded is not None and concluded.why_not_exact:
         yield f"  exact over world sizes: no, {printable('; '.join(concluded.why_not_exact))}"
     if progress.checkpoint:
@@ -277,9 +273,7 @@ def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Segment]:
     left_s = progress.left_s(now)
     if left_s is not None:
         yield Segment(text=f"{duration(left_s)} left", weight=7)
-    shown = list(islice(single_values(progress.metrics), SHOWN_METRICS))
-    for place, (name, value) in enumerate(shown):
-        text = f"{cut(printable(name), _NAME_WIDTH, mark=signs.mark)} {_value(value, signs)}"
+    for place, text in enumerate(metric_texts(progress.metrics, mark=signs.mark)):
         yield Segment(text=text, weight=6 if place == 0 else 1)
     if progress.committed is not None:
         yield Segment(text=f"saved {progress.committed}", weight=4)
@@ -287,7 +281,7 @@ def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Segment]:
 
 def _world(progress: Progress, now: float, signs: Signs) -> Iterator[Segment]:
     busy = _busy(progress.busy, signs)
-    ranks = _ranks(progress.world_size)
+    ranks = numbered(progress.world_size, "rank")
     yield Segment(text=f"{ranks} {busy}".rstrip(), weight=5)
     if progress.stopping:
         why = f"stops after its next checkpoint: {printable(progress.stopping)}"
@@ -323,11 +317,6 @@ def _waits(progress: Progress, now: float) -> str:
     return f"{text} ({duration(max(0.0, now - progress.since))})"
 
 
-def _value(value: Any, signs: Signs) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else printable(str(value))
-    return cut(text, _VALUE_WIDTH, mark=signs.mark)
-
-
 def _rate(steps_per_s: float | None) -> str:
     if steps_per_s is None:
         return ""
@@ -342,14 +331,10 @@ def _busy(shares: Any, signs: Signs) -> str:
     if signs.bars and len(shares) <= _BAR_RANKS:
         top = len(signs.bars) - 1
         return "".join(signs.bars[round(share * top)] for share in shares)
-    if len(shares) <= SHOWN_METRICS:
+    if len(shares) <= _FEW_RANKS:
         return "busy " + " ".join(f"{share:.0%}" for share in shares)
     least, most = min(shares), max(shares)
     return f"busy {least:.0%} (rank {shares.index(least)}) to {most:.0%}"
-
-
-def _ranks(world_size: int) -> str:
-    return numbered(world_size, "rank")
 
 
 def _name(run: RunInfo, width: int) -> str:
