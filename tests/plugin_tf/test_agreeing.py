@@ -132,6 +132,11 @@ def train(config: Any) -> None:
         normal.fit(data.take(1))
     except ValueError as error:
         found["refused"] = str(error)
+    try:
+        data.repeat()
+    except AttributeError as error:
+        found["absent"] = str(error)
+    assert not hasattr(data, "nonsense")
     polytrain.report(found)
 
 
@@ -197,3 +202,7 @@ def test_a_look_at_the_first_batch_takes_none_away(found: list[Any]) -> None:
     assert [rank["looks"] for rank in found] == [rank["rows"][:1] for rank in found]
     assert sorted(row for rank in found for row in rank["rows"]) == [0.0, 1.0, 2.0, 3.0]
     assert all("shard.to_tf(…) itself, and steps_per_epoch" in rank["refused"] for rank in found)
+
+
+def test_what_batches_of_several_workers_lack_is_said(found: list[Any]) -> None:
+    assert all("no repeat(). Each iteration is an epoch" in rank["absent"] for rank in found)

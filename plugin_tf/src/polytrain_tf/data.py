@@ -300,5 +300,19 @@ def _with_length(
         "polytrain_whole": staticmethod(whole),
         "take": staticmethod(take),
     }
+    if not isinstance(dataset, tf.data.Dataset):
+        known["__getattr__"] = _absent
     dataset.__class__ = type(kind.__name__, (kind,), known)
     return dataset
+
+
+def _absent(dataset: Any, name: str) -> Any:
+    """Say what to use in place of a method of `tf.data.Dataset`."""
+    what = f"{type(dataset).__name__!r} object has no attribute {name!r}"
+    if hasattr(tf.data.Dataset, name):
+        what = (
+            f"A shard's batches for several workers have no {name}(). Each iteration is an epoch, "
+            "so fit(…, epochs=…) needs no repeat(). The rows' order, transforms and number are "
+            "those of DataConfig and to_tf(…)"
+        )
+    raise AttributeError(what, name=name, obj=dataset)
