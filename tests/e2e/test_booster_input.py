@@ -135,6 +135,32 @@ def test_labels_that_the_objective_does_not_take(
     assert "of 'v'" in found
 
 
+BAD_LABELS = [
+    ("xgboost", {"objective": "reg:gamma"}, 0, "numbers above 0"),
+    ("xgboost", {"objective": "reg:squaredlogerror"}, -1, "numbers above -1"),
+    ("xgboost", {"objective": "rank:ndcg"}, 32, "whole numbers from 0 to 31"),
+    ("xgboost", {"objective": "rank:map"}, 2, "0 and 1"),
+    ("lightgbm", {"objective": "gamma"}, -1, "numbers from 0"),
+    ("lightgbm", {"objective": "lambdarank"}, 31, "whole numbers from 0 to 30"),
+    ("lightgbm", {"objective": "lambdarank", "label_gain": [0, 1]}, 2, "0 and 1"),
+]
+
+
+@pytest.mark.parametrize(("backend", "params", "label", "takes"), BAD_LABELS)
+def test_labels_that_only_some_objectives_take(
+    quiet: RunConfig, backend: str, params: dict[str, Any], label: float, takes: str
+) -> None:
+    """The framework itself would fail on the one rank that has them."""
+    labels = np.where(np.arange(ROWS) == ROWS - 1, label, 1.0)
+    table = a_table(q=np.arange(ROWS) // 9).set_column(3, "y", pa.array(labels))
+    ranks = "rank" in params["objective"]
+    options = {QUERY[backend]: "q"} if ranks else {}
+    found = refusal(quiet, table, backend=backend, params=params, **options)
+    assert f"which takes {takes} (such as {label:g})" in found
+    if params["objective"] == "rank:ndcg":
+        trained(quiet, table, backend=backend, params={**params, "ndcg_exp_gain": False}, **options)
+
+
 @both
 def test_one_label_for_all_rows_is_worth_a_warning(
     quiet: RunConfig, backend: str, caplog: pytest.LogCaptureFixture

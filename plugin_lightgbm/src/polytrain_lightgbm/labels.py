@@ -9,6 +9,9 @@ from polytrain.boosting.table_validation import Labels
 from polytrain_lightgbm.objectives import MULTICLASS, RANKING, objective_of
 from polytrain_lightgbm.parameters import value
 
+_USUAL_GAINS = 31
+"""Number of LightGBM's gains, one for each label from 0, if `label_gain` isn't given."""
+
 
 def labels(params: Mapping[str, Any]) -> Labels | None:
     """Return the labels that the objective takes; None to skip the check."""
@@ -20,8 +23,15 @@ def labels(params: Mapping[str, Any]) -> Labels | None:
         return Labels(objective=objective, low=0, high=high, whole=True)
     if objective in ("cross_entropy", "cross_entropy_lambda"):
         return Labels(objective=objective, low=0, high=1)
-    if objective in ("poisson", "tweedie"):
+    if objective in ("gamma", "poisson", "tweedie"):
         return Labels(objective=objective, low=0)
+    if objective == "lambdarank":
+        gains = value(params, "label_gain")
+        count = len(gains) if isinstance(gains, list | tuple) else None
+        if gains is None:
+            count = _USUAL_GAINS
+        high = float("inf") if count is None else count - 1
+        return Labels(objective=objective, low=0, high=high, whole=True)
     if objective in RANKING:
         return Labels(objective=objective, low=0, whole=True)
     return None

@@ -24,6 +24,7 @@ from polytrain_xgboost.parameters import (
     callback_problems,
     feature_weight_problems,
     function_problems,
+    is_true,
     number_of_outputs,
     parameter_problems,
     query_problems,
@@ -169,7 +170,7 @@ class XGBoost(Booster):
 
         XGBoost can't resume with the position biases that `lambdarank_unbiased` has learned.
         """
-        return str(self.params.get("lambdarank_unbiased", False)).lower() in ("true", "1")
+        return is_true(self.params, "lambdarank_unbiased", default=False)
 
     def parameter_problems(self, job: Job) -> Iterable[Problem]:
         yield from parameter_problems(self.params, job)

@@ -13,6 +13,10 @@ from polytrain.boosting.columns import Gather, floats
 from polytrain.boosting.table_validation import Found, Labels, Rule, refuse
 from polytrain.extension import group_sizes
 from polytrain_xgboost.backend import XGBoost
+from polytrain_xgboost.parameters import is_true
+
+_HIGHEST_RELEVANCE = 31
+"""With exponential gains, XGBoost refuses higher ones."""
 
 
 def labels(params: Mapping[str, Any]) -> Labels | None:
@@ -25,6 +29,14 @@ def labels(params: Mapping[str, Any]) -> Labels | None:
     if objective.startswith("multi:"):
         high = int(params["num_class"]) - 1
         return Labels(objective=objective, low=0, high=high, whole=True)
+    if objective == "reg:gamma":
+        return Labels(objective=objective, low=0, above=True)
+    if objective == "reg:squaredlogerror":
+        return Labels(objective=objective, low=-1, above=True)
+    if objective == "rank:map":
+        return Labels(objective=objective, low=0, high=1, whole=True)
+    if objective == "rank:ndcg" and is_true(params, "ndcg_exp_gain", default=True):
+        return Labels(objective=objective, low=0, high=_HIGHEST_RELEVANCE, whole=True)
     if objective in ("count:poisson", "reg:tweedie", "survival:aft"):
         return Labels(objective=objective, low=0)
     return None

@@ -197,6 +197,11 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
     yield from _device_problems(params, job)
 
 
+def is_true(params: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Return whether a parameter is set, as XGBoost reads it from text."""
+    return str(params.get(name, default)).lower() in ("true", "1")
+
+
 def number_of_outputs(params: Mapping[str, Any]) -> int:
     """Return how many scores the objective gives each row: one for each class or quantile."""
     if _is_count(params.get("num_class")):

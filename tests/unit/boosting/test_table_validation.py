@@ -94,6 +94,7 @@ def test_a_rank_without_rows_has_nothing_wrong() -> None:
         (Labels(objective="o", low=0, high=1, whole=True), [0, 1], 0.5, "0 and 1"),
         (Labels(objective="o", low=0, high=3, whole=True), [0, 3], -1, "whole numbers from 0 to 3"),
         (Labels(objective="o", low=0), [0, 1e9], -0.5, "numbers from 0"),
+        (Labels(objective="o", low=0, above=True), [0.1, 1e9], 0, "numbers above 0"),
     ],
 )
 def test_labels_are_what_the_objective_takes(

@@ -111,9 +111,13 @@ class Labels:
     low: float
     high: float = float("inf")
     whole: bool = False
+    above: bool = False
+    """Whether `low` itself isn't one of them."""
 
     def __str__(self) -> str:
         kind = "whole numbers" if self.whole else "numbers"
+        if self.above:
+            return f"{kind} above {self.low:g}"
         if self.high == float("inf"):
             return f"{kind} from {self.low:g}"
         if self.whole and self.high - self.low == 1:
@@ -131,7 +135,8 @@ class Labels:
         )
 
     def _is_other(self, numbers: Numbers) -> Mask:
-        other: Mask = (numbers < self.low) | (numbers > self.high)
+        too_low = numbers <= self.low if self.above else numbers < self.low
+        other: Mask = too_low | (numbers > self.high)
         return other | (np.floor(numbers) != numbers) if self.whole else other
 
 
