@@ -90,6 +90,9 @@ class Keeper:
         self._has_gone_forward = False
         """Whether a model has been trained on a batch since the last step."""
 
+        self._may_be_whole = True
+        """Whether a restart would have found the variables at the end of each epoch so far."""
+
         self._has_warned = False
         self._has_begun = False
         self.steps = 0
@@ -198,13 +201,15 @@ class Keeper:
 
         An evaluation may follow, after whose end less is known of a rank that is lost in it.
         """
-        if self._kept is None:
-            return False
-        try:
-            self.continuation.expect_nothing_carried(point)
-        except Exception:  # variables may be anything
-            return False
-        return True
+        if self._kept is not None and self._may_be_whole:
+            try:
+                self.continuation.expect_nothing_carried(point)
+            except Exception:  # variables may be anything
+                # Those that change do so in each epoch, and looking takes milliseconds.
+                self._may_be_whole = False
+            else:
+                return True
+        return False
 
     def at_report(
         self,
