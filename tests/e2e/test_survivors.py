@@ -37,6 +37,7 @@ def train(config: dict[str, Any]) -> None:
 
     import polytrain
     import polytrain_torch
+    from polytrain_torch.checkpoints import training_state
 
     torch.manual_seed(0)
     inner = torch.nn.Sequential(
@@ -85,13 +86,19 @@ def train(config: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def evaluate() -> None:
-        """Evaluate without a collective; a rank that fails then waits for the other one."""
+        """Evaluate without a collective."""
         inner.eval()
         with torch.no_grad():
             # Torch's loader draws a random number of the training's.
             for (rows,) in DataLoader(held_out, batch_size=16):
                 inner(rows)
         inner.train()
+        if fails:
+            meet()
+        at("evaluated")
+
+    def meet() -> None:
+        """Have the rank that fails wait until the other one is within its report."""
         if (context.get_attempt(), Steps.taken, config["place"]) == (
             0,
             config["step"],
@@ -99,8 +106,14 @@ def train(config: dict[str, Any]) -> None:
         ):
             with Path(config["evaluates"]).open("r" if fails else "w") as meeting:
                 _ = meeting.read() if fails else meeting.write("here")
-        at("evaluated")
 
+    own_agreement = training_state.agree_on_call
+
+    def agree_on_call(*given: Any) -> None:
+        meet()
+        own_agreement(*given)
+
+    training_state.agree_on_call = agree_on_call
     register_optimizer_step_post_hook(lambda *_: at("optimizer"))
     if config["looks"]:
         next(iter(loader))
