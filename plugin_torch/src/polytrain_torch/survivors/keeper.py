@@ -201,15 +201,15 @@ class Keeper:
 
         An evaluation may follow, after whose end less is known of a rank that is lost in it.
         """
-        if self._kept is not None and self._may_be_whole:
-            try:
-                self.continuation.expect_nothing_carried(point)
-            except Exception:  # variables may be anything
-                # Those that change do so in each epoch, and looking takes milliseconds.
-                self._may_be_whole = False
-            else:
-                return True
-        return False
+        is_known = self._kept is not None and self.continuation.shows_carried(point)
+        if not is_known or not self._may_be_whole:
+            return False
+        try:
+            self.continuation.expect_nothing_carried(point)
+        except Exception:  # variables may be anything
+            # Those that change do so in each epoch, and looking takes milliseconds.
+            self._may_be_whole = False
+        return self._may_be_whole
 
     def at_report(
         self,
