@@ -60,7 +60,13 @@ def train(config: dict[str, Any]) -> None:
             self.log("error", (self.layers(x)[:, 0] - y).abs().mean(), sync_dist=True)
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=0.01)
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+            if not config["is_scheduled"]:
+                return optimizer
+            # Lightning counts the batches here, before a restart has loaded its own counts.
+            steps = self.trainer.estimated_stepping_batches
+            rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+            return [optimizer], [{"scheduler": rate, "interval": "step"}]
 
     lightning.seed_everything(1, verbose=False)
     x = torch.arange(144.0).reshape(48, 3) / 144
@@ -86,10 +92,12 @@ def fit(
     *,
     dies_after: int = -1,
     saves_every: int | None = 4,
+    is_scheduled: bool = False,
     options: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Result:
     config = {
+        "is_scheduled": is_scheduled,
         "output": str(output),
         "dies_after": dies_after,
         "saves_every": saves_every,
@@ -127,6 +135,20 @@ def test_loaders_that_are_made_anew_go_on_in_the_middle_too(
     killed = fit(quiet, tmp_path / "killed", dies_after=10, options=options)
     assert killed.restarts == 1
     assert equal(weights(killed), weights(undisturbed))
+
+
+@pytest.mark.parametrize("reloads_every", [0, 2])
+def test_a_schedule_over_all_steps_goes_on_in_the_middle(
+    quiet: RunConfig, tmp_path: Path, reloads_every: int
+) -> None:
+    """From what a rank that is left has, or from a checkpoint if loaders are reloaded."""
+    options = {"reload_dataloaders_every_n_epochs": reloads_every, "val_check_interval": 0.5}
+    undisturbed = fit(quiet, tmp_path / "undisturbed", options=options, is_scheduled=True)
+    killed = fit(quiet, tmp_path / "killed", dies_after=10, options=options, is_scheduled=True)
+    assert killed.restarts == 1
+    assert equal(weights(killed), weights(undisturbed))
+    steps = [report["step"] for report in killed.history if "step" in report]
+    assert steps == [4, 6, 8, 12, 16, 18]
 
 
 ENDS = {

@@ -343,7 +343,8 @@ class KeptBatches(Callback):
                 torch.save(content, file)
             else:
                 save_safely(content, file)
-            self._reports.write_beside(trainer, directory, known["files"])
+            batches = known["loops"]["epoch_loop.batch_progress"]["current"]["ready"]
+            self._reports.write_beside(trainer, directory, known["files"], batches=batches)
             write_found(found, directory)
             left = {name: known[name] for name in ("left", "reports", "saved_last")}
             save_safely({**left, "own": whole["own"]}, directory / _FILE)

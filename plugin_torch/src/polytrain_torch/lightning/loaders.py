@@ -41,13 +41,15 @@ class PlacedLoader:
 class CountingLoader(PlacedLoader):
     """A loader whose length counts a resumed epoch from its start, as Lightning does."""
 
-    def __init__(self, loader: PreparedDataLoader, trainer: Any) -> None:
+    def __init__(self, loader: PreparedDataLoader, *, taken: int) -> None:
+        """
+        Args:
+            loader: the loader.
+            taken: number of batches that were taken of an epoch that a restart resumes, counted
+                with the number of workers before it.
+        """
         super().__init__(loader)
-        done = 0
-        if loader.is_under_way:
-            # Counted with the number of workers before the restart.
-            done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        self._length = done + loader.batches_left()
+        self._length = loader.batches_left() + (taken if loader.is_under_way else 0)
 
     def __len__(self) -> int:
         return self._length

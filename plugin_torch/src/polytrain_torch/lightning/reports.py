@@ -29,6 +29,8 @@ from polytrain_torch.randomness import restore_random_states
 
 CHECKPOINT_FILE = "lightning.ckpt"
 _FIT_FILE = "fit"
+_BATCHES_FILE = "batches"
+"""File in a checkpoint: how many batches of its epoch were taken."""
 
 SEARCH = 0
 """Number of a `fit` in which Lightning's `Tuner` searches."""
@@ -112,7 +114,7 @@ class Reports(Callback):
             save_rank_parts(trainer, part)
             if part is not None and dist.get_rank() == 0:
                 self._files.forget_unused(trainer)
-                self.write_beside(trainer, part, self.files_saved)
+                self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
             report(logged_metrics(trainer), checkpoint_of(part))
 
     @property
@@ -129,9 +131,23 @@ class Reports(Callback):
     def steps(self, steps: tuple[int, int]) -> None:
         self._saved_step, self._reported_step = steps
 
-    def write_beside(self, trainer: Any, part: Path, files_saved: Mapping[str, int]) -> None:
+    def batches_taken(self, trainer: Any) -> int:
+        """Return how many batches of the epoch were taken, also before Lightning resumes its loops.
+
+        It does after `configure_optimizers`, where the length of an epoch may already be needed.
+        """
+        taken, checkpoint = batches_of(trainer), checkpoint_of_fit(self.fit)
+        file = None if checkpoint is None else checkpoint / _BATCHES_FILE
+        if taken or file is None or not file.exists():
+            return taken
+        return int(file.read_text())
+
+    def write_beside(
+        self, trainer: Any, part: Path, files_saved: Mapping[str, int], *, batches: int
+    ) -> None:
         """Write what a checkpoint of the run has beside Lightning's."""
         (part / _FIT_FILE).write_text(str(self.fit))
+        (part / _BATCHES_FILE).write_text(str(batches))
         self._files.write(part, files_saved)
         save_found(trainer.callbacks, part)
         save_trained(trainer, part)
@@ -153,6 +169,11 @@ def logged_metrics(trainer: Any) -> dict[str, Any]:
     """Return a trainer's logged metrics, with its epoch and step."""
     logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
     return {**logged, "epoch": trainer.current_epoch, "step": trainer.global_step}
+
+
+def batches_of(trainer: Any) -> int:
+    """Return how many batches of the epoch Lightning has counted."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
 
 
 def checkpoint_of_fit(fit: int) -> Path | None:

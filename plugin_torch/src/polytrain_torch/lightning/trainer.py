@@ -46,6 +46,7 @@ with needed("lightning"):
         CHECKPOINT_FILE,
         SEARCH,
         Reports,
+        batches_of,
         checkpoint_of_fit,
         fits,
     )
@@ -239,7 +240,10 @@ class Trainer(lightning.Trainer):
         if not split.has_place:
             return split
         is_stream = isinstance(loader.dataset, IterableDataset)
-        self._loaders.append(PlacedLoader(split) if is_stream else CountingLoader(split, self))
+        taken = self._reports.batches_taken(self)
+        self._loaders.append(
+            PlacedLoader(split) if is_stream else CountingLoader(split, taken=taken)
+        )
         return self._loaders[-1]
 
     def _start(self, own_start: Any) -> None:
@@ -296,7 +300,7 @@ class Trainer(lightning.Trainer):
         return sharded(loader, device=None, keeps_place=False) if self._splits else loader
 
     def _batches_taken(self) -> int:
-        return int(self.fit_loop.epoch_loop.batch_progress.current.ready)
+        return batches_of(self)
 
 
 class WorkerEnvironment(ClusterEnvironment):
