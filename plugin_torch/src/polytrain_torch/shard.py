@@ -190,8 +190,10 @@ class TorchShard(ShardView):
 
 def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
     dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
-    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-        _check_range(name, array, dtype)
+    has_all = dtype in (None, torch.bool) or dtype.is_floating_point or dtype.is_complex
+    if not has_all:
+        ends = torch.iinfo(dtype)
+        check_range(name, array, ends.min, ends.max)
     try:
         return torch.as_tensor(array, dtype=dtype)
     except TypeError as error:
@@ -199,12 +201,6 @@ def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
             f"The column {name!r} of type {array.dtype} can't become a tensor. "
             "Encode it as numbers in DataConfig(transform=…)."
         ) from error
-
-
-def _check_range(name: str, array: Any, dtype: torch.dtype) -> None:
-    if dtype != torch.bool:
-        ends = torch.iinfo(dtype)
-        check_range(name, array, ends.min, ends.max)
 
 
 def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

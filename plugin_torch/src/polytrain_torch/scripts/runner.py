@@ -9,7 +9,7 @@ import linecache
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +50,12 @@ class Script:
         Raises:
             ScriptFailedError: it exited with a code other than 0.
         """
-        with (
-            changed_environment(_torchrun_variables(self.max_restarts)),
-            _first_in_path(self.directory),
-        ):
+        with changed_environment(_torchrun_variables(self.max_restarts)), _restored():
+            sys.argv = [self.name, *self.args]
+            sys.path.insert(0, self.directory)
             try:
                 if self.path is None:
-                    self._run_module()
+                    runpy.run_module(self.name, run_name="__main__", alter_sys=True)
                 else:
                     self._run_file(self.path)
             except SystemExit as exit:
@@ -76,12 +75,9 @@ class Script:
         text = self.source.decode(errors="replace")
         # For tracebacks: the file may be missing on this node, or have changed.
         linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
-        with _arguments([self.name, *self.args]), _main(module):
-            exec(compile(self.source, str(path), "exec"), module.__dict__)
-
-    def _run_module(self) -> None:
-        with _arguments([self.name, *self.args]):
-            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+        # Pickle looks there for the script's classes.
+        sys.modules["__main__"] = module
+        exec(compile(self.source, str(path), "exec"), module.__dict__)
 
 
 def _torchrun_variables(max_restarts: int) -> dict[str, str]:
@@ -105,31 +101,10 @@ def _torchrun_variables(max_restarts: int) -> dict[str, str]:
 
 
 @contextmanager
-def _arguments(argv: Sequence[str]) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = [*argv]
+def _restored() -> Iterator[None]:
+    """Restore `sys.argv`, `sys.path` and `__main__` after a block of code."""
+    argv, path, main = sys.argv, [*sys.path], sys.modules["__main__"]
     try:
         yield
     finally:
-        sys.argv = before
-
-
-@contextmanager
-def _first_in_path(directory: str) -> Iterator[None]:
-    before = [*sys.path]
-    sys.path.insert(0, directory)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-@contextmanager
-def _main(module: ModuleType) -> Iterator[None]:
-    """Make a module `__main__`, where pickle looks for the script's classes."""
-    before = sys.modules["__main__"]
-    sys.modules["__main__"] = module
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = before
+        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
