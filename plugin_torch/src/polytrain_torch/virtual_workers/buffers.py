@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from polytrain_torch.collectives.gathering import from_rank_0
 from polytrain_torch.private import own_buffers
+
+if TYPE_CHECKING:
+    from polytrain_torch.collectives.node_group import NodeGroup
 
 _Named: TypeAlias = Mapping[str, torch.Tensor | None]
 
@@ -39,7 +42,7 @@ class Buffers:
             buffer.copy_(value)
 
     @torch.no_grad()
-    def send(self, on_node: Any = None) -> None:
+    def send(self, on_node: NodeGroup | None = None) -> None:
         """Set the buffers of all ranks to rank 0's, those on the CPU by `on_node` if it is given.
 
         All ranks call this. When this object was made, they had the same buffers.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -41,7 +41,10 @@ from polytrain_torch.virtual_workers.mistakes import (
     watched_ranks,
 )
 from polytrain_torch.virtual_workers.proof import Proofs
-from polytrain_torch.virtual_workers.rank_sums import RankSums, SummingGroup
+from polytrain_torch.virtual_workers.rank_sums import RankSums
+
+if TYPE_CHECKING:
+    from polytrain_torch.collectives.node_group import NodeGroup
 
 _current: VirtualWorkers | None = None
 
@@ -169,7 +172,7 @@ class VirtualWorkers:
         self._proofs = Proofs()
         self._sums = RankSums(count)
 
-    def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
+    def add_model(self, model: torch.nn.Module, on_node: NodeGroup | None) -> None:
         """Average the gradients of a model from now on. All ranks add the same ones.
 
         `on_node` adds tensors on the CPU, if all ranks can share memory.

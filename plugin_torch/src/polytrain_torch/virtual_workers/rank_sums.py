@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,13 +13,8 @@ from polytrain_torch.collectives.operation_queue import OperationQueue
 from polytrain_torch.collectives.tree_sums import Vector, join, joined, summed
 from polytrain_torch.private import timeout_of
 
-
-class SummingGroup(Protocol):
-    """A process group that adds the sums of subtrees itself, in shared memory."""
-
-    def add_up(self, sums: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Replace the first sum by that over all virtual workers; see `SharedSums.add_up`."""
-        ...
+if TYPE_CHECKING:
+    from polytrain_torch.collectives.node_group import NodeGroup
 
 
 class RankSums:
@@ -31,12 +26,12 @@ class RankSums:
     def __init__(self, count: int) -> None:
         self._count = count
         self._are_all_on_cpu = True
-        self.on_node: SummingGroup | None = None
+        self.on_node: NodeGroup | None = None
         """The group that adds tensors on the CPU; None if ranks can't share memory."""
 
         self._between_nodes: _SocketSums | None = None
 
-    def add_model(self, model: torch.nn.Module, on_node: SummingGroup | None) -> None:
+    def add_model(self, model: torch.nn.Module, on_node: NodeGroup | None) -> None:
         """Add up this model's gradients too, on the CPU by `on_node` if ranks share memory."""
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
         self._are_all_on_cpu = self._are_all_on_cpu and is_on_cpu
