@@ -33,8 +33,8 @@ AT_MOST = 8
 FOR_S = 3600.0
 
 IN_ALL = (
-    *(*PRELOAD, *PRELOAD_WITH_DATA, "polytrain.prediction.predictor"),
-    "polytrain.testing.local_rank",
+    *(*PRELOAD, *PRELOAD_WITH_DATA, "pyarrow.pandas_compat"),
+    *("polytrain.prediction.predictor", "polytrain.testing.local_rank"),
     *("pytest", "polytrain.api.trainer", "polytrain.api.result"),
 )
 """They take half a second to import, a framework up to four. The last three are imported by tests'

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.e2e.torch_runs import TorchWith
 from tests.plugin_torch.conftest import Run
 from torch.utils.data import DistributedSampler
 
 from polytrain.testing.local_world import run_world
-from polytrain_torch import Torch
 
 ROWS = 12
 
@@ -84,7 +84,7 @@ def training_function(folder: str) -> Callable[[Any], None]:
 
 def test_what_the_user_divides_is_not_divided_again(tmp_path: Path) -> None:
     record = run_world(
-        Torch(timeout_s=60),
+        TorchWith(timeout_s=60, libraries=("lightning",)),
         data=pa.table({"x": [1.0, 2.0]}),
         path=tmp_path / "world",
         training_function=training_function(str(tmp_path / "lightning")),

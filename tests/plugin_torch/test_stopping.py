@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.e2e.torch_runs import HUGGING_FACE, TorchWith
 
 from polytrain.testing.local_world import run_world
-from polytrain_torch import Torch
 
 
 def with_lightning(folder: str) -> dict[str, int]:
@@ -126,7 +126,7 @@ def test_one_rank_stops_all(tmp_path: Path, function: Any, expected: dict[str, i
         polytrain.report(function(config["folder"]))
 
     record = run_world(
-        Torch(timeout_s=20),
+        TorchWith(timeout_s=20, libraries=HUGGING_FACE),
         data=pa.table({"x": [0.0] * 4}),
         path=tmp_path / "world",
         training_function=train,

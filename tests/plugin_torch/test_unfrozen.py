@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.e2e.torch_runs import HUGGING_FACE, TorchWith
 
 from polytrain.testing.local_world import run_world
-from polytrain_torch import Torch
 
 
 def with_lightning(folder: str) -> None:
@@ -111,7 +111,7 @@ def test_what_ddp_does_not_average_is_not_trained(
         function(config["folder"])
 
     world = run_world(
-        Torch(timeout_s=60),
+        TorchWith(timeout_s=60, libraries=HUGGING_FACE),
         data=pa.table({"x": [0.0] * 4}),
         path=tmp_path / "world",
         training_function=train,
