@@ -33,6 +33,7 @@ from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.deadlines import Deadline, Deadlines
 from polytrain.run.lease import Lease
+from polytrain.storage.protocol import storage_errors
 from polytrain.workers.agents.calls import Acknowledge, StoreRest
 from polytrain.workers.driver.group import WorkerGroup
 from polytrain_plugins import RunInfo
@@ -70,12 +71,13 @@ class CheckpointCoordinator:
         """Return the next attempt's starting point, and drop the last one's staged parts.
 
         Raises:
-            OSError: the storage can't be read.
+            StorageError: the storage can't be read.
             RunOwnedError: another driver holds the lease, or the run's directory is gone: its
                 checkpoints would seem damaged.
         """
         if attempt:
-            self.lease.check()
+            with storage_errors():
+                self.lease.check()
         self.manager.store.clear_staging(before=self._id_of(attempt))
         start = self.manager.start()
         self._warn_of_lost_steps(attempt, start)
