@@ -268,3 +268,21 @@ def test_what_only_the_workers_can_know(
 ) -> None:
     with pytest.raises(TrainingFailedError, match=message):
         fit(quiet, **wrong)
+
+
+def test_a_loss_that_is_nan_is_warned_of_once(
+    quiet: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(
+        "tensorflow",
+        model=lambda: keras.Sequential([keras.layers.Dense(1)]),
+        compile={"loss": "mse"},
+        label="y",
+        epochs=2,
+        datasets={"train": {"x": np.array([1.0, np.nan]), "y": np.ones(2)}},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=quiet,
+    ).fit()
+    messages = [each.getMessage() for each in caplog.records if "is NaN" in each.getMessage()]
+    assert len(messages) == 1
+    assert messages[0].startswith("The loss is NaN after epoch 1.")

@@ -55,6 +55,20 @@ def messages_of(options: dict[str, Any], datasets: dict[str, Any]) -> list[str]:
     return []
 
 
+@pytest.mark.parametrize("option", ["label", "weight"])
+def test_labels_and_weights_without_a_value(option: str) -> None:
+    """The loss would be NaN, and the run a success."""
+    missing = np.array([1.0, np.nan] * 4)
+    columns = {"label": "y", "weight": "w"}
+    column = columns[option]
+    data = {"x": np.ones(8), "y": np.ones(8), "w": np.ones(8), column: missing}
+    right = {"model": build, "compile": {"loss": "mse"}, **columns}
+    [problem] = messages_of(right, {"train": data})
+    assert problem.startswith(f"{option}: in 4 of 8 rows of 'train' the column {column!r} has no")
+    masked = messages_of({**right, "compile": lambda: {"loss": build}}, {"train": data})
+    assert len(masked) == (option == "weight")
+
+
 def test_options_for_fit_without_a_problem() -> None:
     assert problems() == []
     assert problems(features=["x"], weight="w", batch_size=2) == []

@@ -26,12 +26,15 @@ def labels(params: Mapping[str, Any]) -> Labels | None:
     if objective in ("gamma", "poisson", "tweedie"):
         return Labels(objective=objective, low=0)
     if objective == "lambdarank":
-        gains = value(params, "label_gain")
-        count = len(gains) if isinstance(gains, list | tuple) else None
-        if gains is None:
-            count = _USUAL_GAINS
-        high = float("inf") if count is None else count - 1
-        return Labels(objective=objective, low=0, high=high, whole=True)
+        highest = _highest_label(value(params, "label_gain"))
+        return Labels(objective=objective, low=0, high=highest, whole=True)
     if objective in RANKING:
         return Labels(objective=objective, low=0, whole=True)
     return None
+
+
+def _highest_label(gains: Any) -> float:
+    if gains is None:
+        return _USUAL_GAINS - 1
+    # LightGBM reads all parameters from text.
+    return len(gains.split(",") if isinstance(gains, str) else gains) - 1

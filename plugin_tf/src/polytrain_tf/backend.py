@@ -142,7 +142,16 @@ class TensorFlow(Backend):
             environment={"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR"},
             preload=_PRELOAD,
             ports=1,
+            complete={} if job.has_training_function else self._complete,
         )
+
+    @property
+    def _complete(self) -> dict[str, str]:
+        """Option → column in which every row needs a value: otherwise the loss is NaN."""
+        loss = self.compile.get("loss") if isinstance(self.compile, Mapping) else None
+        # A loss of the user's own may pass over such labels.
+        columns = {"label": self.label if isinstance(loss, str) else None, "weight": self.weight}
+        return {option: column for option, column in columns.items() if column is not None}
 
     def engine(self) -> TensorFlowEngine:
         from polytrain_tf.engine import TensorFlowEngine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from polytrain_tf.callback_state import load_callbacks
 from polytrain_tf.data import TensorFlowShard, matrix_like
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.saved import Progress, check_weights, load_into, progress_of
+
+logger = logging.getLogger(__name__)
 
 ReportProgress = Callable[[Progress, Mapping[str, Any]], None]
 """Called after every epoch, with the progress and the epoch's metrics."""
@@ -55,6 +58,8 @@ class Fitting:
         self.callbacks = _made(callbacks) if callable(callbacks) else list(callbacks)
         """The user's callbacks."""
 
+        # Only a strategy of several workers has a resolver.
+        self._is_rank_0 = not getattr(strategy.cluster_resolver, "task_id", 0)
         with strategy.scope():
             self.model = _compiled(options)
             # Only a step of its own uses layers that a call of the model doesn't build.
@@ -73,6 +78,8 @@ class Fitting:
                 check_weights(self.model, made=self._made, trained=len(self.model.weights))
             report(progress, metrics)
 
+        companion = _Companion(self._checkpoint, self.start, checked)
+        companion.warns = self._is_rank_0
         others = [data for name, data in self._data.items() if name != "train"]
         self.model.fit(
             self._data["train"],
@@ -83,7 +90,7 @@ class Fitting:
             shuffle=False,
             verbose=0,
             # `fit_watched` arranges the callbacks.
-            callbacks=[*self.callbacks, _Companion(self._checkpoint, self.start, checked)],
+            callbacks=[*self.callbacks, companion],
         )
 
 
@@ -95,6 +102,8 @@ class _Companion(EpochCallback):
         self.resumed = checkpoint
         self._start = start
         self._report = report
+        self.warns = True
+        """Whether to warn of a loss that is NaN, which no later epoch mends."""
 
     def is_over(self, epochs: int) -> bool:
         # A run from another run's checkpoint may lack the callback that ended that run.
@@ -108,6 +117,15 @@ class _Companion(EpochCallback):
         return replace(self._start, epochs=epochs, is_over=self.model.stop_training)
 
     def report_epoch(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
+        is_nan = any(np.isnan(metrics.get(name, 0.0)).any() for name in ("loss", "val_loss"))
+        if is_nan and self.warns:
+            self.warns = False
+            logger.warning(
+                "The loss is NaN after epoch %d. Look for missing or very large values in the "
+                "features and labels, or lower the learning rate. "
+                "FailureConfig(on_divergence='fail') ends such a run.",
+                epochs,
+            )
         self._report(self.progress(epochs), metrics)
 
 
