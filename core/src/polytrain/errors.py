@@ -137,7 +137,7 @@ class Failure(ShortRepr):
 
     @property
     def where(self) -> str:
-        """The rank and its host; empty if the failure isn't that of one rank."""
+        """The rank, with another machine's address; empty if the failure isn't that of one rank."""
         return "" if self.rank is None else rank_at(self.rank, self.host)
 
     def __str__(self) -> str:
