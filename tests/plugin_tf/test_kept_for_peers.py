@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor
+from polytrain_tf import kept_for_peers
 from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, read_own, write_own
 from polytrain_tf.saved import Progress, load_into
 
@@ -20,6 +21,8 @@ X, Y = np.ones((8, 3), "float32"), np.zeros((8, 1), "float32")
 
 class Memory:
     """A process's survivor, with the memory that its agent would read."""
+
+    rank = 0
 
     def __init__(self) -> None:
         self.kept: KeptStates | None = None
@@ -92,6 +95,34 @@ def test_the_newest_step_that_all_ranks_have_ended_is_written(
     for rank in (0, 1):
         own = read_own(tmp_path / FILE, rank)[-len(trained.metrics[lost_after]) :]
         assert all(map(np.array_equal, own, trained.metrics[lost_after]))
+
+
+def test_a_survivor_may_have_ended_a_batch_since_its_agent_looked(tmp_path: Path) -> None:
+    trained = Trained(3)
+    states = trained.memory.states()
+    held = trained.peers.hold(0, lambda: True)
+    assert trained.peers.write({0: states[:-1], 1: states}, held, tmp_path).step == 3
+    assert (tmp_path / FILE).exists()
+
+
+def test_a_step_that_ends_meanwhile_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = Trained(2)
+    bias, own_save, saves = trained.model.layers[1].bias, kept_for_peers.save, []
+
+    def save(*arguments: Any) -> None:
+        own_save(*arguments)
+        saves.append(arguments)
+        if len(saves) == 1:
+            bias.assign([9.0])
+
+    monkeypatch.setattr(kept_for_peers, "save", save)
+    trained.written(tmp_path, trained.memory.states())
+    loaded = network()
+    loaded.optimizer.build(loaded.trainable_variables)
+    load_into(loaded, tmp_path)
+    assert values(loaded) == trained.after[2]
 
 
 def test_without_values_of_the_lost_rank_nothing_is_written(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ _BEHIND_S = 0.5
 
 _NAP_S = 0.001
 
+_TRIES = 3
+"""How often to save a model, if variables change while it is saved."""
+
 _MOST_OWN = 16 << 20
 """Bytes of a rank's own values that may be kept."""
 
@@ -170,7 +173,7 @@ class KeptForPeers:
 
     def _put(self, point: FitPoint, values: Sequence[tf.Tensor]) -> None:
         assert self._kept is not None
-        pieces = [values[number].numpy().tobytes() for number in self._own]
+        pieces = self._own_in(values)
         self._number += 1
         # Before the values that it goes with count: they may be asked for in between.
         self._kept.put(pieces, point=self._number, is_forecast=False)
@@ -214,19 +217,26 @@ class KeptForPeers:
         values = newest.values
         if not all(np.isfinite(value.numpy()).all() for value in values):
             raise NotCleanError("a variable isn't a finite number")
-        for part, value in zip(self._parts, values, strict=True):
-            part.assign(value)
-        with by_one_rank(self._strategy):
-            save(self._model, directory, newest.point.progress)
-        # Saving resets metrics, which are in the file of ranks' own values.
-        reset = {id(local_part(self._strategy, each)) for each in self._model.metrics_variables}
-        for part, value in zip(self._parts, values, strict=True):
-            if id(part) not in reset and part.numpy().tobytes() != value.numpy().tobytes():
-                raise NotCleanError("a step ended while the model was saved")
+        # The step that the lost rank takes no more part in may still be changing variables.
+        if not any(self._are_saved(values, newest.point, directory) for _ in range(_TRIES)):
+            raise NotCleanError("a step ended while the model was saved")
         write_states(newest.point.callbacks, directory)
         if newest.point.is_within:
             write_own(directory / self._own_file, own)
         return newest.point.place
+
+    def _are_saved(self, values: Sequence[tf.Tensor], point: FitPoint, directory: Path) -> bool:
+        """Save the model with these values; return whether nothing has changed them meanwhile."""
+        for part, value in zip(self._parts, values, strict=True):
+            part.assign(value)
+        with by_one_rank(self._strategy):
+            save(self._model, directory, point.progress)
+        # Saving resets metrics, which are in the file of ranks' own values.
+        reset = {id(local_part(self._strategy, each)) for each in self._model.metrics_variables}
+        return all(
+            id(part) in reset or part.numpy().tobytes() == value.numpy().tobytes()
+            for part, value in zip(self._parts, values, strict=True)
+        )
 
     def _newest_of_all(
         self, kept: Mapping[int, Sequence[KeptState]]
@@ -244,9 +254,14 @@ class KeptForPeers:
                 for state in states
                 if state.point == each.number
             }
+            # Since the agent has read this rank's, it may have ended a batch.
+            found[self._survivor.rank] = b"".join(self._own_in(each.values))
             if len(found) == len(kept):
                 return each, {rank: self._own_of(content) for rank, content in found.items()}
         raise NotCleanError("the lost rank's own values are older")
+
+    def _own_in(self, values: Sequence[tf.Tensor]) -> list[bytes]:
+        return [values[number].numpy().tobytes() for number in self._own]
 
     def _own_of(self, content: bytes) -> list[Any]:
         values, at = [], 0
