@@ -72,6 +72,24 @@ def train(config: dict[str, Any]) -> None:
             return {"loss": loss, "logits": predicted}
 
     class Dies(TrainerCallback):
+        def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+            at("epoch begins")
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            at("step begins")
+
+        def on_substep_end(self, *_: Any, **__: Any) -> None:
+            at("accumulated")
+
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            at("clipped")
+
+        def on_log(self, *_: Any, **__: Any) -> None:
+            at("log")
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            at("end")
+
         def on_optimizer_step(self, *_: Any, **__: Any) -> None:
             at("optimizer")
             if config["steps"] and context.get_world_rank() != config["rank"]:
@@ -90,13 +108,13 @@ def train(config: dict[str, Any]) -> None:
         def on_save(self, *_: Any, **__: Any) -> None:
             at("save")
 
-    own_report = reporting.report
+    own_report = reporting.report_part
 
     def report(*args: Any, **options: Any) -> None:
         at("report")
         own_report(*args, **options)
 
-    reporting.report = report
+    reporting.report_part = report
     x = torch.arange(144.0).reshape(48, 3) / 144
     rows = [{"x": row, "labels": row.sum()} for row in x]
     torch.manual_seed(3)
@@ -177,6 +195,14 @@ def undisturbed(
         ("report", 4, 0),
         only_in_sweep("epoch", 7, 1),
         ("save", 13, 1),
+        only_in_sweep("epoch begins", 7, 0),
+        only_in_sweep("step begins", 3, 0),
+        only_in_sweep("accumulated", 5, 1),
+        only_in_sweep("clipped", 6, 0),
+        only_in_sweep("log", 4, 0),
+        only_in_sweep("evaluated", 9, 1),
+        only_in_sweep("end", 13, 0),
+        only_in_sweep("end", 13, 1),
     ],
 )
 def test_no_step_is_repeated(

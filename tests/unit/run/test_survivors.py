@@ -161,15 +161,16 @@ def test_a_survivor_has_all_its_time_however_late_what_is_kept_is_read(
     monkeypatch.setattr(survivors, "time", clock)
     run = Run()
     run.keep()
-    run.survivors.take(KeepsState(attempt=0, rank=0, size=20 * 10**9))
+    run.survivors.take(KeepsState(attempt=0, rank=0, size=5 * 10**9))
     run.lose()
     clock.now = 100.9
     for each in (read(0, 7), read(1, 7, alive=False), read(2, 7)):
         run.survivors.take(each)
     call, _ = run.last()
     assert isinstance(call, WriteState)
-    assert call.limit_s == pytest.approx(4.5)
-    assert run.survivors.deadline == pytest.approx(105.9)
+    assert call.settles_s == pytest.approx(0.9 * 2)
+    assert call.limit_s == pytest.approx(0.9 * 12)
+    assert run.survivors.deadline == pytest.approx(112.9)
 
 
 def test_survivors_are_asked_although_a_rank_is_lost_with_its_host() -> None:
@@ -221,7 +222,7 @@ def test_a_host_whose_loss_is_not_noticed_yet_counts_as_lost(
     run.survivors.take(read(1, 7))
     run.survivors.lost(1)
     assert len(run.calls) == asked
-    clock.now += 2
+    clock.now += 12
     run.survivors.overdue()
     assert isinstance(run.last()[0], Kill)
 

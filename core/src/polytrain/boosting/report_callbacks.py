@@ -184,10 +184,6 @@ class RoundReports:
 _ROOM = 1 << 14
 """Bytes for a note to grow."""
 
-_SIZE = 2 * 10**10
-"""Only a model's trees would tell how long it takes to save. A survivor has the time that memory
-takes for so many bytes."""
-
 _SETTLED_S = 0.02
 """A training that has ended no round for so long waits for the lost rank."""
 
@@ -261,7 +257,7 @@ class RoundKeeper:
         # A metric of the user's may be a number of NumPy's.
         content: bytes = msgpack.packb((dict(metrics), note), default=float)
         if self._kept is None:
-            self._kept = self._survivor.keep(self, capacity=2 * len(content) + _ROOM, size=_SIZE)
+            self._kept = self._survivor.keep(self, capacity=2 * len(content) + _ROOM, size=0)
         done = _Done(
             round_=round_,
             at=time.monotonic(),

@@ -40,9 +40,11 @@ from polytrain.workers.driver.group import WorkerGroup
 logger = logging.getLogger(__name__)
 
 _LIMIT_S = 1.0
+_WRITE_S = 10.0
 _BYTES_PER_S = 5e9
 """Agents have a second to read what is kept. Those that don't answer count as lost. Survivors then
-have a second to write the state, and the time that memory takes at this rate."""
+wait for a clean point for a second, and the time that memory takes at this rate. A busy machine may
+write the state slowly."""
 
 _NOT_ASKED = (
     FailureKind.STORAGE,
@@ -130,6 +132,9 @@ class Survivors:
 
     _number: int = 0
     _until: float = 0.0
+    _settle_until: float = 0.0
+    """The monotonic time until which survivors may wait for a clean point."""
+
     _written: StateWritten | None = None
     _has_warned: bool = False
     copies: RankCopies = field(init=False)
@@ -269,7 +274,8 @@ class Survivors:
         self._kept[read.rank] = read
         if len(self._kept) == self._world_size:
             self._left = in_order(self._kept)
-            self._wait_until(time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S)
+            self._settle_until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
+            self._wait_until(self._settle_until + _WRITE_S)
             self._ask_next()
 
     def lost(self, rank: int) -> None:
@@ -339,13 +345,14 @@ class Survivors:
             self._end_without(self._refusals or "no rank has finished a step")
             return
         # The agent's limit comes first: its answer says why.
-        limit_s = (self._until - time.monotonic()) * 0.9
+        now = time.monotonic()
         call = WriteState(
             attempt=self._attempt,
             checkpoint=self._number,
             point=point,
             kept={rank: read.states for rank, read in self._kept.items()},
-            limit_s=max(0.0, limit_s),
+            settles_s=max(0.0, (self._settle_until - now) * 0.9),
+            limit_s=max(0.0, (self._until - now) * 0.9),
         )
         self.group.call(call, (self._left.pop(0),))
 

@@ -249,7 +249,9 @@ def test_a_state_that_is_not_written_is_reported_once(
         process.send(keeps_message(0, 1, 0, 1))
         await received(agent, KeepsState)
         await agent.carry_out(
-            WriteState(attempt=0, checkpoint=7, point=1, kept={}, limit_s=limit_s)
+            WriteState(
+                attempt=0, checkpoint=7, point=1, kept={}, settles_s=limit_s, limit_s=limit_s
+            )
         )
         over = asyncio.Event()
         asyncio.get_running_loop().call_later(limit_s, over.set)

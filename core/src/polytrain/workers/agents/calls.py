@@ -202,7 +202,11 @@ class WriteState:
     kept: Mapping[int, Sequence[KeptState]]
     """Rank → its small states."""
 
+    settles_s: float
+    """Seconds that the process may wait for a clean point."""
+
     limit_s: float
+    """Seconds in which it has to have written the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

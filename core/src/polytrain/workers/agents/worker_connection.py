@@ -74,7 +74,7 @@ class KeptEnd:
             rank: [(state.point, state.is_forecast, state.content) for state in states]
             for rank, states in call.kept.items()
         }
-        request = msgpack.packb((call.checkpoint, call.point, call.limit_s, kept))
+        request = msgpack.packb((call.checkpoint, call.point, call.settles_s, kept))
         self._forget_request()
         # A pipe has no room for it: the process opens it by its number here.
         self._request = os.memfd_create("polytrain-survivor")

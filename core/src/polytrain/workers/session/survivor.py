@@ -215,7 +215,7 @@ class Survivor:
                 descriptor = os.open(f"/proc/{agent}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
                 with os.fdopen(descriptor, "rb") as file:
                     request = msgpack.unpackb(file.read(), strict_map_key=False)
-                checkpoint, point, limit_s, kept = request
+                checkpoint, point, settles_s, kept = request
                 states = {
                     rank: [
                         KeptState(point=at, is_forecast=is_forecast, content=content)
@@ -223,17 +223,17 @@ class Survivor:
                     ]
                     for rank, each in kept.items()
                 }
-                self._answer(writer, checkpoint, point, limit_s, states)
+                self._answer(writer, checkpoint, point, settles_s, states)
 
     def _answer(
         self,
         writer: StateWriter,
         number: int,
         point: int,
-        limit_s: float,
+        settles_s: float,
         kept: Mapping[int, Sequence[KeptState]],
     ) -> None:
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + settles_s
 
         def has_time() -> bool:
             return time.monotonic() < deadline and not self.has_ended
