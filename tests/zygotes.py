@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from polytrain.workers.agents.agent_spec import PRELOAD, PRELOAD_WITH_DATA
-from polytrain.workers.processes import cache, pool
+from polytrain.workers.processes import cache, pool, zygote_connection
 from polytrain.workers.processes.cache import KeptZygote
 from polytrain.workers.processes.zygote_connection import ZygoteSpec
 
@@ -31,6 +31,9 @@ AT_MOST = 8
 """Each has a framework in its memory, and as many as tests run at once keep theirs."""
 
 FOR_S = 3600.0
+
+ANSWERS_WITHIN_S = 10.0
+"""On a busy machine it is cheaper to wait for a zygote than to import all of it again."""
 
 IN_ALL = (
     *(*PRELOAD, *PRELOAD_WITH_DATA, "pyarrow.pandas_compat"),
@@ -56,6 +59,7 @@ _LIBRARIES = (
     # The optimizer of each engine imports it.
     "deepspeed.runtime.zero.muon.muon_optimizer",
     *("lightning", "transformers", "torchmetrics", "datasets", "peft", "sklearn.datasets"),
+    *("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer"),
     *("polytrain_torch.accelerate", "polytrain_torch.deepspeed", "polytrain_torch.horovod"),
     *("polytrain_torch.lightning", "polytrain_torch.transformers", "polytrain_tf.reporting"),
 )
@@ -91,6 +95,7 @@ def many_zygotes_kept(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setattr(cache, "_KEPT_AT_MOST", AT_MOST)
             patch.setattr(cache, "_KEPT_S", FOR_S)
             patch.setattr(cache, "_OF_NO_EFFECT", (*cache._OF_NO_EFFECT, *OF_NO_EFFECT))
+            patch.setattr(zygote_connection, "_ANSWER_S", ANSWERS_WITHIN_S)
             patch.setattr(pool, "_NODE", socket.gethostname())
             for user in ("driver.agent_group", "processes.pool"):
                 name = f"polytrain.workers.{user}.kept_or_new_zygote"
