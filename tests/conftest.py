@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests run beside each other: a thread that waits for its next work with a busy loop takes the
     # CPU from a thread that has some. Libraries read it when they are imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # No test downloads models or data. Set for one of them alone, it would take another zygote.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # What a shell starts in the background ignores it; tests, and scripts of theirs, don't.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     required = {name for name in os.environ.get(REQUIRED, "").split(",") if name}

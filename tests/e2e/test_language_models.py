@@ -462,12 +462,6 @@ def rows_in(directory: Path) -> dict[tuple[int, int], list[list[int]]]:
     return {step: attempts[max(attempts)] for step, attempts in by_attempt.items()}
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is downloaded."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
     @cache
