@@ -195,6 +195,22 @@ class Logged:
         for key, saved in kept["results"].items():
             self._results[key] = self._result(saved)
 
+    def sums(self) -> dict[str, Any]:
+        """Return what the epoch's means are made of, as plain values; metrics aren't among it."""
+        return {
+            key: self._kept_result(key, each)
+            for key, each in self._results.items()
+            if each.is_tensor and each.meta.sync.group is None
+        }
+
+    def restore_sums(self, sums: Mapping[str, Any]) -> None:
+        """Continue the means over an epoch that `sums` has returned."""
+        if sums:
+            # Otherwise the next value that is logged would be the epoch's first.
+            self._connector._first_loop_iter = False
+        for key, saved in sums.items():
+            self._results[key] = self._result(saved)
+
     def _kept_result(self, key: str, result: Any) -> dict[str, Any]:
         meta = result.meta
         if not result.is_tensor:

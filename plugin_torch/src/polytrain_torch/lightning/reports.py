@@ -14,6 +14,8 @@ from polytrain.extension import Calls
 from polytrain_torch.checkpoints.parts import checkpoint_of, part_of
 from polytrain_torch.checkpoints.rank_states import save_rank_states
 from polytrain_torch.checkpoints.read_back import is_first_save
+from polytrain_torch.checkpoints.safe_serialization import loaded, save_safely
+from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.lightning.best_model import SavedFiles
 from polytrain_torch.lightning.callbacks import (
     prepare_callbacks,
@@ -23,12 +25,15 @@ from polytrain_torch.lightning.callbacks import (
 )
 from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
 from polytrain_torch.lightning.loggers import KeptLogs
-from polytrain_torch.lightning.private import steps_logged
+from polytrain_torch.lightning.private import Logged, steps_logged
 from polytrain_torch.lightning.rank_parts import restore_rank_parts, save_rank_parts
 from polytrain_torch.randomness import restore_random_states
 
 CHECKPOINT_FILE = "lightning.ckpt"
 _FIT_FILE = "fit"
+_SUMS_FILE = "logged.pt"
+"""File in a checkpoint within an epoch: rank → what its means over the epoch are made of."""
+
 _BATCHES_FILE = "batches"
 """File in a checkpoint: how many batches of its epoch were taken."""
 
@@ -55,6 +60,8 @@ class Reports(Callback):
         """Logs of earlier attempts, until the repeated steps are dropped from them."""
         self.restore_parts: Callable[[Any, Path], None] = restore_rank_parts
         """Restores what differs by rank in the checkpoint that a `fit` resumes from."""
+        self._sums: Mapping[str, Any] = {}
+        """What the means over a resumed epoch are made of, until it continues."""
         self._files = SavedFiles(file=CHECKPOINT_FILE, fit_file=_FIT_FILE)
 
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
@@ -76,6 +83,7 @@ class Reports(Callback):
         if checkpoint is not None:
             self.restore_parts(trainer, checkpoint)
             restore_random_states(checkpoint)
+            self._sums = _own_sums(checkpoint)
             self._saved_step = self._reported_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
@@ -112,8 +120,11 @@ class Reports(Callback):
         with part_of(saved, name=CHECKPOINT_FILE) as part:
             save_rank_states(part)
             save_rank_parts(trainer, part)
+            sums = gathered(Logged(trainer).sums())
             if part is not None and dist.get_rank() == 0:
                 self._files.forget_unused(trainer)
+                if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+                    save_safely({"ranks": sums}, part / _SUMS_FILE)
                 self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
             report(logged_metrics(trainer), checkpoint_of(part))
 
@@ -130,6 +141,11 @@ class Reports(Callback):
     @steps.setter
     def steps(self, steps: tuple[int, int]) -> None:
         self._saved_step, self._reported_step = steps
+
+    def continue_means(self, trainer: Any) -> None:
+        """Continue the means over a resumed epoch, which is about to continue."""
+        sums, self._sums = self._sums, {}
+        Logged(trainer).restore_sums(sums)
 
     def batches_taken(self, trainer: Any) -> int:
         """Return how many batches of the epoch were taken, also before Lightning resumes its loops.
@@ -169,6 +185,13 @@ def logged_metrics(trainer: Any) -> dict[str, Any]:
     """Return a trainer's logged metrics, with its epoch and step."""
     logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
     return {**logged, "epoch": trainer.current_epoch, "step": trainer.global_step}
+
+
+def _own_sums(checkpoint: Path) -> Mapping[str, Any]:
+    """Return this rank's sums; empty if there are none, or other ranks have made them."""
+    file = checkpoint / _SUMS_FILE
+    ranks: list[Mapping[str, Any]] = loaded(file)["ranks"] if file.exists() else []
+    return ranks[dist.get_rank()] if len(ranks) == dist.get_world_size() else {}
 
 
 def batches_of(trainer: Any) -> int:

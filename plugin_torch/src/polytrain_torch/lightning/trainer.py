@@ -259,6 +259,7 @@ class Trainer(lightning.Trainer):
 
     def _start_batches(self, own_start: Any, fetcher: Any) -> None:
         own_start(fetcher)
+        self._reports.continue_means(self)
         self._kept.continue_batches(self, fetcher)
 
     def _end_batch(self, own_end: Any, *args: Any) -> None:
