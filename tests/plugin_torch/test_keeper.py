@@ -47,7 +47,8 @@ class Rank:
         self.model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
         self.model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
         self.optimizer = torch.optim.Adam(self.model.parameters())
-        self.keeper = Keeper({"model": self.model, "optimizer": self.optimizer, **parts}, {})
+        known = {"model": self.model, "optimizer": self.optimizer, **parts}
+        self.keeper = Keeper(known, {}, around=[self])
         if fetches:
             self.keeper.before_batch(sys._getframe(1))
 
@@ -346,24 +347,49 @@ class Copies:
         raise NotImplementedError
 
 
-def test_one_step_does_not_show_what_a_loop_carries(
-    within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("by_for", [False, True])
+@pytest.mark.parametrize("carries", [False, True])
+def test_after_one_step_variables_are_compared_with_those_before_it(
+    within: Within,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    carries: bool,
+    by_for: bool,
 ) -> None:
-    """After it the counter is still what it was when the optimizer stepped first."""
+    """A counter is still what it was when the optimizer stepped first."""
     copies = Copies()
+
+    def loader(rank: Rank) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(2):
+            rank.fetch_for(sys._getframe(1))
+            yield torch.ones(2), torch.ones(1)
 
     def train() -> None:
         rank = Rank(monkeypatch, fetches=False)
         rank.session.copies = copies
         count = 0
-        while True:
-            rank.fetch()
-            if rank.keeper.steps:
-                with pytest.raises(NotCleanError, match="one step"):
-                    rank.write(tmp_path)
-                break
-            count += 1
-            rank.step()
+        if by_for:
+            for x, y in loader(rank):
+                if rank.keeper.steps:
+                    break
+                assert x.sum() > y
+                count += carries
+                rank.step()
+        else:
+            while True:
+                rank.fetch()
+                if rank.keeper.steps:
+                    break
+                count += carries
+                rank.step()
+        if not carries:
+            rank.write(tmp_path)
+            return
+        with pytest.raises(
+            NotCleanError, match="one step since it started, and its variable 'count'"
+        ):
+            rank.write(tmp_path)
+        assert count == 1
 
     within(train)
     assert copies.steps == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -47,6 +48,12 @@ class Continuation:
         self._fetches: dict[tuple[CodeType, int], Frames] = {}
         """Where batches were fetched before the first step: looks, evaluations, the training."""
 
+        self._entered: dict[tuple[CodeType, int], Loop] = {}
+        """The variables when a batch was first fetched at each of these places."""
+
+        self._begin: Loop | None = None
+        """The variables when the loop fetched its first batch; None if they aren't known."""
+
     def refuse(self, why: str) -> None:
         """Note that a checkpoint can't hold the state from here on."""
         self.why_not = self.why_not or why
@@ -62,8 +69,14 @@ class Continuation:
         Args:
             frame: the loop's, or that of what it calls.
         """
-        if frame is not None and self._loop is None and not self.why_not:
-            self._fetches[frame.f_code, instruction_of(frame)] = frames_from(frame)
+        if frame is None or self._loop is not None or self.why_not:
+            return
+        place, frames = (frame.f_code, instruction_of(frame)), frames_from(frame)
+        if place not in self._fetches:
+            # Variables may be anything. If they can't be looked at, the first step tells.
+            with contextlib.suppress(Exception):
+                self._entered[place] = Loop(frames, self._known())
+        self._fetches[place] = frames
 
     def frames_at(self, frame: FrameType | None) -> Frames:
         """Return the frames of a fetch, from that frame outwards."""
@@ -87,8 +100,11 @@ class Continuation:
             if found is None:
                 self.refuse(self.why_elsewhere)
             else:
+                fetching, at = found[0]
+                self._begin = self._entered.get((fetching.f_code, at))
                 self._frames = found
                 self._loop = Loop(found, self._known())
+            self._entered.clear()
         except Exception as error:  # variables and states may be anything
             self.refuse(f"its variables can't be looked at: {type(error).__name__}: {error}")
 
@@ -105,9 +121,11 @@ class Continuation:
             raise NotCleanError("the training function reads its checkpoint itself")
 
     def shows_carried(self, point: CleanPoint) -> bool:
-        """Return whether what a loop carries has changed by a point since the loop was looked at.
+        """Return whether what a loop carries has changed by a point since its first step began.
 
-        After the first step it hasn't: a counter that is raised before the step has the same value.
+        After this step it hasn't: a counter that is raised before the step has the same value. Only
+        a comparison with the fetch of the first batch shows it, and shows also what a loop sets
+        once, in its first step.
         """
         return point.frames is None or point.first > self._first_point
 
@@ -116,18 +134,19 @@ class Continuation:
         Raises:
             NotCleanError: at the point there was something that a restart wouldn't find.
         """
-        if not self.shows_carried(point):
-            raise NotCleanError(
-                "it has taken one step since it started, and only the second one shows whether its "
-                "loop carries anything"
-            )
-        carried = self._carried() or self._carried_by_loop(point)
+        carried = self._carried() or _carried(self._loop, point)
+        if carried is None and not self.shows_carried(point):
+            carried = _carried(self._begin, point)
+            if carried is not None:
+                carried = f"it has taken one step since it started, and {carried}"
         if carried is not None:
             raise NotCleanError(carried)
 
-    def _carried_by_loop(self, point: CleanPoint) -> str | None:
-        if point.frames is None:
-            return None
-        if self._loop is None or not self._loop.frames:
-            return "its loop isn't known"
-        return self._loop.carried(point.frames, point.progress, has_batch=not point.is_over)
+
+def _carried(since: Loop | None, point: CleanPoint) -> str | None:
+    """Return what a loop has changed by a point, and a restart wouldn't find; None if nothing."""
+    if point.frames is None:
+        return None
+    if since is None or not since.frames:
+        return "its loop isn't known"
+    return since.carried(point.frames, point.progress, has_batch=not point.is_over)

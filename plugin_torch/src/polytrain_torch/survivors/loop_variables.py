@@ -93,7 +93,7 @@ def _running() -> list[FrameType]:
 
 @dataclass
 class Loop:
-    """The variables of a training loop at the attempt's first step."""
+    """The variables of a training loop at one time, such as the attempt's first step."""
 
     frames: Frames
     known: Sequence[Any]
@@ -162,7 +162,7 @@ def _values(frames: Frames, *, has_batch: bool) -> dict[tuple[str, str], Any]:
         for order, names in enumerate(loops):
             fetches = hands_batches_on and order == 0
             for name in names:
-                if isinstance(values.get(name), PLAIN):
+                if name in values and isinstance(values[name], PLAIN):
                     found.pop((name, str(depth)), None)
                     found[name, _FETCHES if fetches else _AROUND] = values[name]
         # The loop of a generator, or none at all, passes each batch on to the caller's.
