@@ -39,6 +39,7 @@ from polytrain.record.history import JOURNAL, read_as
 from polytrain.record.repetition import ReportedHistory
 from polytrain.run import survivors
 from polytrain.run.copies import newest_common
+from polytrain.run.deadlines import Deadlines
 from polytrain.run.states import Ending, State
 from polytrain.run.survivors import Survivors, in_order, newest_point
 from polytrain.storage.location import Location
@@ -72,7 +73,7 @@ class Run:
             members=[SimpleNamespace(host=host) for host in "abc"],
         )
         journal = SimpleNamespace(write=self.entries.append)
-        self.survivors = Survivors(group=group, journal=journal)  # type: ignore[arg-type]
+        self.survivors = Survivors(group=group, journal=journal, deadlines=Deadlines())  # type: ignore[arg-type]
         self.survivors.launched(0, 3)
         self.state = State(world_size=3, policy=FailurePolicy(max_failures=1))
 
@@ -171,6 +172,45 @@ def test_a_survivor_has_all_its_time_however_late_what_is_kept_is_read(
     assert call.settles_s == pytest.approx(0.9 * 2)
     assert call.limit_s == pytest.approx(0.9 * 12)
     assert run.survivors.deadline == pytest.approx(112.9)
+
+
+def test_a_rank_that_a_stop_kills_has_the_time_to_free_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(survivors, "time", clock)
+    run = Run()
+    run.keep()
+    run.survivors.take(KeepsState(attempt=0, rank=0, size=20 * 10**9))
+    assert run.survivors.ask_at_stop(number=4)
+    clock.now = 104.5
+    run.survivors.overdue()
+    assert run.last() == (Kill(attempt=0), (2,))
+    run.survivors.gone(2)
+    assert isinstance(run.last()[0], ReadKept)
+    clock.now = 105.4
+    run.survivors.overdue()
+    for each in (read(0, 7), read(1, 7), read(2, 7, alive=False)):
+        run.survivors.take(each)
+    assert isinstance(run.last()[0], WriteState)
+
+
+def test_a_survivor_is_given_up_in_time_for_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(survivors, "time", clock)
+    run = Run()
+    run.keep()
+    run.survivors.ask_at_stop(number=4, latest=103.0)
+    run.survivors.gone(2)
+    for each in (read(0, 7), read(1, 7), read(2, 7, alive=False)):
+        run.survivors.take(each)
+    call, _ = run.last()
+    assert isinstance(call, WriteState)
+    assert call.limit_s <= 3
+    clock.now = 103.0
+    run.survivors.overdue()
+    assert run.last() == (Kill(attempt=0), None)
+    assert [each.reason for each in run.entries] == ["the survivors didn't answer in time"]
 
 
 def test_survivors_are_asked_although_a_rank_is_lost_with_its_host() -> None:

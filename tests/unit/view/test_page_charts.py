@@ -57,6 +57,7 @@ def test_more_lines_than_can_be_told_apart_are_split() -> None:
         ("val_loss", Better.LOWEST),
         ("rmse", Better.LOWEST),
         ("logloss", Better.LOWEST),
+        ("train/boxloss", Better.LOWEST),
         ("eval/accuracy", Better.HIGHEST),
         ("valid_auc", Better.HIGHEST),
         ("learning_rate", None),

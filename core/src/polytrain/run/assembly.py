@@ -1,4 +1,4 @@
-"""Assembles the driver of a run: opens what its controller uses, in the order of its release."""
+"""Assembles the driver of a run: opens what its controller uses, and registers its release."""
 
 from __future__ import annotations
 

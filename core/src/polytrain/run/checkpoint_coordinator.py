@@ -55,7 +55,7 @@ class CheckpointCoordinator:
     journal: Journal
     background_tasks: BackgroundTasks
     observers: Observers
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines
     attached: AttachedWork | None = None
     _attempt: int = -1
     _rank_0_is_gone: bool = False

@@ -24,7 +24,7 @@ class Deadline(Enum):
     """Stacks that another process wants: `StacksAnswers.answer`."""
 
     BUDGET = auto()
-    """The run's time: `Controller.look_at_budget`."""
+    """The run's time: see `StopRule.time_budget_s`."""
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class HealthMonitor:
     config: FailureConfig
     group: WorkerGroup
     journal: Journal
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines
     _hang_detector: HangDetector | None = None
     _straggler_detector: StragglerDetector | None = None
     _loads: dict[int, Load] = field(default_factory=dict)

@@ -24,6 +24,9 @@ _OF_WORKER_0 = "rank 0 hasn't reported the step, and no other rank has virtual w
 _STATE_WITHIN_S = 5.0
 """Seconds that a second signal waits at most for the processes' end, and for their state."""
 
+_WITHOUT_SURVIVORS_S = 2.0
+"""Of these, seconds for the ranks' copies, if no survivor has written its state before."""
+
 
 def commit_state(run: Controller, written: StateWritten) -> None:
     """Commit the state that a survivor has written, once all that was reported is stored."""
@@ -86,7 +89,7 @@ def keep_state(run: Controller) -> None:
             survivors.overdue()
 
     number = run.checkpoints.unused_number
-    if not survivors.ask_at_stop(number=number):
+    if not survivors.ask_at_stop(number=number, latest=until - _WITHOUT_SURVIVORS_S):
         run.group.call(Kill(attempt=run.state.attempt))
     wait_while(lambda: left)
     if not left and survivors.store_copies(run.state, number=number):

@@ -8,6 +8,7 @@ bounded time: then the run continues from its last checkpoint, and the journal s
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -103,7 +104,7 @@ class Survivors:
 
     group: WorkerGroup
     journal: Journal
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    deadlines: Deadlines
     has_copies: bool = False
     """Whether ranks copy their state. The only rank of an attempt isn't asked then."""
 
@@ -134,6 +135,9 @@ class Survivors:
     _until: float = 0.0
     _settle_until: float = 0.0
     """The monotonic time until which survivors may wait for a clean point."""
+
+    _latest: float = math.inf
+    """The monotonic time at which they are given up, however much there is to write."""
 
     _written: StateWritten | None = None
     _has_warned: bool = False
@@ -187,23 +191,25 @@ class Survivors:
                 # Copies are looked for when all processes are gone.
                 self._say_why_not(state)
             return False
-        self._begin(number)
+        self._begin(number, _LIMIT_S)
         self.group.call(ReadKept(attempt=self._attempt))
         for rank in ending.lost_agents:
             self.lost(rank)
         return True
 
-    def ask_at_stop(self, *, number: int) -> bool:
+    def ask_at_stop(self, *, number: int, latest: float = math.inf) -> bool:
         """Ask the ranks of a training that a stop ends at once; return whether any is asked.
 
         The last one is killed: then the others wait for it, and have a state that stays.
 
         Args:
             number: see `ask`.
+            latest: the monotonic time at which they are given up.
         """
         if not self._keepers or self._world_size == 1:
             return False
-        self._begin(number)
+        # Its memory is freed, and what it has reported is stored, before it is gone.
+        self._begin(number, _LIMIT_S + self._size / _BYTES_PER_S, latest)
         self._sacrificed = self._world_size - 1
         self.group.call(Kill(attempt=self._attempt), (self._sacrificed,))
         return True
@@ -211,11 +217,12 @@ class Survivors:
     def gone(self, rank: int) -> None:
         """Note that a rank's process is gone."""
         if self._is_asking and rank == self._sacrificed:
+            self._wait_until(time.monotonic() + _LIMIT_S)
             self.group.call(ReadKept(attempt=self._attempt))
 
-    def _begin(self, number: int) -> None:
-        self._number = number
-        self._wait_until(time.monotonic() + _LIMIT_S)
+    def _begin(self, number: int, within_s: float, latest: float = math.inf) -> None:
+        self._number, self._latest = number, latest
+        self._wait_until(time.monotonic() + within_s)
 
     def store_copies(self, state: State, *, number: int) -> bool:
         """Have the newest copies of which every rank has one stored; return whether there are any.
@@ -274,7 +281,8 @@ class Survivors:
         self._kept[read.rank] = read
         if len(self._kept) == self._world_size:
             self._left = in_order(self._kept)
-            self._settle_until = time.monotonic() + _LIMIT_S + self._size / _BYTES_PER_S
+            settles_s = _LIMIT_S + self._size / _BYTES_PER_S
+            self._settle_until = min(time.monotonic() + settles_s, self._latest)
             self._wait_until(self._settle_until + _WRITE_S)
             self._ask_next()
 
@@ -404,6 +412,8 @@ class Survivors:
 
     def _wait_until(self, limit: float | None) -> None:
         """Wait for answers until a monotonic time; no longer if it is None."""
+        if limit is not None:
+            limit = min(limit, self._latest)
         self._is_asking, self._until = limit is not None, limit or 0.0
         self.deadlines.set(Deadline.SURVIVORS, limit)
 

@@ -107,9 +107,10 @@ def headlines_of(
 
 def better(name: str) -> Better | None:
     """Return which value of a metric is its best, by its name; None if the name doesn't say."""
-    if is_good_when_small(name):
+    words = words_of(name)
+    if is_good_when_small(name) or any(word.endswith(("loss", "error")) for word in words):
         return Better.LOWEST
-    if any(word in _RISING or word.endswith(("accuracy", "auc")) for word in words_of(name)):
+    if any(word in _RISING or word.endswith(("accuracy", "auc")) for word in words):
         return Better.HIGHEST
     return None
 
