@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from polytrain_tf.kept_batches import may_keep_within_epochs, unsuitable
+from polytrain_tf.kept_batches import may_keep_within_epochs, step_replaced, unsuitable
 
 
 class AtEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
@@ -78,3 +80,50 @@ def test_a_fit_that_begins_its_epoch_anew_is_refused(
     given = {"self": model, "steps_per_epoch": changed.get("steps_per_epoch")}
     found = unsuitable(given, changed.get("callbacks", []))
     assert found is None if why is None else why in str(found)
+
+
+def network() -> Any:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    return model
+
+
+def fit(model: Any) -> Any:
+    x = np.ones((2, 1), "float32")
+    return model.fit(x, x, batch_size=1, verbose=0).history
+
+
+def noting(seen: list[str]) -> Any:
+    """Return what makes a step that notes each time that it runs."""
+
+    def make(own: Any) -> Any:
+        def step(data: Any) -> Any:
+            outputs = own(data)
+            tf.py_function(lambda: seen.append("step"), [], [])
+            return outputs
+
+        return step
+
+    return make
+
+
+def test_steps_keep_the_state_of_the_one_fit_only() -> None:
+    """The graph of the fit before doesn't keep it yet, and that of the fit after no more."""
+    model, seen = network(), list[str]()
+    fit(model)
+    with step_replaced(model, noting(seen)):
+        fit(model)
+    assert len(seen) == 2
+    fit(model)
+    assert len(seen) == 2
+
+
+def test_a_step_that_a_user_has_set_stays() -> None:
+    model, seen = network(), list[str]()
+    own = model.train_step
+    model.train_step = lambda data: {**own(data), "one": 1.0}
+    with step_replaced(model, noting(seen)):
+        assert fit(model)["one"] == [1.0]
+    assert len(seen) == 2
+    assert fit(model)["one"] == [1.0]
+    assert len(seen) == 2

@@ -101,18 +101,17 @@ class KeptBatches(keras.callbacks.Callback):
         if is_alone or self._why_not is not None or model.jit_compile or counts_batches(self._one):
             yield
             return
-        own_step = model.train_step
 
-        def step(data: Any) -> Any:
-            outputs = own_step(data)
-            self._is_in_graph = True
-            return self._for_peers.with_state_kept(outputs, self._point_in_step)
+        def keeping_step(own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def step(data: Any) -> Any:
+                outputs = own(data)
+                self._is_in_graph = True
+                return self._for_peers.with_state_kept(outputs, self._point_in_step)
 
-        model.train_step = step
-        try:
+            return step
+
+        with step_replaced(model, keeping_step):
             yield
-        finally:
-            del model.train_step
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._wait_if_held()
@@ -198,6 +197,24 @@ class KeptBatches(keras.callbacks.Callback):
         if point.is_within:
             write_own(directory / _FILE, {0: own})
         return point.place
+
+
+@contextmanager
+def step_replaced(model: Any, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a model's `train_step` in a `with` block. `make` gets it, and returns another.
+
+    Keras makes a graph of the first step, and uses it in all later fits.
+    """
+    users = vars(model).get("train_step")
+    model.train_step = make(model.train_step)
+    model.train_function = None
+    try:
+        yield
+    finally:
+        del model.train_step
+        if users is not None:
+            model.train_step = users
+        model.train_function = None
 
 
 def unsuitable(given: Mapping[str, Any], callbacks: Sequence[Any]) -> str | None:
