@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polytrain.extension import KeptStates, Place, StateWriter
+from polytrain.extension import KeptState, KeptStates, Place, StateWriter
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,20 @@ class Session:
 
     def keep_nothing(self, why: str) -> None:
         self.why_not = why
+
+
+def small_state(
+    rank: str, own: Mapping[str, Any] | None, *, point: int, is_forecast: bool = False
+) -> KeptState:
+    """A small state with random numbers of a rank, and with what it has alone if that is known."""
+    from polytrain_torch.survivors.kept_by_rank import LENGTHS
+
+    small: dict[str, Any] = {} if own is None else {"own": own}
+    if not is_forecast:
+        small |= {"places": {}, "progress": {}, "groups": {}, "parts": {}, "sample": None}
+    pieces = [rank.encode(), b"", b"", b"", pickle.dumps(small) if small else b""]
+    content = b"".join([LENGTHS.pack(*map(len, pieces)), *pieces])
+    return KeptState(point=point, is_forecast=is_forecast, content=content)
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

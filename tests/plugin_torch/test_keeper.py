@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.plugin_torch.kept_ranks import Session
+from tests.plugin_torch.kept_ranks import Session, small_state
 
 from polytrain.extension import KeptState, NotCleanError, Place
 from polytrain_torch.randomness import file_of
@@ -452,12 +452,8 @@ def kept(
     rank: str, loss: float | None, *, point: int, is_forecast: bool = False, **own: Any
 ) -> KeptState:
     """A small state, with a loss of its own if that was known, and more that it has alone."""
-    small: dict[str, Any] = {} if loss is None else {"own": {"loss": loss, **own}}
-    if not is_forecast:
-        small |= {"places": {}, "progress": {}, "groups": {}, "parts": {}, "sample": None}
-    pieces = [rank.encode(), b"", b"", b"", pickle.dumps(small) if small else b""]
-    content = b"".join([LENGTHS.pack(*map(len, pieces)), *pieces])
-    return KeptState(point=point, is_forecast=is_forecast, content=content)
+    known = None if loss is None else {"loss": loss, **own}
+    return small_state(rank, known, point=point, is_forecast=is_forecast)
 
 
 @pytest.mark.parametrize(("forecast", "expected"), [(0.5, 0.25), (None, 0.5), (0.75, 0.5)])

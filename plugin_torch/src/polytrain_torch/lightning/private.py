@@ -5,6 +5,7 @@ Only this module breaks if a newer version renames one.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 from typing import Any
 
@@ -152,8 +153,14 @@ class Logged:
     """The values that a trainer has logged. Lightning's checkpoints lack them."""
 
     _SHOWN = (("callback", "_callback_metrics"), ("log", "_logged_metrics"))
-    _OPTIONS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
-    _STATE = ("value", "cumulated_batch_size", "_forward_cache")
+    _OPTIONS = (
+        *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph"),
+        "add_dataloader_idx",
+    )
+    """Lightning refuses a value whose options differ from those that it was logged with before."""
+
+    _STATE = ("value", "cumulated_batch_size", "_forward_cache", "_update_count")
+    """The last one changes also when 0 is added to a sum: then the others stay what they are."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -220,28 +227,30 @@ class Logged:
         return {
             "options": {name: getattr(meta, name) for name in self._OPTIONS},
             "reduction": meta.reduce_fx.__name__,
+            "is_builtin": meta.reduce_fx in (max, min, sum),
             "is_averaged": meta.sync.should,
             "is_of_rank_zero": meta.sync.rank_zero_only,
-            "state": {
-                name: _number(getattr(result, name))
+            # One value, since a lost rank's sum and its count can't be of two times.
+            "state": tuple(
+                (name, _number(getattr(result, name)))
                 for name in self._STATE
                 if getattr(result, name, None) is not None
-            },
+            ),
             "is_reset": result.has_reset,
         }
 
     def _result(self, saved: Mapping[str, Any]) -> Any:
-        meta = _Metadata(**saved["options"], reduce_fx=saved["reduction"])
+        reduction = getattr(builtins if saved["is_builtin"] else torch, saved["reduction"])
+        meta = _Metadata(**saved["options"], reduce_fx=reduction)
         meta.sync = _Sync(
             _should=saved["is_averaged"],
             fn=self._trainer.strategy.reduce,
             rank_zero_only=saved["is_of_rank_zero"],
         )
         result = _ResultMetric(meta, is_tensor=True)
-        for name, value in saved["state"].items():
+        for name, value in saved["state"]:
             setattr(result, name, _tensor(value))
         result.has_reset = saved["is_reset"]
-        result._update_count = 1
         return result
 
 
