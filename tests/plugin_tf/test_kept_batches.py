@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from polytrain_tf.kept_batches import may_keep_within_epochs, step_replaced, unsuitable
+from polytrain_tf.kept_batches import (
+    has_own_logs,
+    may_keep_within_epochs,
+    step_replaced,
+    unsuitable,
+)
 
 
 class AtEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
@@ -80,6 +85,28 @@ def test_a_fit_that_begins_its_epoch_anew_is_refused(
     given = {"self": model, "steps_per_epoch": changed.get("steps_per_epoch")}
     found = unsuitable(given, changed.get("callbacks", []))
     assert found is None if why is None else why in str(found)
+
+
+class Steps(keras.Sequential):  # type: ignore[misc]  # as above
+    def train_step(self, data: Any) -> Any:
+        return {**super().train_step(data), "one": 1.0}
+
+
+class Computes(keras.Sequential):  # type: ignore[misc]  # as above
+    def compute_metrics(self, *args: Any, **kwargs: Any) -> Any:
+        return {**super().compute_metrics(*args, **kwargs), "one": 1.0}
+
+
+@pytest.mark.parametrize("kind", [Steps, Computes])
+def test_logs_of_a_class_of_ones_own_may_be_no_metrics(kind: Any) -> None:
+    assert has_own_logs(kind([keras.Input((1,)), keras.layers.Dense(1)]))
+
+
+def test_logs_of_a_step_that_a_user_has_set_may_be_no_metrics() -> None:
+    model = network()
+    assert not has_own_logs(model)
+    model.train_step = lambda data: {"one": 1.0}
+    assert has_own_logs(model)
 
 
 def network() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,9 @@ class Memory:
     def keep(self, writer: Any, *, capacity: int, size: int) -> KeptStates:
         self.kept = KeptStates.new(capacity)
         return self.kept
+
+    def keep_nothing(self, why: str) -> None:
+        self.kept = None
 
     def states(self) -> tuple[KeptState, ...]:
         assert self.kept is not None
@@ -171,6 +175,58 @@ def test_a_step_keeps_its_state_before_other_ranks_get_its_outputs(tmp_path: Pat
     loaded.optimizer.build(loaded.trainable_variables)
     load_into(loaded, tmp_path)
     assert float(loaded.layers[1].bias.numpy()[0]) == before + 1
+
+
+def test_a_step_pays_nothing_for_a_state_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_for_peers, "_MOST_OWN", 0)
+    peers = KeptForPeers(network(), cast(Survivor, Memory()), FILE)
+
+    @tf.function  # type: ignore[untyped-decorator]  # as above
+    def step() -> Any:
+        return peers.with_state_kept({"loss": tf.constant(1.0)}, lambda: point(1))
+
+    assert float(step()["loss"]) == 1.0
+    graph = step.get_concrete_function().graph
+    assert not {each.type for each in graph.get_operations()} & {"ReadVariableOp", "EagerPyFunc"}
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("keeping_s", "every"), [(0.0, 1), (0.002, 1), (0.05, 17)])
+def test_keeping_the_state_takes_its_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, keeping_s: float, every: int
+) -> None:
+    """Of steps that take 100 ms by themselves, 3 % are 3 ms."""
+    clock = Clock()
+    monkeypatch.setattr(kept_for_peers, "time", clock)
+    monkeypatch.setattr(kept_for_peers, "summing", lambda strategy: list)
+    peers = KeptForPeers(network(), cast(Survivor, Memory()), FILE)
+    begun: list[int] = []
+    kept: list[int] = []
+
+    def slow() -> FitPoint:
+        clock.now += keeping_s
+        kept.append(begun[-1])
+        return point(1)
+
+    @tf.function  # type: ignore[untyped-decorator]  # as above
+    def batch() -> Any:
+        return peers.with_state_kept(tf.constant(1.0), slow)
+
+    for each in range(1, 81):
+        begun.append(each)
+        batch()
+        clock.now += 0.1
+        peers.after_batch(lambda: point(0), is_kept=True)
+    later = [each for each in kept if each > 11]
+    assert {after - before for before, after in pairwise(later)} == {every}
 
 
 def test_a_state_that_is_not_finite_is_not_written(tmp_path: Path) -> None:

@@ -117,12 +117,11 @@ def _may_stop_within_epochs(callback: Any) -> bool:
 
 
 def overrides(
-    callback: Any, hooks: Sequence[str], *, base: type[Any] = keras.callbacks.Callback
+    one: Any, hooks: Sequence[str], *, base: type[Any] = keras.callbacks.Callback
 ) -> bool:
-    """Return whether a callback overrides one of these hooks of a base class."""
+    """Return whether a callback, or a model, overrides one of these hooks of a base class."""
     return any(
-        getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook)
-        for hook in hooks
+        getattr(getattr(one, hook), "__func__", None) is not getattr(base, hook) for hook in hooks
     )
 
 

@@ -72,7 +72,7 @@ class KeptBatches(keras.callbacks.Callback):
         self._has_begun = False
         self._size: int | None = None
         self._peers: KeptForPeers | None = None
-        self._has_own_step = type(self._model).train_step is not keras.Model.train_step
+        self._has_own_logs = has_own_logs(self._model)
         self._is_in_graph = False
         """Whether the graph of a step keeps the state."""
 
@@ -158,7 +158,7 @@ class KeptBatches(keras.callbacks.Callback):
     def _point_in_step(self) -> FitPoint | None:
         """Return where the fit is at the end of a step; None if it can't continue there."""
         ends_epoch = self._batch + 1 == self._batches
-        if ends_epoch and self._has_own_step:
+        if ends_epoch and self._has_own_logs:
             # A restart couldn't know its logs.
             return None
         self._used(self._batch)
@@ -215,6 +215,11 @@ def step_replaced(model: Any, make: Callable[[Any], Any]) -> Iterator[None]:
         if users is not None:
             model.train_step = users
         model.train_function = None
+
+
+def has_own_logs(model: Any) -> bool:
+    """Return whether a model's steps may have logs that its metrics don't have."""
+    return overrides(model, ("train_step", "compute_metrics"), base=keras.Model)
 
 
 def unsuitable(given: Mapping[str, Any], callbacks: Sequence[Any]) -> str | None:

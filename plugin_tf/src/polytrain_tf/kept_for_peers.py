@@ -17,7 +17,8 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from polytrain_tf.saved import Progress, save, variables_of
 from polytrain_tf.summing import summing
 
 _SHARE = 0.03
-"""Maximum share of the time in which what is held is copied."""
+"""Maximum share of the time in which the state is kept, and what is held is copied."""
 
 _BYTES_PER_S = 2e9
 """The rate at which TensorFlow copies what is held when it assigns new values."""
@@ -106,6 +107,12 @@ class KeptForPeers:
         self._times: list[float] = []
         """Seconds of each step that is measured."""
 
+        self._keeping_s = 0.0
+        """Seconds in which the state was kept since the last batch."""
+
+        self._keeping_times: list[float] = []
+        """These of each step that is measured."""
+
         self._lock = threading.Lock()
         self._is_held = False
         self._is_over = False
@@ -120,11 +127,14 @@ class KeptForPeers:
         if self._is_over:
             return
         if not is_kept and self._is_due:
-            self.keep(point())
+            with self._timed():
+                self.keep(point())
+        keeping_s, self._keeping_s = self._keeping_s, 0.0
         self._batches += 1
         before, self._ended_at = self._ended_at, time.monotonic()
         if _WARMUP < self._batches <= _WARMUP + _MEASURED:
             self._times.append(self._ended_at - before)
+            self._keeping_times.append(keeping_s)
             if len(self._times) == _MEASURED:
                 self._agree()
 
@@ -136,12 +146,16 @@ class KeptForPeers:
             point: returns where the fit is; None where it can't continue.
         """
         self._begin()
+        if self._is_over:
+            return outputs
 
         def keep(*values: tf.Tensor) -> bool:
             self.wait_if_held()
-            now = point()
-            if now is not None and self._is_due and not self._is_over:
-                self._put(now, values)
+            if self._is_due:
+                with self._timed():
+                    now = point()
+                    if now is not None:
+                        self._put(now, values)
             return True
 
         values = [part.read_value() for part in self._parts]
@@ -154,6 +168,12 @@ class KeptForPeers:
         self._begin()
         if not self._is_over:
             self._put(point, self._read())
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._keeping_s += time.monotonic() - began
 
     @property
     def _is_due(self) -> bool:
@@ -189,9 +209,11 @@ class KeptForPeers:
 
     def _agree(self) -> None:
         """Agree with all ranks on how often to keep the state."""
-        mine = [int(1e6 * self._size / _BYTES_PER_S), int(1e6 * statistics.median(self._times))]
-        copying, steps = summing(self._strategy)(mine)
-        self._every = max(1, math.ceil(copying / (_SHARE * max(1, steps))))
+        keeping_s = statistics.median(self._keeping_times)
+        step_s = statistics.median(self._times) - keeping_s
+        mine = [int(1e6 * (self._size / _BYTES_PER_S + keeping_s)), int(1e6 * step_s)]
+        costs, steps = summing(self._strategy)(mine)
+        self._every = max(1, math.ceil(costs / (_SHARE * max(1, steps))))
 
     def hold(self, point: int, has_time: Callable[[], bool]) -> int:
         """See `StateWriter`. The lost rank may have reported an epoch that this one ends soon."""
