@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -305,6 +306,29 @@ def test_a_run_that_ends_early_leaves_its_validations_to_the_next_driver(
     history = read_history([(tmp_path / "journal.jsonl").read_bytes()])
     assert history is not None
     assert history.validations.pending
+
+
+def test_a_stop_by_who_sees_the_training_end_ends_the_wait_for_validations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()
+
+    class Stopper:
+        @hookimpl
+        def polytrain_attempt_ended(self) -> None:
+            run.stop_requests.request(Stopped(by="observer", reason="enough"))
+
+    def slow(task: ValidationTask) -> Validated:
+        assert is_over.wait(60)
+        return scored(task)
+
+    run = driver(tmp_path, monkeypatch, validation=slow, observers=Observers([Stopper()]))
+    try:
+        conclusion = run.conclude()
+    finally:
+        is_over.set()
+    assert conclusion.stopped is not None
+    assert not conclusion.succeeded
 
 
 def test_a_function_that_is_never_used_is_warned_about(

@@ -17,6 +17,7 @@ from polytrain.events.attempt import (
     AgentLost,
     Diverged,
     Done,
+    DrainWanted,
     Event,
     ExactnessFound,
     Exited,
@@ -212,6 +213,10 @@ class Controller:
 
     def _handle_of_attempt(self, event: Event) -> None:
         """Handle an event on which the state machine decides."""
+        if isinstance(event, DrainWanted) and isinstance(self.state.phase, Concluded):
+            # Validations may be left, for which the run would wait.
+            self.validation_results.stopped = event.stopped or self.validation_results.stopped
+            return
         if isinstance(event, Joined | Done):
             self.health_monitor.take(event)
         if isinstance(event, Exited | AgentLost):

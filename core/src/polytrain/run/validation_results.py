@@ -22,6 +22,7 @@ from polytrain.text.described import numbered
 from polytrain.workers.agents.agent_host import PoolEvent
 from polytrain.workers.agents.calls import AgentEvent, SendCheckpoints
 from polytrain.workers.driver.mailbox import arrived
+from polytrain_plugins import Stopped
 
 if TYPE_CHECKING:
     from polytrain.run.controller import Controller
@@ -39,6 +40,9 @@ class ValidationResults:
     attached: AttachedWork | None = None
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
+
+    stopped: Stopped | None = None
+    """The request to stop that came when training had ended."""
 
     _unanswered: list[CheckpointsAsked] = field(default_factory=list)
     """Requests for checkpoints that wait for validations."""
@@ -103,12 +107,11 @@ class ValidationResults:
         while attached.is_busy and attached.failure is None:
             if run.lease.lost is not None:
                 return without_lease(run.lease.lost, run.state.attempt)
+            if self.stopped is not None:
+                return Conclude(succeeded=False, stopped=self.stopped, reason=str(self.stopped))
             for event in _arrived(run):
-                if isinstance(event, DrainWanted) and event.stopped is not None:
-                    stopped = event.stopped
-                    return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
                 # What comes of workers changes nothing any more.
-                if isinstance(event, Output | DriverEvent):
+                if isinstance(event, Output | DriverEvent | DrainWanted):
                     run.take(event)
         if attached.failure is not None:
             reason = "ValidationConfig(on_failure='fail') ends the run"
