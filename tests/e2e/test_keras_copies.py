@@ -253,3 +253,45 @@ def test_a_callback_that_may_keep_a_sum_within_epochs_is_named(
     [_, again] = journal(result.path, "Launched")
     assert again["step"] == 0
     assert "the callback Sums may keep something from batch to batch" in capfd.readouterr().err
+
+
+def test_a_loss_in_a_later_fit_doesnt_repeat_the_first(quiet: RunConfig, tmp_path: Path) -> None:
+    """Only the first fit of a function keeps its state: the run continues at its end."""
+
+    def by_two_fits(log: Path, deaths: Deaths) -> dict[str, Any]:
+        def train() -> None:
+            import polytrain_tf
+            from polytrain_tf.reporting import (
+                ReportCallback,
+                checkpointed_epoch,
+                checkpointed_model,
+            )
+
+            with polytrain_tf.strategy().scope():
+                model = checkpointed_model()
+                if model is None:
+                    model = network()
+                    model.compile(optimizer="adam", loss=LOSS)
+            watched(model, log, deaths)
+            data = polytrain.get_dataset_shard("train").to_tf(
+                feature_columns="x", label_columns="y", global_batch_size=32
+            )
+            for begins in (checkpointed_epoch(), 0):
+                model.fit(
+                    data,
+                    initial_epoch=begins,
+                    epochs=1,
+                    shuffle=False,
+                    verbose=0,
+                    callbacks=[ReportCallback()],
+                )
+
+        return {"train_loop_per_worker": train}
+
+    killed, undisturbed = tmp_path / "killed-steps", tmp_path / "steps"
+    result = fit(quiet, "killed", 2, **by_two_fits(killed, (Death(1, BATCHES + 3),)))
+    expected = fit(quiet, "undisturbed", 2, **by_two_fits(undisturbed, ()))
+    assert result.restarts == 1
+    assert [each["epoch"] for each in result.history] == [1, 1]
+    assert result.history == expected.history
+    assert state(result) == state(expected)
