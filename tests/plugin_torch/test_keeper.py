@@ -219,27 +219,36 @@ def test_statistics_of_a_lost_rank_are_those_of_its_last_forward_pass(
     within(train)
 
 
-@pytest.mark.parametrize("where", ["library", "end of epoch", "its variable changes"])
+@pytest.mark.parametrize(
+    "where", ["library", "end of epoch", "behind an evaluation within it", "its variable changes"]
+)
 def test_an_earlier_point_after_the_same_step_is_written_if_the_last_is_not_known_of_all_ranks(
     within: Within, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
     """An evaluation draws random numbers, and the lost rank hasn't ended it."""
 
     def loader(rank: Rank) -> Iterator[int]:
-        for batch in range(2):
+        for batch in range(3):
             rank.fetch_for(sys._getframe(1))
             yield batch
         rank.fetch_for(sys._getframe(1))
         rank.keeper.epoch_is_over()
+
+    def evaluate(rank: Rank) -> None:
+        for _ in loader(rank):
+            pass
 
     def train_epoch(rank: Rank) -> int:
         count = 0
         for _ in loader(rank):
             rank.step()
             count += where == "its variable changes"
+            if where == "behind an evaluation within it" and rank.keeper.steps == 2:
+                evaluate(rank)
         return count
 
     def train() -> None:
+        monkeypatch.setattr(keeper, "get_context", lambda: World(2))
         lost, rank = (Rank(monkeypatch, fetches=False) for _ in range(2))
         for each in (lost, rank):
             if where == "library":
@@ -263,6 +272,28 @@ def test_an_earlier_point_after_the_same_step_is_written_if_the_last_is_not_know
         assert torch.equal(torch.load(tmp_path / file_of(0))["torch"], before)
 
     within(train)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_variables_are_looked_at_after_an_epoch_only_if_another_rank_can_be_asked(
+    within: Within, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A look takes milliseconds, and more with many variables."""
+    looks = []
+
+    def train() -> None:
+        monkeypatch.setattr(keeper, "get_context", lambda: World(size))
+        rank = Rank(monkeypatch)
+        monkeypatch.setattr(rank.keeper.continuation, "expect_nothing_carried", looks.append)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 2:
+                break
+            rank.step()
+        rank.keeper.epoch_is_over()
+
+    within(train)
+    assert len(looks) == size - 1
 
 
 def test_buffers_that_differ_in_the_first_step_are_not_invented(

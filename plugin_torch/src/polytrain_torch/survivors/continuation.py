@@ -54,6 +54,12 @@ class Continuation:
         self._begin: Loop | None = None
         """The variables when the loop fetched its first batch; None if they aren't known."""
 
+    def is_of_loop(self, point: CleanPoint) -> bool:
+        """Return whether a point is where the loop fetches its batches; an evaluation's isn't."""
+        if self._loop is None or point.frames is None:
+            return False
+        return self._loop.is_at(point.frames)
+
     def refuse(self, why: str) -> None:
         """Note that a checkpoint can't hold the state from here on."""
         self.why_not = self.why_not or why
@@ -121,10 +127,11 @@ class Continuation:
             raise NotCleanError("the training function reads its checkpoint itself")
 
     def shows_carried(self, point: CleanPoint) -> bool:
-        """Return whether what a loop carries has changed by a point since its first step began.
+        """
+        Return whether a comparison with the first step would show what a loop carries to a point.
 
-        After this step it hasn't: a counter that is raised before the step has the same value. Only
-        a comparison with the fetch of the first batch shows it, and shows also what a loop sets
+        After this step it wouldn't: a counter that is raised before it has the same value. Only a
+        comparison with the fetch of the first batch shows it, and shows also what a loop sets
         once, in its first step.
         """
         return point.frames is None or point.first > self._first_point

@@ -201,8 +201,9 @@ class Keeper:
 
         An evaluation may follow, after whose end less is known of a rank that is lost in it.
         """
-        is_known = self._kept is not None and self.continuation.shows_carried(point)
-        if not is_known or not self._may_be_whole:
+        asks = self._kept is not None and get_context().get_world_size() > 1
+        shows = self.continuation.is_of_loop(point) and self.continuation.shows_carried(point)
+        if not (self._may_be_whole and asks and shows):
             return False
         try:
             self.continuation.expect_nothing_carried(point)

@@ -3,7 +3,8 @@
 A restarted function begins again: its code, the restored parts, and the place in its data have to
 bring it to the point where it was. A counter or a sum in a local variable would be lost, and the
 training would continue wrongly. So the variables that the rest of the loop reads are compared with
-those of the attempt's first step: they have to be the same, or to be in the saved progress.
+those of the attempt's first step, and at first with those of the fetch before it: they have to be
+the same, or to be in the saved progress.
 """
 
 from __future__ import annotations
@@ -104,6 +105,12 @@ class Loop:
     def __post_init__(self) -> None:
         self._first = _Variables(self.frames, self.known, has_batch=True)
 
+    def is_at(self, frames: Frames) -> bool:
+        """Return whether frames are at the same places of the code as this loop's."""
+        return [(frame.f_code, at) for frame, at in frames] == [
+            (frame.f_code, at) for frame, at in self.frames
+        ]
+
     def carried(
         self, frames: Frames, progress: Mapping[str, Any], *, has_batch: bool
     ) -> str | None:
@@ -117,9 +124,7 @@ class Loop:
         library = _library(frames)
         if library is not None:
             return f"its loop is in {library}, whose counters aren't known"
-        if [(frame.f_code, at) for frame, at in frames] != [
-            (frame.f_code, at) for frame, at in self.frames
-        ]:
+        if not self.is_at(frames):
             return "it trains in several places"
         now = _Variables(frames, self.known, has_batch=has_batch)
         for (name, where), value in now.references.items():
