@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from polytrain_tf.agreeing import overrides
 from polytrain_tf.private import DIVIDE_LOSS
 
 logger = logging.getLogger(__name__)
@@ -24,9 +25,8 @@ class OwnLossWarning(keras.callbacks.Callback):
     def __init__(self, model: Any) -> None:
         super().__init__()
         # A graph from an earlier fit has been checked already.
-        self._looks = model.train_function is None and any(
-            getattr(type(model), name) is not getattr(keras.Model, name)
-            for name in ("train_step", "compute_loss")
+        self._looks = model.train_function is None and overrides(
+            model, ("train_step", "compute_loss"), base=keras.Model
         )
 
     @contextmanager
