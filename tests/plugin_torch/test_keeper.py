@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -424,6 +426,27 @@ def test_after_one_step_variables_are_compared_with_those_before_it(
 
     within(train)
     assert copies.steps == []
+
+
+def test_what_a_loop_drops_in_its_first_step_is_let_go(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> None:
+        rank = Rank(monkeypatch, fetches=False)
+        # Only its identity is compared.
+        large: torch.Tensor | None = torch.empty(1, device="meta")
+        dropped = weakref.ref(large)
+        while True:
+            rank.fetch()
+            if rank.keeper.steps == 10:
+                break
+            if large is not None:
+                large = None
+            rank.step()
+        gc.collect()
+        assert dropped() is None
+
+    within(train)
 
 
 @pytest.mark.parametrize("by_next", [False, True])

@@ -17,12 +17,6 @@ _HEADER = 64
 
 _BEGUN, _POINT, _IS_FORECAST, _LENGTH, _ENDED = range(5)
 
-_POINTS = 6
-"""Slots for the last clean points. A GPU may be some of them behind its process."""
-
-_SLOTS = _POINTS + 4
-"""Those of two points' forecasts have two slots each: one is whole while the other is torn."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptState:
@@ -40,6 +34,12 @@ class KeptState:
 class KeptStates:
     """The memory, for its one writer or for a reader."""
 
+    POINTS = 6
+    """Number of the last clean points that have a slot. A GPU may be some behind its process."""
+
+    _SLOTS = POINTS + 4
+    """Those of two points' forecasts have two slots each: one is whole while the other is torn."""
+
     def __init__(self, descriptor: int, capacity: int) -> None:
         """
         Args:
@@ -49,7 +49,7 @@ class KeptStates:
         self.descriptor = descriptor
         self.capacity = capacity
         self._slot = _HEADER + (capacity + _HEADER - 1) // _HEADER * _HEADER
-        self.memory = memoryview(mmap.mmap(descriptor, self._slot * _SLOTS))
+        self.memory = memoryview(mmap.mmap(descriptor, self._slot * self._SLOTS))
         """All of it."""
 
         self.newest_at = 0
@@ -61,7 +61,7 @@ class KeptStates:
     def new(cls, capacity: int) -> KeptStates:
         """Return new memory for states of up to this many bytes."""
         descriptor = os.memfd_create("polytrain-kept")
-        os.ftruncate(descriptor, (_HEADER * 2 + capacity) * _SLOTS)
+        os.ftruncate(descriptor, (_HEADER * 2 + capacity) * cls._SLOTS)
         return cls(descriptor, capacity)
 
     def put(self, pieces: Sequence[bytes | memoryview], *, point: int, is_forecast: bool) -> bool:
@@ -76,9 +76,9 @@ class KeptStates:
         if len(content) > self.capacity:
             return False
         self._written += 1
-        number = point % _POINTS
+        number = point % self.POINTS
         if is_forecast:
-            number = _POINTS + point % 2 * 2 + self._written % 2
+            number = self.POINTS + point % 2 * 2 + self._written % 2
         begin = number * self._slot
         header = self.memory[begin : begin + _HEADER].cast("Q")
         header[_BEGUN] = self._written
@@ -93,7 +93,7 @@ class KeptStates:
     def read(self) -> tuple[KeptState, ...]:
         """Return the whole states, oldest first."""
         found = []
-        for number in range(_SLOTS):
+        for number in range(self._SLOTS):
             begin = number * self._slot
             header = self.memory[begin : begin + _HEADER].cast("Q")
             order = header[_ENDED]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from polytrain.extension import NotCleanError, Place
+from polytrain.extension import KeptStates, NotCleanError, Place
 from polytrain_torch.survivors.gpu_points import GpuPoints
 from polytrain_torch.survivors.live_parts import OnCpu
 from polytrain_torch.survivors.loop_variables import Frames
@@ -28,9 +28,6 @@ _STUCK_S = 0.2
 """On a GPU, so long may the gradients of a step take that only this rank has queued."""
 
 _NAP_S = 0.001
-
-_MOST_ALIKE = 6
-"""Number of points after one step that are known: small states are kept of as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +72,8 @@ class CleanPoints:
         self.last: CleanPoint | None = None
         """The last point that the training has passed."""
 
-        self._after_step: deque[CleanPoint] = deque(maxlen=_MOST_ALIKE)
-        """The points since the last step, which have the same parameters."""
+        self._after_step: deque[CleanPoint] = deque(maxlen=KeptStates.POINTS)
+        """The last points since a step, which have the same parameters, and small states."""
 
         self.has_stepped = False
         """Whether an optimizer has stepped since then."""

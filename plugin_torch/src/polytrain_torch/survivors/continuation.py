@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from polytrain.extension import NotCleanError, Survivor
+from polytrain.extension import KeptStates, NotCleanError, Survivor
 from polytrain_torch.survivors.byte_code import instruction_of
 from polytrain_torch.survivors.clean_points import CleanPoint
 from polytrain_torch.survivors.loop_variables import Frames, Loop, fetch_of_step, frames_from
@@ -52,7 +52,10 @@ class Continuation:
         """The variables when a batch was first fetched at each of these places."""
 
         self._begin: Loop | None = None
-        """The variables when the loop fetched its first batch; None if they aren't known."""
+        """The variables when the loop fetched its first batch; None once no point needs them."""
+
+        self._last_of_first = 0
+        """Number of the last point before the loop's second step."""
 
     def is_of_loop(self, point: CleanPoint) -> bool:
         """Return whether a point is where the loop fetches its batches; an evaluation's isn't."""
@@ -113,6 +116,16 @@ class Continuation:
             self._entered.clear()
         except Exception as error:  # variables and states may be anything
             self.refuse(f"its variables can't be looked at: {type(error).__name__}: {error}")
+
+    def pass_point(self, point: CleanPoint) -> None:
+        """Note a point. What the first step began with is held only while its state may be asked.
+
+        A GPU may be at an earlier point than this process.
+        """
+        if point.first <= self._first_point:
+            self._last_of_first = point.number
+        elif point.number >= self._last_of_first + KeptStates.POINTS:
+            self._begin = None
 
     def expect_possible(self, point: CleanPoint) -> None:
         """

@@ -366,6 +366,7 @@ class Keeper:
             on_cpu=self._live.on_cpu() if self._live.gpu is not None else (),
         )
         is_new = self._points.reach(point)
+        self.continuation.pass_point(point)
         copies = self._survivor.copies
         if copies is not None and is_new and self.continuation.shows_carried(point):
             step = self.steps if self._live.is_sharded or self._copies_replicas else None
