@@ -9,7 +9,7 @@ LOWEST := .venv-lowest
 DIST := .venv-dist
 ARGS ?=
 # Processes that run tests at once. Much of what tests do is to wait for other processes.
-JOBS ?= 4
+JOBS ?= 3
 
 # The versions of a development environment are pinned for one Python minor version at a time.
 PINS := .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])').txt

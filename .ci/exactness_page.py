@@ -208,6 +208,11 @@ PROMISES: Mapping[str, tuple[tuple[str, str, str], ...]] = {
             "but for rounding",
             "tests/e2e/test_keras_declarative.py::test_a_killed_run_ends_in_the_same_weights",
         ),
+        (
+            "no batch of a `fit` is repeated if another worker is left",
+            "yes",
+            "tests/e2e/test_keras_copies.py::test_a_fit_continues_within_an_epoch",
+        ),
     ),
 }
 """Heading → what is promised, whether it is exact, and the test."""

@@ -144,7 +144,7 @@ def test_a_job_in_a_file_trains_and_its_run_predicts(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB.format(directory=tmp_path))
     trained = command("run", f"{tmp_path}/job.toml", "--set", "num_boost_round=9")
     assert trained.returncode == 0, trained.stderr
-    assert trained.stdout.startswith(f"{tmp_path}/job: finished. train-rmse=0.")
+    assert trained.stdout.startswith(f"{tmp_path}/job: finished. train-rmse 0.")
     predict = ("predict", f"{tmp_path}/job", f"{tmp_path}/rows.parquet", "--keep", "id")
     predicted = command(*predict, "-o", f"{tmp_path}/out")
     assert predicted.returncode == 0, predicted.stderr

@@ -148,7 +148,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
         "reference",
         scaling(use_gpu="no"),
         "ScalingConfig.use_gpu",
-        "'no' is unknown",
+        "'no' is neither True nor False",
         "Give True or False",
     ),
     "use_gpu without a GPU": (

@@ -154,7 +154,8 @@ def field_problems(config: Any, name: str | None = None) -> Iterator[Problem]:
         elif (choices := _choices(hint)) and not _is_one_of(value, choices):
             given = [*choices, None] if NoneType in members else choices
             remedy = f"Give {' or '.join(map(repr, given))}"
-            yield Problem(field=path, what=f"{quoted(value)} is unknown", remedy=remedy)
+            wrong = "neither True nor False" if choices == [True, False] else "unknown"
+            yield Problem(field=path, what=f"{quoted(value)} is {wrong}", remedy=remedy)
 
 
 def _is_one_of(value: Any, choices: list[Any]) -> bool:
