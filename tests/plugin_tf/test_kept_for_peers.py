@@ -191,7 +191,7 @@ def test_a_step_pays_nothing_for_a_state_that_is_too_large(monkeypatch: pytest.M
 
 
 class Clock:
-    """Time that passes only when it is told to."""
+    """A clock that moves only when a test moves it."""
 
     now = 0.0
 

@@ -94,11 +94,10 @@ class KeptBatches(keras.callbacks.Callback):
         self._batches = int(self._data.cardinality()) if self._why_not is None else 0
 
     @contextmanager
-    def keeping(self, model: Any) -> Iterator[None]:
-        """In a `with` block around a model's `fit`, have its steps keep the state themselves."""
-        strategy = model.distribute_strategy
-        is_alone = not self._survivor.can_keep or strategy.num_replicas_in_sync == 1
-        if is_alone or self._why_not is not None or model.jit_compile or counts_batches(self._one):
+    def keeping(self) -> Iterator[None]:
+        """In a `with` block around the fit, have the model's steps keep the state themselves."""
+        keeps = self._has_peers and self._why_not is None
+        if not keeps or self._model.jit_compile or counts_batches(self._one):
             yield
             return
 
@@ -110,7 +109,7 @@ class KeptBatches(keras.callbacks.Callback):
 
             return step
 
-        with step_replaced(model, keeping_step):
+        with step_replaced(self._model, keeping_step):
             yield
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -152,7 +151,7 @@ class KeptBatches(keras.callbacks.Callback):
 
     @property
     def _has_peers(self) -> bool:
-        strategy = self.model.distribute_strategy
+        strategy = self._model.distribute_strategy
         return self._survivor.can_keep and strategy.num_replicas_in_sync > 1
 
     def _point_in_step(self) -> FitPoint | None:

@@ -99,7 +99,7 @@ def fit_watched(
                     for each in reports[:1]
                 ]
                 for each in kept:
-                    stack.enter_context(each.keeping(given["self"]))
+                    stack.enter_context(each.keeping())
                 listed = [used, *listed, *kept]
             given["callbacks"] = listed
             return own_fit(*bound.args, **bound.kwargs)

@@ -367,10 +367,10 @@ class Controller:
             case AcquireWorkers(avoid=avoid, without=without):
                 self.group.place(avoid=avoid, without=without)
             case Launch(attempt=attempt):
-                without_launch = launch(self, attempt)
-                if without_launch is not None:
+                conclusion = launch(self, attempt)
+                if conclusion is not None:
                     self.state = replace(self.state, phase=Concluded(succeeded=False))
-                    self._conclusion = without_launch
+                    self._conclusion = conclusion
             case SendRoster() | Leave():
                 self.group.call(action)
             case DrainAttempt():

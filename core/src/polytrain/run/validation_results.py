@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_WAIT_S = 1.0
-"""Maximum seconds of one wait: a signal just before it doesn't interrupt it."""
-
 
 @dataclass(slots=True, kw_only=True)
 class ValidationResults:
@@ -124,4 +121,4 @@ class ValidationResults:
 def _arrived(run: Controller) -> list[AgentEvent | DriverEvent | PoolEvent]:
     """Wait for mail, and return it."""
     with run.interrupts.allowed():
-        return [*arrived(run.mailbox, _LONGEST_WAIT_S)]
+        return [*arrived(run.mailbox)]

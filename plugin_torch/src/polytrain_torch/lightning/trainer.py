@@ -235,7 +235,7 @@ class Trainer(lightning.Trainer):
             name=name,
             keeps_place=self._reports.fit != SEARCH,
             is_split=not self._splits,
-            taken=self._batches_taken,
+            taken=partial(batches_of, self),
         )
         if not split.has_place:
             return split
@@ -299,9 +299,6 @@ class Trainer(lightning.Trainer):
 
     def _split_stream(self, loader: Any) -> Any:
         return sharded(loader, device=None, keeps_place=False) if self._splits else loader
-
-    def _batches_taken(self) -> int:
-        return batches_of(self)
 
 
 class WorkerEnvironment(ClusterEnvironment):

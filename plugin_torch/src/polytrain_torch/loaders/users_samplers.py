@@ -1,4 +1,4 @@
-"""Looks into samplers of users and libraries: what they know, and how they are told the epoch."""
+"""Looks into samplers of users and libraries: what they know, and how to set their epoch."""
 
 from __future__ import annotations
 

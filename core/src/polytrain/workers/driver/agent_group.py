@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 _CLOSE_TIMEOUT_S = 10.0
 
-_LONGEST_WAIT_S = 1.0
-"""Maximum seconds of one wait: a signal just before it doesn't interrupt it."""
-
 
 class AgentGroup:
     """A `WorkerGroup` of agents, on Ray or in the driver.
@@ -268,7 +265,8 @@ class AgentGroup:
         if new:
             self._launcher.call(dict.fromkeys(new, FetchShared(shared=self._data.shared)))
 
-    def _wait_limit(self, timeout: float | None) -> float:
-        limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)
-        deadline = self._pool_deadline
-        return limit_s if deadline is None else min(limit_s, max(0.0, deadline - time.monotonic()))
+    def _wait_limit(self, timeout: float | None) -> float | None:
+        if self._pool_deadline is None:
+            return timeout
+        left_s = max(0.0, self._pool_deadline - time.monotonic())
+        return left_s if timeout is None else min(timeout, left_s)
