@@ -24,7 +24,10 @@ EPOCHS, BATCHES = 3, 5
 
 
 def train(config: dict[str, Any]) -> None:
-    """Processes are killed in the first attempt, before a step that is counted from 1."""
+    """Processes are killed in the first attempt, in a step that is counted from 1.
+
+    If they have its gradients, all ranks have begun the step: they have copied the last one.
+    """
     import errno
     import os
     import signal
@@ -78,6 +81,10 @@ def train(config: dict[str, Any]) -> None:
         Steps.begun += 1
         with open(config["steps"], "a") as file:
             file.write(f"{rank}\n")
+        if not config["has_gradients"]:
+            die()
+
+    def die() -> None:
         if context.get_attempt() == 0 and Steps.begun == config["step"] and rank in config["ranks"]:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -86,6 +93,8 @@ def train(config: dict[str, Any]) -> None:
             begin()
             optimizer.zero_grad()
             (model(x)[:, 0] - y).square().mean().backward()
+            if config["has_gradients"]:
+                die()
             optimizer.step()
             scheduler.step()
         state.report({"rate": scheduler.get_last_lr()[0]}, epoch=epoch + 1)
@@ -107,7 +116,15 @@ def fit(
     result = torch_runs.fit(
         quiet,
         train,
-        {"step": 0, "ranks": (), "steps": str(steps), "normalizes": True, "refuses": 0, **config},
+        {
+            "step": 0,
+            "ranks": (),
+            "has_gradients": False,
+            "steps": str(steps),
+            "normalizes": True,
+            "refuses": 0,
+            **config,
+        },
         checkpoint_config=CheckpointConfig(memory=memory, written_by=written_by),
         failure_config=FailureConfig(max_failures=max_failures),
         **(changes or {}),
@@ -179,8 +196,9 @@ def test_another_number_of_workers_resumes_from_copies(
     quiet: RunConfig, tmp_path: Path, workers: int
 ) -> None:
     """Two took three steps of 32 rows; the others take the 64 that are left of the epoch."""
+    dies: dict[str, Any] = {"step": 4, "ranks": (1,), "has_gradients": True, "max_failures": 0}
     with pytest.raises(TrainingFailedError) as lost:
-        fit(quiet, tmp_path, memory=1, step=4, ranks=(1,), max_failures=0, normalizes=False)
+        fit(quiet, tmp_path, memory=1, normalizes=False, **dies)
     assert lost.value.path is not None
     newest = Result.from_path(lost.value.path).checkpoint
     changes = {"workers": workers, "restore_from": newest, "name": f"on {workers}"}
