@@ -13,14 +13,14 @@ from polytrain.config.configs import FailureConfig
 from polytrain.errors import FailureKind
 from polytrain.events.attempt import Done, Joined, Stacks, Started, WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
-from polytrain.policy.hangs import (
+from polytrain.policy.hang_detector import (
     AttemptStatus,
     DumpStacks,
     FailAttempt,
     HangDetector,
     WarnUser,
-    _Census,
 )
+from polytrain.policy.hangs import RankStatuses
 
 LIMIT = 300.0
 
@@ -28,7 +28,7 @@ LIMIT = 300.0
 class Watched:
     """A world of two in a test's hands, with a clock."""
 
-    def __init__(self, *hosts: str, **config: float | None) -> None:
+    def __init__(self, *hosts: str, **config: float | str | None) -> None:
         self.play = Play(2, max_failures=1).launched()
         self.hang_detector = HangDetector(
             config=FailureConfig(**config),  # type: ignore[arg-type]
@@ -139,6 +139,14 @@ def test_a_warning_is_given_once_for_each_quiet_time() -> None:
         assert watched.quiet(1, 0.0).look() is None
 
 
+def test_a_stopped_rank_is_warned_of_once_however_long_it_is_stopped() -> None:
+    watched = Watched(hang_action="warn").training()
+    watched.quiet(1, 12.0, stopped=10.0).look()
+    assert isinstance(watched.stacks(0, 1).look(), WarnUser)
+    assert watched.quiet(1, LIMIT / 2, stopped=LIMIT / 2 - 2).look() is None
+    assert watched.quiet(1, LIMIT, stopped=LIMIT - 2).look() is None
+
+
 def test_a_warning_about_one_rank_doesnt_hide_another() -> None:
     watched = Watched().training().quiet(1, idle=False)
     watched.look()
@@ -167,7 +175,9 @@ def test_another_generations_trainers_are_another_matter() -> None:
 
 def test_a_rank_that_left_is_the_cause() -> None:
     watched = Watched().training()
-    watched.play.tell(reported(1, 5), Done(attempt=0, rank=1))
+    done = Done(attempt=0, rank=1)
+    watched.play.tell(reported(1, 5), done)
+    watched.hang_detector.take(done, now=watched.now)
     watched.quiet(0).look()
     found = watched.stacks(0, 1).look()
     assert isinstance(found, FailAttempt)
@@ -246,9 +256,14 @@ def test_a_rank_that_joins_while_stacks_are_gathered_was_late_all_the_same() -> 
     assert found.failure.rank == 1
 
 
-class _LooksAtEveryRank(_Census):
-    def may_hang(self, *, inside: int, all_known: bool) -> bool:
-        return True
+def _sorted_anew(ranks: RankStatuses) -> RankStatuses:
+    """The same ranks, of which nothing is known but their latest statuses and warnings."""
+    anew = RankStatuses(config=ranks.config, world_size=ranks.world_size, warned=set(ranks.warned))
+    for its in ranks.inside.values():
+        anew.take(its)
+    for rank in ranks.done:
+        anew.left(rank)
+    return anew
 
 
 _SECONDS = st.sampled_from([0.0, 4.0, LIMIT / 2, LIMIT - 1, LIMIT])
@@ -274,18 +289,15 @@ def test_a_look_at_every_rank_after_every_event_finds_no_more(
     """It would cost the driver of thousands of ranks the square of their number."""
     config = FailureConfig(hang_timeout_s=LIMIT, hang_action=action)
     quick, thorough = (HangDetector(config=config, attempt=0, world_size=3) for _ in range(2))
-    thorough._census = _LooksAtEveryRank(config=config)
-    done: set[int] = set()
+    status = AttemptStatus(attempt=0, offered=None, steps={})
 
     def look() -> DumpStacks | WarnUser | FailAttempt | None:
-        status = AttemptStatus(attempt=0, offered=None, done=frozenset(done), steps={})
+        thorough._ranks = _sorted_anew(thorough._ranks)
         found, expected = (each.look(status, now=0.0) for each in (quick, thorough))
         assert found == expected
         return found
 
     for happening in happenings:
-        if isinstance(happening, Done):
-            done.add(happening.rank)
         for detector in (quick, thorough):
             detector.take(happening, now=0.0)
         # A hang that is only warned of is looked at again and again.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polytrain.config.configs import FailureConfig
 from polytrain.events.attempt import WorkerStatus
 from polytrain.linux.progress_page import WorkerStage
-from polytrain.policy.hangs import Hung, Suspicious, judge
+from polytrain.policy.hangs import Hung, RankStatuses, Suspicious, judge
 
 LIMIT = 300.0
 
@@ -51,13 +51,13 @@ def verdict(
     action: Literal["kill_if_idle", "kill", "warn"] = "kill_if_idle",
     limit: float | None = LIMIT,
 ) -> Any:
-    return judge(
-        {its.rank: its for its in known},
-        world_size=world_size,
-        done=done,
-        steps=steps or {},
-        config=FailureConfig(hang_timeout_s=limit, hang_action=action),
-    )
+    config = FailureConfig(hang_timeout_s=limit, hang_action=action)
+    ranks = RankStatuses(config=config, world_size=world_size)
+    for its in known:
+        ranks.take(its)
+    for rank in done:
+        ranks.left(rank)
+    return judge(ranks, steps=steps or {})
 
 
 def test_ranks_that_all_wait_hang_and_none_is_accused() -> None:
@@ -188,7 +188,7 @@ def test_by_default_only_what_is_certain_ends_an_attempt(
 ) -> None:
     size, known = world
     done = frozenset(data.draw(st.sets(st.integers(0, size - 1))))
-    found = judge(known, world_size=size, done=done, steps={}, config=FailureConfig())
+    found = verdict(*known.values(), world_size=size, done=done)
     inside = set(range(size)) - done
     stopped = any(known[r].stopped_s >= 10 for r in inside & known.keys())
     all_idle = bool(inside) and all(

@@ -22,7 +22,7 @@ from polytrain.events.attempt import (
     Purpose,
     Unkillable,
 )
-from polytrain.policy.hangs import DumpStacks, FailAttempt, HangDetector, WarnUser
+from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
 from polytrain.policy.stragglers import Straggler, StragglerDetector
 from polytrain.record.entries import (
     LoadMeasured,

@@ -25,7 +25,7 @@ from polytrain.events.attempt import (
     Joined,
 )
 from polytrain.policy.failure import FailedAttempt, FailurePolicy
-from polytrain.policy.hangs import AttemptStatus
+from polytrain.policy.hang_detector import AttemptStatus
 from polytrain.policy.placement import Loss
 from polytrain.record.entries import (
     DivergenceFound,
@@ -198,12 +198,11 @@ class State:
         match self.phase:
             case Gathering(offers=offers):
                 offered: Collection[int] | None = offers
-                done: HashTrieSet[int] = HashTrieSet()
-            case Training(done=done):
+            case Training():
                 offered = None
             case _:
                 return None
-        return AttemptStatus(attempt=self.attempt, offered=offered, done=done, steps=self.steps)
+        return AttemptStatus(attempt=self.attempt, offered=offered, steps=self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
