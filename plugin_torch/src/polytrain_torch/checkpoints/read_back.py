@@ -155,11 +155,6 @@ def try_all(loads: Sequence[tuple[Any, Load]]) -> None:
             try_loading(type(part).__qualname__, partial(load, copied))
 
 
-def has_shards(model: torch.nn.Module) -> bool:
-    """Whether FSDP2 or tensor parallelism has sharded some of a model's parameters."""
-    return any(isinstance(each, DTensor) for each in model.parameters())
-
-
 def try_shards(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Load the states of a sharded model and its optimizers into unsharded copies without values.
 

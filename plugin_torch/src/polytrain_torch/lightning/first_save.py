@@ -10,7 +10,8 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import prune
 
-from polytrain_torch.checkpoints.read_back import Load, has_shards, try_all, try_shards
+from polytrain_torch.checkpoints.read_back import Load, try_all, try_shards
+from polytrain_torch.checkpoints.sharded_parts import is_sharded
 
 _BESIDE_SHARDS = "meta.pt"
 """File in a directory of shards, with everything but the shards."""
@@ -48,9 +49,9 @@ def read_back(saved: Path, trainer: Any) -> None:
     module = trainer.lightning_module
     schedulers = [each.scheduler for each in trainer.lr_scheduler_configs]
     loads = [*zip(schedulers, map(_load_state, states["lr_schedulers"]), strict=True)]
-    if has_shards(module):
+    if is_sharded(module):
         try_shards(module, trainer.optimizers)
-    if has_shards(module) or _is_flat(trainer.model):
+    if is_sharded(module) or _is_flat(trainer.model):
         try_all(loads)
         return
     load = partial(_load_module, states["state_dict"], strict=module.strict_loading)
