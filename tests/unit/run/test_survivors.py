@@ -39,7 +39,7 @@ from polytrain.record.history import JOURNAL, read_as
 from polytrain.record.repetition import ReportedHistory
 from polytrain.run import survivors
 from polytrain.run.copies import newest_common
-from polytrain.run.deadlines import Deadlines
+from polytrain.run.deadlines import Deadline, Deadlines
 from polytrain.run.states import Ending, State
 from polytrain.run.survivors import Survivors, in_order, newest_point
 from polytrain.storage.location import Location
@@ -76,6 +76,15 @@ class Run:
         self.survivors = Survivors(group=group, journal=journal, deadlines=Deadlines())  # type: ignore[arg-type]
         self.survivors.launched(0, 3)
         self.state = State(world_size=3, policy=FailurePolicy(max_failures=1))
+
+    @property
+    def deadline(self) -> float | None:
+        return self.survivors.deadlines.at(Deadline.SURVIVORS)
+
+    def pass_to(self, now: float) -> None:
+        """As the controller does at a time."""
+        if Deadline.SURVIVORS in self.survivors.deadlines.passed(now):
+            self.survivors.overdue()
 
     def keep(self) -> None:
         for rank in range(3):
@@ -144,15 +153,15 @@ def test_a_survivor_that_does_not_answer_is_killed_in_time(
     run = Run()
     run.keep()
     run.lose()
-    deadline = run.survivors.deadline
+    deadline = run.deadline
     assert deadline is not None
     assert 100 < deadline < 102
-    run.survivors.overdue()
+    run.pass_to(100.0)
     assert isinstance(run.last()[0], ReadKept)
     clock.now = deadline
-    run.survivors.overdue()
+    run.pass_to(clock.now)
     assert isinstance(run.last()[0], Kill)
-    assert run.survivors.deadline is None
+    assert run.deadline is None
 
 
 def test_a_survivor_has_all_its_time_however_late_what_is_kept_is_read(
@@ -171,7 +180,7 @@ def test_a_survivor_has_all_its_time_however_late_what_is_kept_is_read(
     assert isinstance(call, WriteState)
     assert call.settles_s == pytest.approx(0.9 * 2)
     assert call.limit_s == pytest.approx(0.9 * 12)
-    assert run.survivors.deadline == pytest.approx(112.9)
+    assert run.deadline == pytest.approx(112.9)
 
 
 def test_a_rank_that_a_stop_kills_has_the_time_to_free_its_memory(
@@ -184,12 +193,12 @@ def test_a_rank_that_a_stop_kills_has_the_time_to_free_its_memory(
     run.survivors.take(KeepsState(attempt=0, rank=0, size=20 * 10**9))
     assert run.survivors.ask_at_stop(number=4)
     clock.now = 104.5
-    run.survivors.overdue()
+    run.pass_to(clock.now)
     assert run.last() == (Kill(attempt=0), (2,))
     run.survivors.gone(2)
     assert isinstance(run.last()[0], ReadKept)
     clock.now = 105.4
-    run.survivors.overdue()
+    run.pass_to(clock.now)
     for each in (read(0, 7), read(1, 7), read(2, 7, alive=False)):
         run.survivors.take(each)
     assert isinstance(run.last()[0], WriteState)
@@ -208,7 +217,7 @@ def test_a_survivor_is_given_up_in_time_for_the_copies(monkeypatch: pytest.Monke
     assert isinstance(call, WriteState)
     assert call.limit_s <= 3
     clock.now = 103.0
-    run.survivors.overdue()
+    run.pass_to(clock.now)
     assert run.last() == (Kill(attempt=0), None)
     assert [each.reason for each in run.entries] == ["the survivors didn't answer in time"]
 
@@ -254,16 +263,16 @@ def test_a_host_whose_loss_is_not_noticed_yet_counts_as_lost(
     run.survivors.take(read(0, 7))
     run.survivors.take(read(2, 7))
     clock.now += 2
-    run.survivors.overdue()
+    run.pass_to(clock.now)
     assert isinstance(run.last()[0], WriteState)
-    assert run.survivors.deadline is not None
-    assert run.survivors.deadline > clock.now
+    assert run.deadline is not None
+    assert run.deadline > clock.now
     asked = len(run.calls)
     run.survivors.take(read(1, 7))
     run.survivors.lost(1)
     assert len(run.calls) == asked
     clock.now += 12
-    run.survivors.overdue()
+    run.pass_to(clock.now)
     assert isinstance(run.last()[0], Kill)
 
 
@@ -886,7 +895,7 @@ def test_a_rank_is_killed_at_a_stop_so_that_the_others_can_be_asked() -> None:
     run.survivors.launched(1, 3)
     run.survivors.take(KeepsState(attempt=1, rank=0, size=10))
     assert not run.survivors.ask(replace(run.state, saves=True), number=5)
-    assert run.survivors.deadline is None
+    assert run.deadline is None
 
 
 def sent(rank: int, number: int, *, newest: int = 0, reason: str = "") -> CopySent:

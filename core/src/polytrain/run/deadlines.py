@@ -43,6 +43,10 @@ class Deadlines:
         else:
             self._at[deadline] = at
 
+    def at(self, deadline: Deadline) -> float | None:
+        """Return the monotonic time of a deadline; None without one."""
+        return self._at.get(deadline)
+
     def passed(self, now: float) -> Iterator[Deadline]:
         """Remove and yield the deadlines that are over; none that is set meanwhile."""
         over = [deadline for deadline, at in self._at.items() if now >= at]

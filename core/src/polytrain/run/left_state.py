@@ -12,6 +12,7 @@ from polytrain.events.attempt import AgentLost, ConditionMet, Exited, Reported
 from polytrain.events.driver import DriverEvent
 from polytrain.events.output import Output
 from polytrain.run.attempts import last_reports
+from polytrain.run.deadlines import Deadline
 from polytrain.run.states import Training
 from polytrain.workers.agents.calls import AgentEvent, Kill, SurvivorEvent
 from polytrain_plugins import Stopped
@@ -84,9 +85,10 @@ def keep_state(run: Controller) -> None:
 
     def wait_while(is_busy: Callable[[], object]) -> None:
         while is_busy() and time.monotonic() < until and not run.interrupts.are_urgent:
-            deadline = survivors.deadline or until
+            deadline = run.deadlines.at(Deadline.SURVIVORS) or until
             run.group.wait(take, max(0.0, min(deadline, until) - time.monotonic()))
-            survivors.overdue()
+            if Deadline.SURVIVORS in run.deadlines.passed(time.monotonic()):
+                survivors.overdue()
 
     number = run.checkpoints.unused_number
     if not survivors.ask_at_stop(number=number, latest=until - _WITHOUT_SURVIVORS_S):

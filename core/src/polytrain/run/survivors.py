@@ -122,7 +122,6 @@ class Survivors:
     _sacrificed: int | None = None
     """The rank that is killed so that the others wait for it, and can be asked; None if none is."""
 
-    _is_asking: bool = False
     _kept: dict[int, KeptRead] = field(default_factory=dict)
     _left: list[int] = field(default_factory=list)
     """The ranks to ask next."""
@@ -132,7 +131,6 @@ class Survivors:
     """Why no survivor has written a state, though some were asked; empty if one has."""
 
     _number: int = 0
-    _until: float = 0.0
     _settle_until: float = 0.0
     """The monotonic time until which survivors may wait for a clean point."""
 
@@ -157,9 +155,8 @@ class Survivors:
         return self.has_copies or (bool(self._keepers) and self._world_size > 1)
 
     @property
-    def deadline(self) -> float | None:
-        """The monotonic time at which to call `overdue` without an event."""
-        return self._until if self._is_asking else None
+    def _is_asking(self) -> bool:
+        return self.deadlines.at(Deadline.SURVIVORS) is not None
 
     def launched(self, attempt: int, world_size: int) -> None:
         """Note that an attempt starts."""
@@ -286,10 +283,13 @@ class Survivors:
             self._wait_until(self._settle_until + _WRITE_S)
             self._ask_next()
 
+    def _know_nothing_of(self, rank: int) -> None:
+        self._know(KeptRead(attempt=self._attempt, rank=rank, states=(), is_alive=False))
+
     def lost(self, rank: int) -> None:
         """Note that a rank's agent is lost: a survivor may know its small states from elsewhere."""
         if self._is_asking and rank not in self._kept:
-            self._know(KeptRead(attempt=self._attempt, rank=rank, states=(), is_alive=False))
+            self._know_nothing_of(rank)
         elif rank in self._left:
             self._left.remove(rank)
 
@@ -302,15 +302,13 @@ class Survivors:
 
     def overdue(self) -> None:
         """Go on without the agents that haven't answered in time, or stop asking."""
-        if not self._is_asking or time.monotonic() < self._until:
-            return
         silent = sorted(set(range(self._world_size)).difference(self._kept))
         if not silent or not self._kept:
             self._end_without(self._refusals or "the survivors didn't answer in time")
             return
         # Their hosts may be gone, which is noticed later.
         for rank in silent:
-            self.lost(rank)
+            self._know_nothing_of(rank)
 
     def written(self, state: State) -> StateWritten | None:
         """Remove and return the state that a survivor has written, as rank 0's part.
@@ -353,14 +351,14 @@ class Survivors:
             self._end_without(self._refusals or "no rank has finished a step")
             return
         # The agent's limit comes first: its answer says why.
-        now = time.monotonic()
+        now, until = time.monotonic(), self.deadlines.at(Deadline.SURVIVORS) or 0.0
         call = WriteState(
             attempt=self._attempt,
             checkpoint=self._number,
             point=point,
             kept={rank: read.states for rank, read in self._kept.items()},
             settles_s=max(0.0, (self._settle_until - now) * 0.9),
-            limit_s=max(0.0, (self._until - now) * 0.9),
+            limit_s=max(0.0, (until - now) * 0.9),
         )
         self.group.call(call, (self._left.pop(0),))
 
@@ -414,7 +412,6 @@ class Survivors:
         """Wait for answers until a monotonic time; no longer if it is None."""
         if limit is not None:
             limit = min(limit, self._latest)
-        self._is_asking, self._until = limit is not None, limit or 0.0
         self.deadlines.set(Deadline.SURVIVORS, limit)
 
     def _end(self) -> None:
