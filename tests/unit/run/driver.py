@@ -5,23 +5,25 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
 import pytest
 from tests.unit.checkpoint.checkpoints import store_part
 
+from polytrain.backends.reference import Reference
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import PartStaged, PartStored, StateWritten
+from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.config.configs import CheckpointConfig, FailureConfig
+from polytrain.config.configs import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.errors import RunOwnedError
 from polytrain.events.attempt import (
     AgentsPlaced,
     Done,
-    DrainWanted,
     Exited,
     Joined,
     KeptRead,
@@ -29,35 +31,26 @@ from polytrain.events.attempt import (
     Reported,
     Stacks,
     Started,
-    stop_wanted,
 )
 from polytrain.events.driver import (
     DriverEvent,
-    Interrupted,
-    LeaseLost,
-    StacksWanted,
 )
 from polytrain.linux.kept_states import KeptState
 from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.divergence import DivergenceRule
-from polytrain.policy.failure import FailurePolicy
 from polytrain.policy.placement import NodeAddress, members
 from polytrain.policy.stop_rule import StopRule
 from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
+from polytrain.run.assembly import connected
 from polytrain.run.attached_work import AttachedWork
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
-from polytrain.run.deadlines import Deadlines
-from polytrain.run.health_monitor import HealthMonitor
-from polytrain.run.publisher import Publisher
-from polytrain.run.requests import RemoteRequests, StopRequests
-from polytrain.run.stacks_requests import StacksAnswers
-from polytrain.run.states import Conclude, State
-from polytrain.run.survivors import Survivors
-from polytrain.run.validation_results import ValidationResults
+from polytrain.run.interrupts import Interrupts
+from polytrain.run.requests import StopRequests
+from polytrain.run.run import Run
+from polytrain.run.states import Conclude
 from polytrain.storage.location import Location
 from polytrain.workers.agents.calls import (
     Acknowledge,
@@ -78,7 +71,7 @@ from polytrain.workers.agents.calls import (
 from polytrain.workers.driver.group import Handler
 from polytrain.workers.driver.mailbox import Mailbox, arrived
 from polytrain.workers.session.job import LaunchOrder
-from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
+from polytrain_plugins import CheckpointKind, Demand, Member, Offer
 
 BEGAN = 100.0
 """When a run begins, in seconds on its clock."""
@@ -219,6 +212,9 @@ class FakeLease:
     lost: RunOwnedError | None = None
     when_lost: Callable[[], None]
 
+    def notify(self, when_lost: Callable[[], None]) -> None:
+        self.when_lost = when_lost
+
     def check(self) -> None:
         if self.lost is not None:
             self.when_lost()
@@ -269,91 +265,58 @@ class Driver:
             world_size=self.world_size,
             token=1,
         )
-        run = RunInfo(
-            name="run", backend="reference", num_workers=self.world_size, path=str(self.path)
-        )
-        lease: Any = self.lease
         for clock in ("time.monotonic", "time.time"):
             self.monkeypatch.setattr(clock, lambda: group.now)
-        deadlines = Deadlines()
-
-        def post(event: DriverEvent | DrainWanted) -> None:
-            group.mailbox.put((event,))
-
-        lease.when_lost = lambda: post(LeaseLost())
-        self.stop_requests.notify(
-            lambda stopped: post(stop_wanted(stopped)), wake=lambda: post(Interrupted())
-        )
         with (
             Journal(location.open(), token=1) as journal,
             WorkerOutput(self.path / "logs", retry_s=0) as output,
             BackgroundTasks(mailbox=group.mailbox, at_once=True) as background_tasks,
         ):
             journal.write(Opened(anew=True, identity={}, world_size=self.world_size))
-            self.manager.divergences = journal.history.divergences
-            observers = self.observers
-            attached = self.attached(self.manager, journal)
-            self.controller = Controller(
-                state=State(
-                    world_size=self.world_size,
-                    policy=FailurePolicy(
-                        max_failures=self.max_failures,
-                        on_divergence=self.on_divergence,
-                        max_rollbacks=self.max_rollbacks,
-                    ),
-                ),
+            self.controller = connected(
+                self._run(location),
+                journal,
                 group=group,
-                checkpoints=CheckpointCoordinator(
-                    run=run,
-                    group=group,
-                    manager=self.manager,
-                    lease=lease,
-                    journal=journal,
-                    background_tasks=background_tasks,
-                    observers=observers,
-                    deadlines=deadlines,
-                    attached=attached,
-                ),
-                survivors=Survivors(
-                    group=group,
-                    journal=journal,
-                    deadlines=deadlines,
-                    has_copies=self.checkpoint_config.memory is not None,
-                ),
-                lease=lease,
-                journal=journal,
-                background_tasks=background_tasks,
-                publisher=Publisher(
-                    run=run,
-                    journal=journal,
-                    observers=observers,
-                    background_tasks=background_tasks,
-                    output=output,
-                ),
-                output=output,
-                health_monitor=HealthMonitor(
-                    config=self.failure_config, group=group, journal=journal, deadlines=deadlines
-                ),
-                stacks_answers=StacksAnswers(
-                    group=group,
-                    remote_requests=RemoteRequests(
-                        location.open(),
-                        1,
-                        stop=self.stop_requests.request,
-                        stacks=lambda request: post(StacksWanted(request)),
-                    ),
-                    background_tasks=background_tasks,
-                    deadlines=deadlines,
-                ),
                 mailbox=group.mailbox,
-                deadlines=deadlines,
-                validation_results=ValidationResults(
-                    attached=attached, release_workers=self.released.set
-                ),
-                stop_rule=self.stop_rule,
-                divergence_rule=self.divergence_rule,
+                output=output,
+                observers=self.observers,
+                background_tasks=background_tasks,
+                attached=self.attached(self.manager, journal),
+                release_workers=self.released.set,
+                interrupts=Interrupts(),
             )
+            self.controller.stop_rule = self.stop_rule
+            self.controller.divergence_rule = self.divergence_rule
             return self.controller.conclude()
+
+    def _run(self, location: Location) -> Run:
+        failures = replace(
+            self.failure_config,
+            max_failures=self.max_failures,
+            on_divergence=self.on_divergence,
+            max_rollbacks=self.max_rollbacks,
+        )
+        lease: Any = self.lease
+        return Run(
+            spec=RunSpec(
+                backend=Reference(),
+                scaling_config=ScalingConfig(num_workers=self.world_size),
+                run_config=RunConfig(
+                    failure_config=failures, checkpoint_config=self.checkpoint_config
+                ),
+            ),
+            datasets=(),
+            demand=Demand(),
+            cluster=None,
+            choice=None,
+            location=location,
+            identity={},
+            lease=lease,
+            past=None,
+            manager=self.manager,
+            start=StartingPoint(),
+            stop_requests=self.stop_requests,
+        )
 
     def staged(self, rank: int, number: int, *, waits: bool = False) -> PartStaged:
         """A rank has staged its part."""

@@ -20,7 +20,7 @@ from polytrain.events.driver import (
 from polytrain.events.output import OutputRoute
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers
-from polytrain.output.worker_output import LiveBars, is_one_place, opened_output
+from polytrain.output.worker_output import LiveBars, WorkerOutput, is_one_place, opened_output
 from polytrain.policy.divergence import divergence_rule
 from polytrain.policy.failure import FailurePolicy
 from polytrain.record.entries import CodeContent
@@ -80,15 +80,7 @@ def controller_of(
             bars=bars,
         )
     )
-    mailbox, deadlines = Mailbox(), Deadlines()
-
-    def post(event: DriverEvent | DrainWanted) -> None:
-        mailbox.put((event,))
-
-    run.lease.notify(lambda: post(LeaseLost()))
-    run.stop_requests.notify(
-        lambda stopped: post(stop_wanted(stopped)), wake=lambda: post(Interrupted())
-    )
+    mailbox = Mailbox()
     group = _group(run, observers, bars, mailbox)
     background_tasks = stack.enter_context(
         BackgroundTasks(mailbox=mailbox, at_once=run.spec.is_inline)
@@ -97,6 +89,49 @@ def controller_of(
     attached = _attached_work(run, group, journal, mailbox, stack)
     workers = stack.enter_context(contextlib.ExitStack())
     workers.callback(group.close)
+    controller = connected(
+        run,
+        journal,
+        group=group,
+        mailbox=mailbox,
+        output=output,
+        observers=observers,
+        background_tasks=background_tasks,
+        attached=attached,
+        release_workers=workers.close,
+        interrupts=interrupts,
+        commit_search=CommitSearch(
+            wake=lambda: mailbox.put((GitAnswered(),)), at_once=run.spec.is_inline
+        ),
+    )
+    stack.enter_context(controller.stacks_answers.remote_requests)
+    return controller
+
+
+def connected(
+    run: Run,
+    journal: Journal,
+    *,
+    group: WorkerGroup,
+    mailbox: Mailbox,
+    output: WorkerOutput,
+    observers: Observers,
+    background_tasks: BackgroundTasks,
+    attached: AttachedWork | None,
+    release_workers: Callable[[], None],
+    interrupts: Interrupts,
+    commit_search: CommitSearch | None = None,
+) -> Controller:
+    """Make a controller of parts that are open; it starts and closes nothing."""
+    deadlines = Deadlines()
+
+    def post(event: DriverEvent | DrainWanted) -> None:
+        mailbox.put((event,))
+
+    run.lease.notify(lambda: post(LeaseLost()))
+    run.stop_requests.notify(
+        lambda stopped: post(stop_wanted(stopped)), wake=lambda: post(Interrupted())
+    )
     failure = run.spec.run_config.failure_config
     rule = divergence_rule(failure)
     run.manager.divergences = journal.history.divergences
@@ -148,23 +183,24 @@ def controller_of(
         ),
         output=output,
         health_monitor=HealthMonitor(
-            config=run.spec.run_config.failure_config,
-            group=group,
-            journal=journal,
-            deadlines=deadlines,
+            config=failure, group=group, journal=journal, deadlines=deadlines
         ),
         stacks_answers=StacksAnswers(
             group=group,
-            remote_requests=stack.enter_context(
-                _remote_requests(run, lambda request: post(StacksWanted(request)))
+            remote_requests=RemoteRequests(
+                replace(run.location, retry_s=0).open(),
+                run.lease.token,
+                stop=run.stop_requests.request,
+                stacks=lambda request: post(StacksWanted(request)),
+                inline_thread=threading.get_ident() if run.spec.is_inline else None,
             ),
             background_tasks=background_tasks,
             deadlines=deadlines,
         ),
         mailbox=mailbox,
         deadlines=deadlines,
-        validation_results=ValidationResults(attached=attached, release_workers=workers.close),
-        commit_search=CommitSearch(wake=lambda: post(GitAnswered()), at_once=run.spec.is_inline),
+        validation_results=ValidationResults(attached=attached, release_workers=release_workers),
+        commit_search=commit_search,
         stop_rule=run.stop_rule,
         config_changes=None
         if failure.on_rollback is None
@@ -183,17 +219,6 @@ def _code_after(run: Run) -> CodeContent | None:
     configs = {dataset.name: dataset.config for dataset in run.datasets}
     now = code_of(run.spec, datasets=configs, salt=salt_of(run.identity))
     return None if now.items() <= run.identity["content"].items() else now
-
-
-def _remote_requests(run: Run, stacks: Callable[[str], None]) -> RemoteRequests:
-    is_inline = run.spec.is_inline
-    return RemoteRequests(
-        replace(run.location, retry_s=0).open(),
-        run.lease.token,
-        stop=run.stop_requests.request,
-        stacks=stacks,
-        inline_thread=threading.get_ident() if is_inline else None,
-    )
 
 
 def _attached_work(
