@@ -217,6 +217,51 @@ def test_categories_of_pandas_are_labels_weights_and_queries(
     assert predicted[0].tolist() == predicted[1].tolist()
 
 
+NARROW = {
+    "float16": lambda numbers: pa.array(np.asarray(numbers, np.float16)),
+    "decimal32": lambda numbers: pa.array([Decimal(int(n)) for n in numbers], pa.decimal32(6, 1)),
+}
+"""Types for which Arrow can't sort, or find equal values."""
+
+
+@both
+@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize("objective", ["regression", "ranking"])
+def test_labels_weights_scores_and_queries_may_be_of_narrow_types(
+    quiet: RunConfig, backend: str, objective: str, kind: str
+) -> None:
+    query = np.arange(ROWS) // 10
+    numbers = {"y": query % 3, "w": 1 + query % 2, "m": query % 4, "q": query}
+    options = {"weight": "w", MARGIN[backend]: "m"}
+    if objective == "ranking":
+        options[QUERY[backend]] = "q"
+    else:
+        del numbers["q"]
+    x = a_table().select(["x0", "x1", "x2"]).to_pydict()
+    wide, narrow = (
+        pa.table({**x, **{name: make(each) for name, each in numbers.items()}})
+        for make in (pa.array, NARROW[kind])
+    )
+    models = [
+        model_of(trained(quiet, table, backend=backend, objective=objective, **options))
+        for table in (wide, narrow)
+    ]
+    assert models[0] == models[1]
+
+
+@both
+@pytest.mark.parametrize("kind", NARROW)
+def test_categories_may_be_of_narrow_types(quiet: RunConfig, backend: str, kind: str) -> None:
+    codes = pa.array(np.arange(ROWS) % 4, pa.int8())
+    predicted = []
+    for make in (pa.array, NARROW[kind]):
+        categories = pa.DictionaryArray.from_arrays(codes, make([7.0, 5.0, 6.0, 8.0]))
+        table = a_table(z=categories)
+        result = trained(quiet, table, backend=backend)
+        predicted.append(result.predict(table).tolist())
+    assert predicted[0] == predicted[1]
+
+
 @both
 @pytest.mark.parametrize(
     ("weight", "what"), [(-1.0, "is negative (such as -1)"), (INF, "infinite")]

@@ -204,12 +204,20 @@ def test_types_that_frameworks_lack_become_ones_that_they_have() -> None:
             "decimal": pa.array([1], pa.decimal128(3, 1)),
             "nothing": pa.nulls(1),
             "number": pa.array([1], pa.int8()),
+            "halves": of_one_category(pa.array([1.5], pa.float16())),
+            "decimals": of_one_category(pa.array([1], pa.decimal32(3, 1))),
             "label": pa.array([1], pa.decimal128(3, 1)),
         }
     )
-    plain = plainly_typed(table, ["half", "decimal", "nothing", "number"])
+    plain = plainly_typed(table, table.column_names[:-1])
     assert list(map(str, plain.schema.types)) == [
         *("float", "double", "double", "int8"),
+        *("dictionary<values=float, indices=int8, ordered=0>",),
+        *("dictionary<values=double, indices=int8, ordered=0>",),
         "decimal128(3, 1)",
     ]
-    assert plain.column("half").to_pylist() == [1.5]
+    assert plain.column("half").to_pylist() == plain.column("halves").to_pylist() == [1.5]
+
+
+def of_one_category(categories: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), categories)

@@ -37,6 +37,13 @@ def test_groups_go_on_from_one_file_to_the_next(tmp_path: Path) -> None:
     assert group_starts(describe("train", tmp_path), "query").tolist() == list(range(0, 71, 7))
 
 
+@pytest.mark.parametrize("kind", [pa.decimal32(5, 1), pa.decimal64(9, 2), pa.float16()], ids=str)
+def test_types_that_arrow_hardly_knows_name_groups(kind: pa.DataType) -> None:
+    values = pa.array([2, 2, 1, 3, 3], pa.decimal128(9, 1)).cast(pa.float64()).cast(kind)
+    source = describe("train", pa.table({"query": values}))
+    assert group_starts(source, "query").tolist() == [0, 2, 3, 5]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

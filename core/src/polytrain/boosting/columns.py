@@ -30,7 +30,8 @@ def floats(column: pa.ChunkedArray) -> Numbers:
 def plainly_typed(table: pa.Table, columns: Collection[str]) -> pa.Table:
     """Convert half-precision, decimal and null columns to types that frameworks know.
 
-    Other types, and columns that aren't in `columns`, stay as they are.
+    Categories of these types are converted too. Other types, and columns that aren't in
+    `columns`, stay as they are.
     """
     chosen = set(columns)
     kinds = {field.name: _known(field.type) for field in table.schema if field.name in chosen}
@@ -91,6 +92,9 @@ def rows_by_leaf(leaves: Numbers) -> Iterator[tuple[int, Numbers]]:
 
 
 def _known(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_dictionary(kind):
+        values = _known(kind.value_type)
+        return None if values is None else pa.dictionary(kind.index_type, values, kind.ordered)
     if pa.types.is_float16(kind):
         return pa.float32()
     if pa.types.is_decimal(kind) or pa.types.is_null(kind):

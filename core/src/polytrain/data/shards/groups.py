@@ -76,6 +76,10 @@ def count_missing(values: pa.ChunkedArray) -> int:
 
 def _numbered(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """Return a number for each value: equal values have equal numbers."""
+    kind = values.type
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
+        # Arrow doesn't encode narrower ones.
+        values = values.cast(pa.decimal128(kind.precision, kind.scale))
     encoded = pc.dictionary_encode(values).unify_dictionaries()
     return np.concatenate(
         [np.empty(0, dtype=np.int64), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]
