@@ -29,12 +29,7 @@ from polytrain.workers.agents.agent_spec import PRELOAD_WITH_DATA
 from polytrain.workers.processes.channel import Message
 from polytrain.workers.processes.pool import Ended, ProcessPool, Sent, forked_pool
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
-from polytrain.workers.session.messages import (
-    is_of_survivor,
-    leave_message,
-    roster_message,
-    to_event,
-)
+from polytrain.workers.session.messages import leave_message, roster_message, to_event
 from polytrain_plugins import Backend, Job
 
 _HOST = "127.0.0.1"
@@ -187,8 +182,8 @@ class _World:
         if message[0] == "left":
             record.leaks = message[1]
             return
-        # A world of the kit has no agents: nothing is committed, nor resumed.
-        if message[0] == "staged" or is_of_survivor(message):
+        # A world of the kit has no agents: nothing is committed, kept or resumed.
+        if message[0] not in ("offer", "report", "done", "raised"):
             return
         match to_event(message, attempt=0, rank=rank):
             case Offered(offer=offer):

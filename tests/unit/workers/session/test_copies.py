@@ -29,7 +29,7 @@ from polytrain.storage.location import Location
 from polytrain.workers.processes.channel import FrameBuffer, Message, SocketChannel
 from polytrain.workers.session import copies as module
 from polytrain.workers.session.copies import Copies
-from polytrain.workers.session.messages import to_written_part
+from polytrain.workers.session.messages import to_part
 from polytrain.workers.session.survivor import NotCleanError, Place
 
 PLACE = Place(step=3, metrics={"loss": 0.5}, positions={})
@@ -358,7 +358,7 @@ def test_a_torn_copy_is_never_taken(tmp_path: Path, kills: int, is_alone: bool) 
         store = CheckpointStore(location=Location.of(run))
         assert copies
         for copy in copies.values():
-            part = to_written_part(copy, attempt_id=ATTEMPT, rank=0)
+            part = to_part(copy, attempt_id=ATTEMPT, rank=0)
             assert misplaced_part(part, scratch=run / "scratch" / COPIES, near=None) is None
             assert isinstance(stored_part(store, part), PartStored)
             assert _is_whole(run / CHECKPOINTS / directory_name(part.checkpoint, ATTEMPT))

@@ -24,7 +24,7 @@ from polytrain.workers.agents.sent_copies import Copy
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
 from polytrain.workers.session.job import LaunchOrder
-from polytrain.workers.session.messages import is_of_survivor, to_event, to_part, to_written_part
+from polytrain.workers.session.messages import to_event, to_part
 
 
 class KeptEnd:
@@ -262,11 +262,10 @@ class WorkerConnection:
         if message[0] == "imported":
             self._owner.preload(message)
             return
-        if is_of_survivor(message):
-            self._take_of_survivor(message)
-            return
         if message == ["reports"]:
             self._take_call()
+            return
+        if self._take_of_survivor(message):
             return
         if message[0] == "raised":
             # Pass on earlier output first: it may hold the reason.
@@ -283,7 +282,8 @@ class WorkerConnection:
                 to_part(message, attempt_id=self.order.attempt_id, rank=self._rank)
             )
 
-    def _take_of_survivor(self, message: Message) -> None:
+    def _take_of_survivor(self, message: Message) -> bool:
+        """Take a message about the state that the process keeps; return whether it is one."""
         match message:
             case ["keeps", kept, capacity, asking, size]:
                 self.kept = KeptEnd.opened(self.child.pid, kept, capacity, asking)
@@ -293,7 +293,7 @@ class WorkerConnection:
                 self._owner.emit(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
             case ["written" | "copied" as tag, *_, is_report, is_ahead, is_earlier]:
                 attempt_id = self.order.attempt_id
-                part = to_written_part(message, attempt_id=attempt_id, rank=self._rank)
+                part = to_part(message, attempt_id=attempt_id, rank=self._rank)
                 state = Copy(part, is_report, is_ahead, is_earlier)
                 if tag == "copied":
                     self.copies[part.checkpoint] = state
@@ -313,6 +313,9 @@ class WorkerConnection:
                 self._owner.emit(refused)
             case ["unwritten", checkpoint, why]:
                 self._owner.not_written(checkpoint, why)
+            case _:
+                return False
+        return True
 
     def _emit_output(self, stream: str, text: str) -> None:
         self._owner.emit(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))

@@ -24,8 +24,12 @@ from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.staging import COPIES, Stagings, clear, remove
 from polytrain.policy.copies import CopyPace
 from polytrain.workers.processes.channel import Channel, Message
-from polytrain.workers.session.messages import uncopied_message, uncopyable_message
-from polytrain.workers.session.survivor import NotCleanError, Place, message_of, staged_state
+from polytrain.workers.session.messages import (
+    uncopied_message,
+    uncopyable_message,
+    written_message,
+)
+from polytrain.workers.session.survivor import NotCleanError, Place, staged_state
 
 logger = logging.getLogger(__name__)
 
@@ -248,7 +252,7 @@ class Copies:
         self._keep_newest()
         name = directory_name(number, self.attempt)
         staging, place = staged_state(self._stagings, name, self.rank, write)
-        message = message_of(number, staging, place, is_copy=True)
+        message = written_message(number, staging, place, is_copy=True)
         self._unconfirmed = number, staging, message
 
     def _keep_newest(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import CheckpointsAsked, PartStaged, StagedPart, is_unwritable
@@ -38,6 +38,9 @@ from polytrain.events.notices import PreemptionInfo, Rollback, as_skipped
 from polytrain.functions.return_values import Returned
 from polytrain.workers.processes.channel import Message
 from polytrain_plugins import Member, Offer, Stopped, World
+
+if TYPE_CHECKING:
+    from polytrain.workers.session.survivor import Place
 
 _PROCESSES = ("polytrain.workers.session.worker_process", "polytrain.validation.validator")
 """Modules that call the user's functions in processes of their own."""
@@ -135,34 +138,17 @@ def keeps_nothing_message(why: str) -> Message:
     return ["keeps_nothing", why]
 
 
-def written_message(
-    number: int,
-    staged: str,
-    step: int,
-    metrics: Mapping[str, Any],
-    positions: Mapping[str, Any],
-    *,
-    validation: Mapping[str, Any] | None,
-    is_report: bool,
-    is_ahead: bool,
-    is_earlier: bool,
-    is_copy: bool,
-) -> Message:
+def written_message(number: int, staging: Path, place: Place, *, is_copy: bool) -> Message:
     """Return the message that the state is written as a checkpoint's part in this directory.
 
     Args:
         number: the checkpoint's number, or the copy's.
-        step: the session's step.
-        positions: data set → the position in it, as plain values.
-        validation: the validation that the report requests, as plain values; None if none is.
-        is_report: whether the report of the step is being made.
-        is_ahead: whether steps were taken since then.
-        is_earlier: whether the rank has made more reports since.
         is_copy: whether nobody has asked for it; see `Copies`.
     """
     tag = "copied" if is_copy else "written"
-    plain = [dict(metrics), dict(positions), validation]
-    return [tag, number, staged, step, *plain, is_report, is_ahead, is_earlier]
+    plain = [place.step, dict(place.metrics), place.plain_positions(), place.validation]
+    flags = [place.is_report, place.is_ahead, place.is_earlier]
+    return [tag, number, str(staging), {}, *plain, *flags]
 
 
 def uncopied_message(number: int) -> Message:
@@ -178,19 +164,6 @@ def uncopyable_message(number: int, why: str, *, is_last: bool) -> Message:
 def unwritten_message(number: int, why: str) -> Message:
     """Return the message that the process has no clean state to write."""
     return ["unwritten", number, why]
-
-
-def is_of_survivor(message: Message) -> bool:
-    """Whether a message is about the state that a process keeps, or has written after a loss."""
-    return message[0] in (
-        "keeps",
-        "keeps_nothing",
-        "written",
-        "unwritten",
-        "copied",
-        "uncopied",
-        "uncopyable",
-    )
 
 
 def saves_on_request_message() -> Message:
@@ -308,30 +281,14 @@ def _kind_of(error: BaseException, *, connection_lost: bool) -> FailureKind:
 
 
 def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
-    """Return the part of a checkpoint that a `staged` message describes."""
-    _, checkpoint, staged, stamps, step, metrics, positions, validation, _ = message
+    """Return the part of a checkpoint that a `staged`, `written` or `copied` message describes."""
+    _, checkpoint, staged, stamps, step, metrics, positions, validation, *_ = message
     return StagedPart(
         attempt_id=attempt_id,
         rank=rank,
         checkpoint=checkpoint,
         staged=Path(staged) if staged else None,
         stamps=stamps,
-        step=step,
-        metrics=metrics,
-        positions=positions,
-        validation=validation,
-    )
-
-
-def to_written_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
-    """Return the part that a `written` or `copied` message describes."""
-    _, number, staged, step, metrics, positions, validation, *_ = message
-    return StagedPart(
-        attempt_id=attempt_id,
-        rank=rank,
-        checkpoint=number,
-        staged=Path(staged),
-        stamps={},
         step=step,
         metrics=metrics,
         positions=positions,

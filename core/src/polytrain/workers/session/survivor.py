@@ -23,7 +23,7 @@ from polytrain.checkpoint.staging import Stagings, beneath, remove
 from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.linux.kept_states import KeptState, KeptStates
 from polytrain.text.metrics import plain_metrics
-from polytrain.workers.processes.channel import Channel, Message, SocketChannel
+from polytrain.workers.processes.channel import Channel, SocketChannel
 from polytrain.workers.session.messages import (
     keeps_message,
     keeps_nothing_message,
@@ -142,22 +142,6 @@ def staged_state(
         raise
 
 
-def message_of(number: int, staging: Path, place: Place, *, is_copy: bool) -> Message:
-    """Return the message that a state is written; see `written_message`."""
-    return written_message(
-        number,
-        str(staging),
-        place.step,
-        place.metrics,
-        place.plain_positions(),
-        validation=place.validation,
-        is_report=place.is_report,
-        is_ahead=place.is_ahead,
-        is_earlier=place.is_earlier,
-        is_copy=is_copy,
-    )
-
-
 @dataclass(slots=True, kw_only=True)
 class Survivor:
     """A worker process's side; see the module."""
@@ -248,4 +232,4 @@ class Survivor:
             why = str(error) if is_expected else f"{type(error).__name__}: {error}"
             self.channel.send(unwritten_message(number, why))
             return
-        self.channel.send(message_of(number, staging, place, is_copy=False))
+        self.channel.send(written_message(number, staging, place, is_copy=False))
