@@ -24,8 +24,8 @@ def failure(kind: FailureKind, *, rank: int = 0, message: str = "no", step: int 
 
 def attempt_of(*failures: Failure, **changes: Any) -> FailedAttempt:
     """An attempt of two ranks that has trained, and ended with these failures."""
-    attempt = failed_attempt(failures, world_size=2, has_reported=True, lasted_s=60.0)
-    return dataclasses.replace(attempt, **changes)
+    changes = {"lasted_s": 60.0, **changes}
+    return dataclasses.replace(failed_attempt(failures, world_size=2), **changes)
 
 
 LOST = attempt_of(failure(FailureKind.WORKER_LOST))
@@ -486,7 +486,7 @@ def test_the_limit_of_starts_does_not_lift_that_of_failures() -> None:
 
 
 def summed_up(*failures: Failure, world_size: int) -> FailedAttempt:
-    return failed_attempt(failures, world_size=world_size, has_reported=True, lasted_s=60.0)
+    return failed_attempt(failures, world_size=world_size)
 
 
 @given(world_size=st.integers(1, 6), ranks=st.lists(st.integers(0, 5), min_size=1, max_size=12))
@@ -526,9 +526,7 @@ def test_processes_that_are_lost_everywhere_are_no_error_of_the_user() -> None:
 def test_a_run_that_another_driver_has_is_not_retried() -> None:
     """Whatever else is wrong: peers that are killed on the way are no reason to go on."""
     taken = failure(FailureKind.LEASE_LOST, message="taken over by process 7 on elsewhere")
-    attempt = failed_attempt(
-        [failure(FailureKind.WORKER_LOST), taken], world_size=2, has_reported=True, lasted_s=60
-    )
+    attempt = failed_attempt([failure(FailureKind.WORKER_LOST), taken], world_size=2)
     assert attempt.root is taken
     decision = FailurePolicy(max_failures=-1, retry_user_errors=True).decide([attempt])
     assert not decision.restart
@@ -561,16 +559,12 @@ def test_a_lost_node_is_counted_once_though_it_ends_the_next_attempt_as_well() -
 
 def node_loss(node: str, *, trained: bool) -> FailedAttempt:
     """An attempt of ranks on nodes a and `node` that ended when the latter was lost."""
-    return failed_attempt(
-        [
-            failure(FailureKind.CONNECTION_LOST, rank=0),
-            failure(FailureKind.NODE_LOST, rank=1, message=f"its node {node} is gone"),
-        ],
-        world_size=2,
-        has_reported=trained,
-        lasted_s=1.0,
-        nodes=("a", node),
-    )
+    failures = [
+        failure(FailureKind.CONNECTION_LOST, rank=0),
+        failure(FailureKind.NODE_LOST, rank=1, message=f"its node {node} is gone"),
+    ]
+    attempt = failed_attempt(failures, world_size=2, nodes=("a", node))
+    return dataclasses.replace(attempt, has_reported=trained, lasted_s=1.0)
 
 
 DIVERGED = attempt_of(failure(FailureKind.DIVERGED, message="training diverges", step=7))

@@ -257,9 +257,9 @@ class FailurePolicy:
             return Decision(
                 restart=False, reason="retry_user_errors=False: exceptions aren't retried"
             )
-        if _exception_of(latest.root) in _BAD_DATA:
+        if _type_of(latest.root.message) in _BAD_DATA:
             return Decision(restart=False, reason="not retried, because the data would be the same")
-        if latest.on_every_rank and _exception_of(latest.root) in _BUGS:
+        if latest.on_every_rank and _type_of(latest.root.message) in _BUGS:
             return Decision(
                 restart=False,
                 reason="not retried, because every rank raised it: it would come again",
@@ -417,23 +417,12 @@ _OF_THE_CODE = (
 
 
 def failed_attempt(
-    failures: Sequence[Failure],
-    *,
-    world_size: int,
-    has_reported: bool,
-    lasted_s: float,
-    progress: int = 0,
-    rescued: int = 0,
-    nodes: Sequence[str] = (),
-    no_rollback: str = "",
-    without: str = "",
-    only_discards: bool = False,
+    failures: Sequence[Failure], *, world_size: int, nodes: Sequence[str] = ()
 ) -> FailedAttempt:
     """Sum up the failures of one attempt.
 
     Args:
         failures: failures in the order of their reports; not empty.
-        lasted_s: seconds from the launch to the first failure.
         nodes: the node of each rank; empty if they aren't known.
     """
     root = root_cause(failures)
@@ -449,18 +438,11 @@ def failed_attempt(
         root=root,
         on_every_rank=world_size > 1 and len(alike) == world_size,
         errors=frozenset(error for error in map(_error_of, own_errors) if error),
-        has_reported=has_reported,
-        lasted_s=lasted_s,
-        progress=progress,
-        rescued=rescued,
         nodes=frozenset(
             nodes[failure.rank]
             for failure in failures
             if failure.kind.is_loss and failure.rank is not None and failure.rank < len(nodes)
         ),
-        no_rollback=no_rollback,
-        without=without,
-        only_discards=only_discards,
     )
 
 
@@ -477,12 +459,8 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     return next(chain(taken, lost, own, failures))
 
 
-def _exception_of(failure: Failure) -> str:
-    """Return the type of a failure's exception, without its module."""
-    return _type_of(failure.message)
-
-
 def _type_of(message: str) -> str:
+    """Return the type of the exception that a failure's message begins with, without its module."""
     return message.removeprefix(NOT_JOINED).partition(":")[0].rpartition(".")[2]
 
 

@@ -450,14 +450,12 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
 def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     """Decide the next phase after a failure."""
     failures, diverged = tuple(ending.failures), ending.diverged
-    failure_of_attempt = failed_attempt(
-        failures,
-        world_size=state.world_size,
+    failure_of_attempt = replace(
+        failed_attempt(failures, world_size=state.world_size, nodes=state.nodes),
         has_reported=state.has_reported,
         lasted_s=ending.lasted_s,
         progress=state.progress,
         rescued=state.rescued,
-        nodes=state.nodes,
         no_rollback="" if diverged is None else diverged.problem,
         without="" if diverged is None else diverged.found.without,
         only_discards=diverged is not None
