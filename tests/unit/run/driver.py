@@ -68,8 +68,7 @@ from polytrain.workers.agents.calls import (
     StoreRest,
     WriteState,
 )
-from polytrain.workers.driver.group import Handler
-from polytrain.workers.driver.mailbox import Mailbox, arrived
+from polytrain.workers.driver.group import Handler, Mailbox, arrived
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Demand, Member, Offer
 

@@ -12,7 +12,7 @@ from polytrain.errors import FailureKind
 from polytrain.events.attempt import AgentLost, Event, Failed
 from polytrain.events.driver import TaskEnded
 from polytrain.run.background_tasks import BackgroundTask, BackgroundTasks
-from polytrain.workers.driver.mailbox import Mailbox
+from polytrain.workers.driver.group import Mailbox
 
 SECONDS = 30
 """After which a thread that should have come isn't waited for any more."""

@@ -44,8 +44,7 @@ from polytrain.run.survivors import Survivors
 from polytrain.run.validation_results import ValidationResults
 from polytrain.workers.agents.agent_spec import agent_spec
 from polytrain.workers.driver.agent_group import AgentGroup
-from polytrain.workers.driver.group import WorkerGroup
-from polytrain.workers.driver.mailbox import Mailbox
+from polytrain.workers.driver.group import Mailbox, WorkerGroup
 
 
 def controller_of(

@@ -13,7 +13,7 @@ from polytrain.checkpoint.parts import CheckpointEvent
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Event, Failed
 from polytrain.events.driver import TaskEnded
-from polytrain.workers.driver.mailbox import Mailbox
+from polytrain.workers.driver.group import Mailbox
 
 logger = logging.getLogger(__name__)
 

@@ -86,8 +86,7 @@ from polytrain.workers.agents.calls import (
     SendRoster,
     SurvivorEvent,
 )
-from polytrain.workers.driver.group import WorkerGroup
-from polytrain.workers.driver.mailbox import Mailbox
+from polytrain.workers.driver.group import Mailbox, WorkerGroup
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from polytrain.run.states import Conclude, Concluded
 from polytrain.text.described import numbered
 from polytrain.workers.agents.agent_host import PoolEvent
 from polytrain.workers.agents.calls import AgentEvent, SendCheckpoints
-from polytrain.workers.driver.mailbox import arrived
+from polytrain.workers.driver.group import arrived
 from polytrain_plugins import Stopped
 
 if TYPE_CHECKING:

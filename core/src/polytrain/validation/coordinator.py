@@ -31,8 +31,7 @@ from polytrain.validation.local_validator import LocalValidator
 from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
 from polytrain.workers.agents.agent_spec import zygote_for
 from polytrain.workers.driver.agent_group import AgentGroup
-from polytrain.workers.driver.group import WorkerGroup
-from polytrain.workers.driver.mailbox import Mailbox
+from polytrain.workers.driver.group import Mailbox, WorkerGroup
 from polytrain.workers.processes.zygote_connection import zygote_name
 from polytrain_plugins import Demand
 

@@ -13,7 +13,7 @@ from polytrain.workers.agents.agent_host import AgentHandle, Arrived
 from polytrain.workers.agents.calls import FetchShared
 from polytrain.workers.driver import agent_group
 from polytrain.workers.driver.agent_group import AgentGroup
-from polytrain.workers.driver.mailbox import Mailbox
+from polytrain.workers.driver.group import Mailbox
 
 
 @pytest.fixture

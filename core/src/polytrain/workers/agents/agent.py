@@ -154,11 +154,14 @@ class Agent:
     async def place(self) -> NodeAddress:
         """Return this agent's node once it is ready for a rank."""
         # Connect now: until the agent gets a rank, the zygote can import modules.
-        _, unusable, others = await asyncio.gather(
-            self._zygotes.connect(),
-            self._storage_problem(),
-            self._versions_unlike(),
-        )
+        connecting, check = self._zygotes.connect(), self._storage_check
+        unusable: str | None = None
+        others: tuple[str, ...] = ()
+        if check is None:
+            await connecting
+        else:
+            versions = asyncio.to_thread(versions_unlike, self._spec.versions)
+            _, unusable, others = await asyncio.gather(connecting, check.problem(), versions)
         self._scratch = Scratch.hold(self._spec.token)
         return replace(
             self._place, unusable=self._place.unusable or unusable, other_versions=others
@@ -409,14 +412,6 @@ class Agent:
             self._gpu_meter.close()
         await self._data.release()
         return zygote
-
-    async def _storage_problem(self) -> str | None:
-        return None if self._storage_check is None else await self._storage_check.problem()
-
-    async def _versions_unlike(self) -> tuple[str, ...]:
-        if self._storage_check is None:
-            return ()
-        return await asyncio.to_thread(versions_unlike, self._spec.versions)
 
     @property
     def _rank(self) -> int:

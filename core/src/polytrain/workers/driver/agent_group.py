@@ -33,8 +33,7 @@ from polytrain.workers.agents.calls import (
     LaunchProcess,
     RankAssignment,
 )
-from polytrain.workers.driver.group import AgentCluster, Handler
-from polytrain.workers.driver.mailbox import Mailbox, arrived
+from polytrain.workers.driver.group import AgentCluster, Handler, Mailbox, arrived
 from polytrain.workers.driver.worker_pool import WorkerPool
 from polytrain.workers.processes.cache import KeptZygote, keep, kept_or_new_zygote
 from polytrain.workers.processes.zygote_connection import ZygoteSpec, zygote_name

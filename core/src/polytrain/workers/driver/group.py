@@ -1,8 +1,10 @@
-"""The protocols of a run's workers: their group, its cluster, and the launcher of its agents."""
+"""Protocols of a run's workers: group, cluster, launcher of agents; and the driver's mailbox."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+import queue
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from polytrain.config.configs import ScalingConfig
@@ -10,17 +12,43 @@ from polytrain.events.driver import DriverEvent
 from polytrain.events.notices import LeavingNode
 from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.scaling import Starting
-from polytrain.workers.agents.agent_host import AgentHandle
+from polytrain.workers.agents.agent_host import AgentHandle, Delivery, PoolEvent
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, AgentEvent, Call, SharedStore, StreamOrder
-from polytrain.workers.driver.mailbox import Mailbox
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import Member
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
 
+Mailbox = queue.SimpleQueue[Delivery]
+"""Any thread may put events into it, and a signal handler: `put` is reentrant."""
+
+_LONGEST_WAIT_S = 1.0
+"""Maximum seconds of one wait: a signal just before it doesn't interrupt it."""
+
 Handler = Callable[[AgentEvent | DriverEvent], None]
+
+
+def arrived(
+    mailbox: Mailbox, timeout_s: float | None = None
+) -> Iterator[AgentEvent | DriverEvent | PoolEvent]:
+    """Wait for mail for at most a second, and yield all events that have arrived by then.
+
+    What arrives while they are handled is left to the next call. Workers may report as fast as the
+    driver handles reports, and only between two calls it looks at deadlines.
+
+    Args:
+        mailbox: the mailbox, which only this thread reads.
+        timeout_s: seconds to wait, if they are fewer.
+    """
+    with contextlib.suppress(queue.Empty):
+        limit_s = _LONGEST_WAIT_S if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S)
+        first = mailbox.get(timeout=limit_s)
+        others = mailbox.qsize()
+        yield from first
+        for _ in range(others):
+            yield from mailbox.get_nowait()
 
 
 class WorkerGroup(Protocol):

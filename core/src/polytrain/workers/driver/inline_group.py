@@ -47,8 +47,7 @@ from polytrain.workers.agents.calls import (
     StoreRest,
     WriteState,
 )
-from polytrain.workers.driver.group import Handler
-from polytrain.workers.driver.mailbox import Mailbox, arrived
+from polytrain.workers.driver.group import Handler, Mailbox, arrived
 from polytrain.workers.processes.channel import ConnectionClosedError, Message
 from polytrain.workers.session.job import LaunchOrder, WorkerJob
 from polytrain.workers.session.messages import (

@@ -20,8 +20,7 @@ from polytrain.policy.scaling import worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, OpenedBytes, StreamOrder
-from polytrain.workers.driver.group import AgentLauncher
-from polytrain.workers.driver.mailbox import Mailbox
+from polytrain.workers.driver.group import AgentLauncher, Mailbox
 from polytrain.workers.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from polytrain.ray_api import state as ray_state
 from polytrain.ray_api.state import draining_nodes, node_addresses
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import OpenedBytes
-from polytrain.workers.driver.group import StreamSource
+from polytrain.workers.driver.group import Mailbox, StreamSource
 from polytrain.workers.driver.local_cluster import Nothing
-from polytrain.workers.driver.mailbox import Mailbox
 from polytrain.workers.ray.launcher import RayAgentLauncher
 
 logger = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ from polytrain.workers.agents.calls import (
     StoreRest,
     without_assignments,
 )
-from polytrain.workers.driver.mailbox import Mailbox
+from polytrain.workers.driver.group import Mailbox
 from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
