@@ -183,7 +183,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> TrackedRun:
         assert process.returncode == (0 if driver is None else -signal.SIGKILL), errors
     history = read_history(Location.of(directory / "runs/run").open().read_log(JOURNAL))
     assert history is not None
-    assert history.launches == 4
+    assert history.ledger.launches == 4
     return TrackedRun(directory, [flat(metrics) for metrics in history.reports])
 
 

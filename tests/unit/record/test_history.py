@@ -100,7 +100,7 @@ def test_a_run_that_went_well(written: Written) -> None:
     journal.write(RunConcluded(stopped=None, succeeded=True, reason="every rank finished"))
     found = written.read()
     assert found.identity["backend"] == "reference"
-    assert (found.world_size, found.since_token, found.launches) == (3, 1, 1)
+    assert (found.world_size, found.since_token, found.ledger.launches) == (3, 1, 1)
     assert steps(found) == [1, 2, 3]
     assert found.metrics == {"step": 3}
     assert (found.succeeded, found.reason) == (True, "every rank finished")
@@ -121,7 +121,7 @@ def test_a_restart_undoes_what_came_after_its_checkpoint(written: Written) -> No
     report(journal, 3, 4, by="second")
     assert steps(written.read()) == [1, 2, 3, 4]
     assert by(written.read()) == ["first", "first", "second", "second"]
-    assert written.read().launches == 2
+    assert written.read().ledger.launches == 2
 
 
 def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> None:
@@ -134,7 +134,7 @@ def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> 
     found = written.read()
     assert steps(found) == [1, 2, 3]
     assert by(found) == ["first", "second", "second"]
-    assert (found.world_size, found.since_token, found.launches) == (4, 1, 2)
+    assert (found.world_size, found.since_token, found.ledger.launches) == (4, 1, 2)
 
 
 def replaced(written: Written, find: str, by: str) -> None:
@@ -200,7 +200,7 @@ def test_a_driver_that_died_leaves_an_incomplete_line(written: Written) -> None:
     second.write(Launched(attempt=0, step=1, start="/run/checkpoint", world_size=2))
     report(second, 2)
     found = written.read()
-    assert (steps(found), found.launches) == ([1, 2], 2)
+    assert (steps(found), found.ledger.launches) == ([1, 2], 2)
     assert not found.damage
 
 
@@ -242,7 +242,7 @@ def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
     first.write(RunConcluded(stopped=None, succeeded=True, reason="every rank finished"))
     written.driver(anew=True, backend="another")
     found = written.read()
-    assert (found.reports, found.launches, found.succeeded) == ((), 0, None)
+    assert (found.reports, found.ledger.launches, found.succeeded) == ((), 0, None)
     assert (found.since_token, found.identity["backend"]) == (2, "another")
     assert found.metrics == {}
 
@@ -263,7 +263,7 @@ def test_a_driver_whose_run_was_taken_says_nothing_more(written: Written) -> Non
     found = written.read()
     assert steps(found) == [1, 2, 3, 4]
     assert by(found) == ["first", "first", "second", "second"]
-    assert (found.launches, found.succeeded) == (2, None)
+    assert (found.ledger.launches, found.succeeded) == (2, None)
 
 
 @pytest.mark.parametrize("torn", ["in a line", "between lines", "with zeros"])

@@ -54,7 +54,7 @@ def as_known(expected: RunHistory | None, known: Known | None) -> Known | None:
     return Known(
         identity={"options": expected.identity["options"]},
         since_token=expected.since_token,
-        launches=expected.launches,
+        launches=expected.ledger.launches,
         history=tuple(expected.reports.since(0)),
         committed=0 if known is None else known.committed,
         succeeded=expected.succeeded,

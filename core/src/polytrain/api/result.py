@@ -453,28 +453,39 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
     def checkpoint(info: CheckpointInfo) -> Checkpoint:
         return Checkpoint(info.path, run.location.filesystem)
 
-    result = Result(
-        metrics=outcome.history[-1] if outcome.history else {},
-        history=outcome.history,
-        histories={0: outcome.history, **outcome.of_other_ranks},
+    stopped = outcome.conclusion.stopped
+    result = replace(
+        _of_record(outcome.record, run.location),
         checkpoint=checkpoint(outcome.newest) if outcome.newest else None,
         best_checkpoints=tuple((checkpoint(info), info.metrics) for info in outcome.best),
-        path=run.location.address,
-        restarts=outcome.restarts,
-        rollbacks=outcome.rollbacks,
-        ledger=outcome.ledger,
-        finished=outcome.stopped is None or outcome.stopped.is_final,
-        stopped=outcome.stopped,
+        finished=stopped is None or stopped.is_final,
+        stopped=stopped,
         error=outcome.error,
-        validation_failure=outcome.validation_failure,
-        why_not_exact=outcome.why_not_exact,
-        storage_filesystem=run.location.filesystem,
+        validation_failure=outcome.conclusion.validation_failure,
         returned=Returns(values=outcome.returned, may_unpickle=True),
         backend=run.spec.backend,
     )
     if outcome.error is not None:
         outcome.error.result = result
     return result
+
+
+def _of_record(record: RunHistory, location: Location) -> Result:
+    """What a run's record says by itself, as a result."""
+    return Result(
+        metrics=record.metrics,
+        history=record.reports,
+        histories={0: record.reports, **dict(sorted(record.of_other_ranks.items()))},
+        path=location.address,
+        restarts=record.ledger.restarts,
+        rollbacks=record.divergences.rollbacks,
+        ledger=record.ledger,
+        finished=record.is_finished,
+        stopped=record.stopped,
+        validation_failure=record.validation_failure,
+        why_not_exact=record.why_not_exact,
+        storage_filesystem=location.filesystem,
+    )
 
 
 def warn_of_damage(location: Location, history: RunHistory) -> None:
@@ -520,22 +531,11 @@ def recorded(
     def checkpoint(manifest: Manifest) -> Checkpoint:
         return Checkpoint(store.location_of(manifest.directory).address, location.filesystem)
 
-    return Result(
-        metrics=run_history.metrics,
-        history=run_history.reports,
-        histories={0: run_history.reports, **dict(sorted(run_history.of_other_ranks.items()))},
+    return replace(
+        _of_record(run_history, location),
         checkpoint=checkpoint(newest) if newest else None,
         best_checkpoints=tuple((checkpoint(each), each.metrics) for each in kept),
-        path=location.address,
-        restarts=max(0, run_history.launches - 1),
-        rollbacks=run_history.divergences.rollbacks,
-        ledger=run_history.ledger,
-        finished=run_history.is_finished,
-        stopped=run_history.stopped,
         error=error,
-        validation_failure=run_history.validation_failure,
-        why_not_exact=run_history.why_not_exact,
-        storage_filesystem=location.filesystem,
         returned=Returns(
             location=location if run_history.returned else None,
             file=run_history.returned or "",

@@ -159,11 +159,6 @@ class RunHistory:
     """Rank → how many reports of the last driver are known."""
 
     @property
-    def launches(self) -> int:
-        """Number of attempts."""
-        return len(self.attempts)
-
-    @property
     def is_finished(self) -> bool:
         """Whether the run has ended, and not by a request to stop."""
         return self.succeeded is not None and not self.is_stopped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind, TrainingFailedError
-from polytrain.events.notices import Rollback
 from polytrain.functions.return_values import Returned
 from polytrain.output.call_queues import CallQueues
 from polytrain.output.observers import Observers, follow_record, installed_observers, is_called
@@ -31,7 +30,6 @@ from polytrain.record.entries import Opened
 from polytrain.record.history import RunHistory
 from polytrain.record.journal import Journal, News
 from polytrain.record.ledger import Ledger
-from polytrain.record.reports import Reports
 from polytrain.run.assembly import controller_of
 from polytrain.run.controller import Controller
 from polytrain.run.interrupts import Interrupts
@@ -43,7 +41,7 @@ from polytrain.run.states import Conclude
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import StorageError
 from polytrain.text.described import first_few
-from polytrain_plugins import CheckpointInfo, Outcome, Stopped
+from polytrain_plugins import CheckpointInfo, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +53,8 @@ _CHANGES = 5
 class RunOutcome:
     """The outcome of a run, over all its drivers."""
 
-    history: Reports
-    """Rank 0's reported metrics, without those that a restart undid."""
-
-    of_other_ranks: Mapping[int, Reports]
-    """Reports of ranks above 0, by rank, if they are kept."""
-
+    record: RunHistory
+    conclusion: Conclude
     newest: CheckpointInfo | None
     """The newest intact checkpoint."""
 
@@ -70,20 +64,7 @@ class RunOutcome:
     returned: tuple[Returned | None, ...]
     """Return value of each rank's training function; empty if none returned anything."""
 
-    restarts: int
-    rollbacks: tuple[Rollback, ...]
-    """The divergences that have ended attempts."""
-
-    ledger: Ledger
-    stopped: Stopped | None
-    """The user, signal or condition that ended the run; None if its training has ended."""
-
     error: TrainingFailedError | None
-    validation_failure: str
-    """The reason that no checkpoint has a score if every validation failed; else empty."""
-
-    why_not_exact: tuple[str, ...] | None
-    """Why the run may not be exact over world sizes; None if it has no virtual workers."""
 
 
 @contextlib.contextmanager
@@ -323,18 +304,12 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         logger.warning("The run's checkpoints can't be read now: %s", unreadable.failures[0])
         newest = manager.newest()
     return RunOutcome(
-        history=controller.journal.history.reports,
-        of_other_ranks=dict(sorted(controller.journal.history.of_other_ranks.items())),
+        record=controller.journal.history,
+        conclusion=conclusion,
         newest=newest,
         best=() if run.lease.is_gone else tuple(manager.best()),
         returned=controller.publisher.returned
         if conclusion.succeeded and not conclusion.stopped
         else (),
-        restarts=controller.journal.history.ledger.restarts,
-        rollbacks=controller.journal.history.divergences.rollbacks,
-        ledger=controller.journal.history.ledger,
-        stopped=conclusion.stopped,
         error=error,
-        validation_failure=conclusion.validation_failure,
-        why_not_exact=controller.journal.history.why_not_exact,
     )
