@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from polytrain.events.attempt import Stacks
+from polytrain.run.deadlines import Deadline, Deadlines
 from polytrain.run.requests import NoAnswerError, RemoteRequests, RequestKind, ask
-from polytrain.run.stacks_requests import StacksRequests
+from polytrain.run.stacks_requests import StacksAnswers
 from polytrain.storage.location import Location
+from polytrain.workers.agents.calls import ReadStacks
 from polytrain_plugins import Stopped
 
 
@@ -57,29 +61,51 @@ def test_an_inline_run_answers_with_the_stack_of_its_thread(tmp_path: Path) -> N
     assert "test_an_inline_run_answers" in answer["stacks"]["0"]
 
 
+class Asked:
+    """A run's driver that is asked for stacks."""
+
+    def __init__(self) -> None:
+        self.calls: list[ReadStacks] = []
+        self.answers: dict[str, Mapping[int, str]] = {}
+        self.deadlines = Deadlines()
+        self.stacks = StacksAnswers(
+            group=SimpleNamespace(call=self.calls.append),  # type: ignore[arg-type]
+            remote_requests=SimpleNamespace(answer=self._answer),  # type: ignore[arg-type]
+            background_tasks=SimpleNamespace(submit=lambda task: task()),  # type: ignore[arg-type]
+            deadlines=self.deadlines,
+        )
+
+    def _answer(self, request: str, answer: Mapping[str, Mapping[int, str]]) -> None:
+        self.answers[request] = answer["stacks"]
+
+
 def test_stacks_answer_all_who_have_asked_meanwhile() -> None:
-    requests = StacksRequests()
-    assert requests.add("a", attempt=1, world_size=2, now=0)
-    assert not requests.add("b", attempt=1, world_size=2, now=1)
-    requests.take(Stacks(attempt=1, rank=1, text="one"))
-    requests.take(Stacks(attempt=0, rank=0, text="of an earlier attempt"))
-    assert list(requests.answered(now=1)) == []
-    requests.take(Stacks(attempt=1, rank=0, text="zero"))
-    assert list(requests.answered(now=2)) == [(each, {0: "zero", 1: "one"}) for each in "ab"]
-    assert requests.deadline is None
+    asked = Asked()
+    asked.stacks.wanted("a", attempt=1, world_size=2)
+    asked.stacks.wanted("b", attempt=1, world_size=2)
+    assert asked.calls == [ReadStacks(attempt=1, pausing=False)]
+    asked.stacks.take(Stacks(attempt=1, rank=1, text="one"))
+    asked.stacks.take(Stacks(attempt=0, rank=0, text="of an earlier attempt"))
+    assert asked.answers == {}
+    asked.stacks.take(Stacks(attempt=1, rank=0, text="zero"))
+    assert asked.answers == {each: {0: "zero", 1: "one"} for each in "ab"}
+    assert asked.deadlines.at(Deadline.STACKS) is None
 
 
-def test_stacks_that_do_not_come_are_not_waited_for() -> None:
-    requests = StacksRequests()
-    requests.add("a", attempt=1, world_size=2, now=0)
-    requests.take(Stacks(attempt=1, rank=1, text="one"))
-    assert requests.deadline == 12
-    assert list(requests.answered(now=12)) == [("a", {1: "one"})]
+def test_stacks_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    asked = Asked()
+    asked.stacks.wanted("a", attempt=1, world_size=2)
+    asked.stacks.take(Stacks(attempt=1, rank=1, text="one"))
+    assert asked.deadlines.at(Deadline.STACKS) == 112
+    asked.stacks.answer()
+    assert asked.answers == {"a": {1: "one"}}
 
 
 def test_a_new_attempt_is_asked_again() -> None:
-    requests = StacksRequests()
-    requests.add("a", attempt=1, world_size=2, now=0)
-    assert requests.add("b", attempt=2, world_size=1, now=5)
-    requests.take(Stacks(attempt=2, rank=0, text="zero"))
-    assert dict(requests.answered(now=6)) == {"a": {0: "zero"}, "b": {0: "zero"}}
+    asked = Asked()
+    asked.stacks.wanted("a", attempt=1, world_size=2)
+    asked.stacks.wanted("b", attempt=2, world_size=1)
+    assert [call.attempt for call in asked.calls] == [1, 2]
+    asked.stacks.take(Stacks(attempt=2, rank=0, text="zero"))
+    assert asked.answers == {"a": {0: "zero"}, "b": {0: "zero"}}

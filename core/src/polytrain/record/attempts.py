@@ -136,9 +136,6 @@ class Attempts:
     def __iter__(self) -> Iterator[AttemptOverview]:
         return iter(self._attempts)
 
-    def __len__(self) -> int:
-        return len(self._attempts)
-
 
 def _inexact(attempt: AttemptOverview, *, has_steps: bool) -> tuple[str, ...]:
     """Return what makes an attempt inexact, if it has steps that count."""
