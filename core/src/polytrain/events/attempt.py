@@ -401,6 +401,10 @@ class Load:
     """The use of each of its GPUs in the middle of the window; empty if it wasn't read."""
 
 
+STACKS_WITHIN_S = 12.0
+"""Seconds to wait for `Stacks`. An agent answers within ten seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
     """The stacks of a worker process."""

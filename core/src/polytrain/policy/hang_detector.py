@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 
 from polytrain.config.configs import FailureConfig
 from polytrain.errors import Failure, FailureKind
-from polytrain.events.attempt import Done, HealthEvent, Joined, Stacks, Started, WorkerStatus
+from polytrain.events.attempt import (
+    STACKS_WITHIN_S,
+    Done,
+    HealthEvent,
+    Joined,
+    Stacks,
+    Started,
+    WorkerStatus,
+)
 from polytrain.policy.hangs import Hung, RankStatuses, Suspicious, have, judge
 from polytrain.text.described import first_few
 
 _SHOWN_HOSTS = 4
 """Hosts that a message names."""
-
-_INQUIRY_S = 12.0
-"""Seconds to wait for stacks. An agent answers within ten seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +154,7 @@ class HangDetector:
         about = self._late(status, now) or judge(self._ranks, steps=status.steps)
         if about is None:
             return None
-        self._request = _StacksRequest(about=about, deadline=now + _INQUIRY_S)
+        self._request = _StacksRequest(about=about, deadline=now + STACKS_WITHIN_S)
         return DumpStacks(pausing=self._request.is_pausing)
 
     def _concluded(

@@ -6,15 +6,12 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
-from polytrain.events.attempt import Stacks
+from polytrain.events.attempt import STACKS_WITHIN_S, Stacks
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.deadlines import Deadline, Deadlines
 from polytrain.run.requests import RemoteRequests
 from polytrain.workers.agents.calls import ReadStacks
 from polytrain.workers.driver.group import WorkerGroup
-
-_STACKS_WITHIN_S = 12.0
-"""Seconds to wait for stacks. An agent answers within ten seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,7 +38,7 @@ class StacksAnswers:
         self._attempt, self._world_size = attempt, world_size
         self._stacks.clear()
         self.group.call(ReadStacks(attempt=attempt, pausing=False))
-        self.deadlines.set(Deadline.STACKS, time.monotonic() + _STACKS_WITHIN_S)
+        self.deadlines.set(Deadline.STACKS, time.monotonic() + STACKS_WITHIN_S)
 
     def take(self, stacks: Stacks) -> None:
         """Note a rank's stacks, and answer once all have come; ignore those of other attempts."""
