@@ -192,6 +192,7 @@ class Agent:
             yield batch
 
     def emit(self, event: AgentEvent) -> None:
+        """Send an event to the controller."""
         self._events.put_nowait(event)
 
     async def carry_out(self, call: AgentCall) -> None:
@@ -436,7 +437,7 @@ class Agent:
         gpus = order.members[self._rank].gpus
         if gpus and self._gpu_meter is None:
             self._gpu_meter = GpuMeter(gpus, self._environment)
-        worker = WorkerConnection(order, self._rank, self._spec, self._gpu_meter, owner=self)
+        worker = WorkerConnection(order, self._rank, self._spec, self._gpu_meter, agent=self)
         lines: list[socket.socket] = []
         try:
             for stream in streams:
@@ -521,10 +522,12 @@ class Agent:
         )
 
     def preload(self, message: Message) -> None:
+        """Have the zygote preload what a worker process says that it has imported."""
         _, modules, variables = message
         self._zygotes.preload(modules, variables, self._environment, self._spec.directory)
 
     def take_part(self, part: StagedPart, as_event: AsEvent | None = None) -> None:
+        """Store a part of a checkpoint that a worker process has staged."""
         assert self._scratch is not None
         self._newest_part = max(self._newest_part, part.checkpoint)
         near = self._spec.store.near_staging

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgpack
 
-from polytrain.checkpoint.parts import StagedPart
 from polytrain.events.attempt import CopyRefused, KeepsNothing, KeepsState
 from polytrain.events.output import BarMoved, Output
 from polytrain.linux.kept_states import KeptState, KeptStates
@@ -19,12 +18,15 @@ from polytrain.linux.nvidia_gpus import GpuMeter
 from polytrain.observe.probes import PeriodicProbe, Probe, ProgressProbe, UtilizationProbe
 from polytrain.observe.stacks import stacks_of
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import AgentEvent, WriteState
+from polytrain.workers.agents.calls import WriteState
 from polytrain.workers.agents.sent_copies import Copy
 from polytrain.workers.processes.channel import Message, ReportReader, Ring, calls_every_s
 from polytrain.workers.processes.child import Child
 from polytrain.workers.session.job import LaunchOrder
 from polytrain.workers.session.messages import to_event, to_part
+
+if TYPE_CHECKING:
+    from polytrain.workers.agents.agent import Agent
 
 
 class KeptEnd:
@@ -98,28 +100,6 @@ _RANKS_WITH_BARS = 8
 """Ranks whose bars are shown while they move: a terminal has no room for more."""
 
 
-class Owner(Protocol):
-    """Takes what a worker process sends: its agent."""
-
-    def emit(self, event: AgentEvent) -> None:
-        """Take an event or output."""
-
-    def take_part(self, part: StagedPart) -> None:
-        """Take a part of a checkpoint that the process has staged."""
-
-    def preload(self, message: Message) -> None:
-        """Take the message of the modules that the process has imported."""
-
-    def take_state(self, state: Copy) -> None:
-        """Take the state that it has written as a survivor."""
-
-    def copied(self, copies: Mapping[int, Copy]) -> None:
-        """Take all copies of the state that are there, when the process has made one."""
-
-    def not_written(self, checkpoint: int, why: str) -> None:
-        """Take the number of a checkpoint that it can't write as a survivor, and the reason."""
-
-
 class WorkerConnection:
     """The connection to one worker process. All methods run on the agent's event loop."""
 
@@ -129,7 +109,7 @@ class WorkerConnection:
         rank: int,
         spec: AgentSpec,
         gpu_meter: GpuMeter | None,
-        owner: Owner,
+        agent: Agent,
     ) -> None:
         """
         Raises:
@@ -153,7 +133,7 @@ class WorkerConnection:
 
         self._rank = rank
         self._spec = spec
-        self._owner = owner
+        self._agent = agent
         self._gpu_meter = gpu_meter
         self._watches: list[PeriodicProbe] = []
         self._reports = ReportReader(Ring(self.child.page.reports))
@@ -230,7 +210,7 @@ class WorkerConnection:
             )
         page, pid = self.child.page, self.child.pid
         self._watches = [
-            PeriodicProbe(probe, page=page, pid=pid, tell=self._owner.emit) for probe in probes
+            PeriodicProbe(probe, page=page, pid=pid, tell=self._agent.emit) for probe in probes
         ]
 
     def _look_away(self) -> None:
@@ -245,7 +225,7 @@ class WorkerConnection:
         events = [to_event(each, attempt=self.attempt, rank=self._rank) for each in reports]
         passes_all = self._rank == 0 or self._spec.passes_all_reports
         for event in events if passes_all else events[-1:]:
-            self._owner.emit(event)
+            self._agent.emit(event)
 
     def _take_call(self) -> None:
         self._cancel_look()
@@ -260,7 +240,7 @@ class WorkerConnection:
     def _take(self, message: Message) -> None:
         self._pass_reports_on(self._reports.before_message())
         if message[0] == "imported":
-            self._owner.preload(message)
+            self._agent.preload(message)
             return
         if message == ["reports"]:
             self._take_call()
@@ -276,9 +256,9 @@ class WorkerConnection:
             self._look_away()
         if message[0] in ("done", "drained"):
             self.has_finished = True
-        self._owner.emit(to_event(message, attempt=self.attempt, rank=self._rank))
+        self._agent.emit(to_event(message, attempt=self.attempt, rank=self._rank))
         if message[0] == "staged":
-            self._owner.take_part(
+            self._agent.take_part(
                 to_part(message, attempt_id=self.order.attempt_id, rank=self._rank)
             )
 
@@ -288,18 +268,18 @@ class WorkerConnection:
             case ["keeps", kept, capacity, asking, size]:
                 self.kept = KeptEnd.opened(self.child.pid, kept, capacity, asking)
                 if self.kept is not None:
-                    self._owner.emit(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
+                    self._agent.emit(KeepsState(attempt=self.attempt, rank=self._rank, size=size))
             case ["keeps_nothing", why]:
-                self._owner.emit(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
+                self._agent.emit(KeepsNothing(attempt=self.attempt, rank=self._rank, reason=why))
             case ["written" | "copied" as tag, *_, is_report, is_ahead, is_earlier]:
                 attempt_id = self.order.attempt_id
                 part = to_part(message, attempt_id=attempt_id, rank=self._rank)
                 state = Copy(part, is_report, is_ahead, is_earlier)
                 if tag == "copied":
                     self.copies[part.checkpoint] = state
-                    self._owner.copied(self.copies)
+                    self._agent.copied(self.copies)
                 else:
-                    self._owner.take_state(state)
+                    self._agent.take_state(state)
             case ["uncopied", number]:
                 self.copies.pop(number, None)
             case ["uncopyable", number, why, is_last]:
@@ -310,15 +290,15 @@ class WorkerConnection:
                     reason=why,
                     is_last=is_last,
                 )
-                self._owner.emit(refused)
+                self._agent.emit(refused)
             case ["unwritten", checkpoint, why]:
-                self._owner.not_written(checkpoint, why)
+                self._agent.not_written(checkpoint, why)
             case _:
                 return False
         return True
 
     def _emit_output(self, stream: str, text: str) -> None:
-        self._owner.emit(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))
+        self._agent.emit(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))
 
     def _emit_bars(self, rows: tuple[str, ...]) -> None:
-        self._owner.emit(BarMoved(attempt=self.attempt, rank=self._rank, rows=rows))
+        self._agent.emit(BarMoved(attempt=self.attempt, rank=self._rank, rows=rows))
