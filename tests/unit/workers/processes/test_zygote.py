@@ -453,6 +453,11 @@ def test_a_killed_drivers_workers_end_though_a_child_of_it_lives() -> None:
         os.kill(child, signal.SIGKILL)
 
 
+def another_client(first: ZygoteConnection) -> ZygoteConnection:
+    name = first.socket.getpeername().decode()
+    return ZygoteConnection.open(ZygoteSpec(name=name, environment={}, modules=(), path=()))
+
+
 def is_serving(preloaded: psutil.Process) -> bool:
     """Whether it waits for requests. Before, it has closed what it got from the node's zygote."""
     files = [os.readlink(file) for file in Path(f"/proc/{preloaded.pid}/fd").iterdir()]
@@ -462,8 +467,7 @@ def is_serving(preloaded: psutil.Process) -> bool:
 def test_the_preloaded_zygote_forks_for_all_clients_and_another_follows_it() -> None:
     """Clients number their worker processes themselves: two may have the same number."""
     with bare_zygote() as first:
-        second = ZygoteConnection.existing(first.socket.getpeername().decode())
-        assert second is not None
+        second = another_client(first)
         first.request(["preload", WORKER, ["csv"], {}, dict(os.environ), "/"])
         node = psutil.Process(first.pid)
         assert eventually(lambda: any(map(is_serving, node.children())))
@@ -485,8 +489,7 @@ def test_the_preloaded_zygote_forks_for_all_clients_and_another_follows_it() -> 
 
 def test_workers_of_the_preloaded_zygote_end_with_their_client() -> None:
     with bare_zygote() as first:
-        second = ZygoteConnection.existing(first.socket.getpeername().decode())
-        assert second is not None
+        second = another_client(first)
         first.request(["preload", WORKER, ["csv"], {}, dict(os.environ), "/"])
         node = psutil.Process(first.pid)
         assert eventually(lambda: any(map(is_serving, node.children())))

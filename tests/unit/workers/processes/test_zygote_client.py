@@ -207,7 +207,8 @@ def test_an_address_at_which_too_many_wait_is_tried_for_a_limited_time() -> None
     spec = spec_named(f"\0{secrets.token_hex(8)}")
     with taken(spec.name), pytest.raises(ConnectionError, match=r"doesn.t answer within 0\.05 s"):
         ZygoteConnection.open(spec, within_s=0.05)
-    assert ZygoteConnection.existing(spec.name) is None
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
+        client.connect(spec.name)
 
 
 def test_a_connection_is_made_once_there_is_room_for_it() -> None:

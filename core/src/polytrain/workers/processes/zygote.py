@@ -11,7 +11,7 @@ client.
     ["is current"]
 
 "fork" comes with descriptors: the worker's end of a socket pair, its standard output and error, its
-page, and further ones for its entry, the module whose `main` the process runs. `requests`
+page, and further ones for its entry, the module whose `main` the process runs. `channel`
 sends and receives these. The zygote answers
 
     ["forked", id, pid]

@@ -141,14 +141,6 @@ class ZygoteConnection:
             time.sleep(PAUSE_S)
         return connection
 
-    @classmethod
-    def existing(cls, name: str) -> ZygoteConnection | None:
-        """Connect to this user's zygote at an address; return None if there is none."""
-        try:
-            return _connected(name)
-        except OSError:
-            return None
-
     def request(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
         """Send a request, together with open descriptors.
 
