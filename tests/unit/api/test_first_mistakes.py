@@ -25,7 +25,7 @@ from polytrain import (
     get_dataset_shard,
     make_trainer,
 )
-from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.api.run_handle import RunHandle
 from polytrain.api.shown import Resumption
 from polytrain.backends.reference import Reference
 from polytrain.run.requests import StopRequests
@@ -119,10 +119,9 @@ def test_configurations_by_name_are_no_dict_of_options() -> None:
 
 def handle() -> RunHandle:
     return RunHandle(
-        lambda: Result(path="/runs/run"),
+        lambda _: Result(path="/runs/run"),
         name="run",
         requests=StopRequests(),
-        watcher=Watcher(),
         resumption=Resumption(address="/runs/run", new_name=None, starts_over=False),
     )
 
@@ -169,7 +168,7 @@ def test_a_call(call: Callable[[], Any], kind: type[Exception], message: str) ->
 def test_a_run_that_has_not_ended_in_time_is_named() -> None:
     ended = threading.Event()
 
-    def waits() -> Result:
+    def waits(_: object) -> Result:
         ended.wait()
         return RESULT
 
@@ -177,7 +176,6 @@ def test_a_run_that_has_not_ended_in_time_is_named() -> None:
         waits,
         name="first",
         requests=StopRequests(),
-        watcher=Watcher(),
         resumption=Resumption(address="/runs/run", new_name=None, starts_over=False),
     )
     try:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from polytrain import Result
-from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.api.run_handle import RunHandle
 from polytrain.api.shown import Resumption
 from polytrain.run.requests import StopRequests
 from polytrain_plugins import Stopped
@@ -19,10 +19,9 @@ from polytrain_plugins import Stopped
 
 def start(train: Callable[[], Result], requests: StopRequests) -> RunHandle:
     return RunHandle(
-        train,
+        lambda _: train(),
         name="run",
         requests=requests,
-        watcher=Watcher(),
         resumption=Resumption(address="/runs/run", new_name=None, starts_over=False),
     )
 

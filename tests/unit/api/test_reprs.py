@@ -29,7 +29,6 @@ from polytrain import (
     ValidationConfig,
     ValidationTaskConfig,
 )
-from polytrain.api.run_handle import Watcher
 from polytrain.api.shown import Resumption
 from polytrain.backends.reference import Reference
 from polytrain.record.reports import Reports
@@ -79,10 +78,9 @@ def result(**changes: Any) -> Result:
 
 def handle() -> RunHandle:
     return RunHandle(
-        lambda: result(),
+        lambda _: result(),
         name=LONG,
         requests=StopRequests(),
-        watcher=Watcher(),
         resumption=Resumption(address="/runs/run", new_name=None, starts_over=False),
     )
 

@@ -115,17 +115,16 @@ class RunHandle:
 
     def __init__(
         self,
-        train: Callable[[], Result],
+        train: Callable[[Watcher], Result],
         *,
         name: str,
         requests: StopRequests,
-        watcher: Watcher,
         resumption: Resumption,
     ) -> None:
         self._resumption = resumption
         self._name = name
         self._requests = requests
-        self._watcher = watcher
+        self._watcher = Watcher()
         self._future: Future[Result] = Future()
         # Then `cancel`, which asyncio calls with the task that awaits, has no effect.
         self._future.set_running_or_notify_cancel()
@@ -149,9 +148,9 @@ class RunHandle:
         step = [("step", str(status.step))] if status.step else []
         return f"{line(self._name, 40)}: {status.state}", [*step, *rows]
 
-    def _train(self, train: Callable[[], Result]) -> None:
+    def _train(self, train: Callable[[Watcher], Result]) -> None:
         try:
-            result = train()
+            result = train(self._watcher)
         except BaseException as error:  # whatever it is, `result()` raises it
             self._watcher.ended("failed")
             self._future.set_exception(error)

@@ -35,7 +35,7 @@ from polytrain.api.datasets import (
     start_problems,
 )
 from polytrain.api.result import Result, recorded, result_of, warn_of_damage
-from polytrain.api.run_handle import RunHandle, Watcher
+from polytrain.api.run_handle import RunHandle
 from polytrain.api.shown import Resumption, warn
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint
@@ -247,7 +247,6 @@ class Trainer:
             new_name=None if self._spec.run_config.name else location.name,
             starts_over=resume == "never",
         )
-        watcher = Watcher()
         with storage_needed(location):
             known = None if resume == "never" else previous_run(location.open())
             if known is not None and known.history is None:
@@ -283,10 +282,9 @@ class Trainer:
                     if wait:
                         return result
                     return RunHandle(
-                        lambda: result,
+                        lambda _: result,
                         name=location.name,
                         requests=StopRequests(),
-                        watcher=watcher,
                         resumption=resumption,
                     )
             # Released before the lease is.
@@ -297,10 +295,9 @@ class Trainer:
         if wait:
             return _trained(run, cluster, held, resumption)
         return RunHandle(
-            lambda: _trained(replace(run, watchers=(watcher,)), cluster, held, resumption),
+            lambda watcher: _trained(replace(run, watchers=(watcher,)), cluster, held, resumption),
             name=location.name,
             requests=run.stop_requests,
-            watcher=watcher,
             resumption=resumption,
         )
 

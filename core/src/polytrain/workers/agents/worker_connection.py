@@ -116,6 +116,7 @@ class WorkerConnection:
             OSError: the system has no descriptors left.
         """
         self.order = order
+        self.attempt = order.attempt
         self.child = Child(
             on_message=self._take,
             on_output=self._emit_output,
@@ -138,11 +139,6 @@ class WorkerConnection:
         self._watches: list[PeriodicProbe] = []
         self._reports = ReportReader(Ring(self.child.page.reports))
         self._next_look: asyncio.TimerHandle | None = None
-
-    @property
-    def attempt(self) -> int:
-        """The worker process's attempt."""
-        return self.order.attempt
 
     def discard(self) -> None:
         """Close everything: no process was forked."""
