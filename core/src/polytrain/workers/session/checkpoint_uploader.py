@@ -195,8 +195,8 @@ class CheckpointUploader:
         Raises:
             ConnectionClosedError: the agent is gone.
         """
-        while not self._asked_to_stop and (message := self._channel.poll()) is not None:
-            self._take(message)
+        if not self._asked_to_stop:
+            self._take_arrived()
         return self._asked_to_stop
 
     def preemption(self) -> PreemptionInfo | None:
@@ -205,8 +205,7 @@ class CheckpointUploader:
         Raises:
             ConnectionClosedError: the agent is gone.
         """
-        while (message := self._channel.poll()) is not None:
-            self._take(message)
+        self._take_arrived()
         return self._preemption
 
     def dropped_copies(self) -> list[tuple[int, bool]]:
@@ -215,8 +214,7 @@ class CheckpointUploader:
         Raises:
             ConnectionClosedError: the agent is gone.
         """
-        while (message := self._channel.poll()) is not None:
-            self._take(message)
+        self._take_arrived()
         dropped, self._dropped_copies = self._dropped_copies, []
         return dropped
 
@@ -254,6 +252,10 @@ class CheckpointUploader:
         while len(self._in_flight) > at_most:
             with during(WorkerStage.WAITING_FOR_COMMIT):
                 message = self._channel.receive()
+            self._take(message)
+
+    def _take_arrived(self) -> None:
+        while (message := self._channel.poll()) is not None:
             self._take(message)
 
     def _take(self, message: Message) -> None:

@@ -14,8 +14,6 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.config.run_spec import RunSpec
 from polytrain.functions.pickling import code_of_job, pickled_with
-from polytrain.policy.divergence import DivergenceRule, divergence_rule
-from polytrain.policy.stop_rule import StopRule, stop_rule
 from polytrain.storage.location import Location
 from polytrain_plugins import CheckpointKind, Member
 
@@ -69,16 +67,6 @@ class WorkerJob:
     def waits_for_commit(self) -> bool:
         """Whether a report with a checkpoint waits for the commit."""
         return self.spec.run_config.checkpoint_config.upload == "sync"
-
-    @property
-    def stop_rule(self) -> StopRule:
-        """The conditions that end the run."""
-        return stop_rule(self.spec.run_config)
-
-    @property
-    def divergence_rule(self) -> DivergenceRule | None:
-        """What counts as divergence; None if nothing does."""
-        return divergence_rule(self.spec.run_config.failure_config)
 
     def changed(self, order: LaunchOrder) -> WorkerJob:
         """Return the job of an attempt, with what `on_rollback` has returned."""

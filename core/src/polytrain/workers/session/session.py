@@ -21,7 +21,8 @@ from polytrain.events.notices import PreemptionInfo
 from polytrain.linux.clock import Clock
 from polytrain.linux.progress_page import beat
 from polytrain.policy.copies import CopyPace
-from polytrain.policy.divergence import DivergenceWatch
+from polytrain.policy.divergence import DivergenceWatch, divergence_rule
+from polytrain.policy.stop_rule import stop_rule
 from polytrain.text.metrics import plain_metrics
 from polytrain.workers.processes.channel import Channel, Message
 from polytrain.workers.session.checkpoint_files import (
@@ -139,11 +140,11 @@ class WorkerSession:
         self._step = self._first_step = order.start.step
         self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
-        stop_rule = job.stop_rule
-        self._stop_rule = stop_rule if world.me.rank == 0 and stop_rule.reads_reports else None
+        conditions = stop_rule(job.spec.run_config)
+        self._stop_rule = conditions if world.me.rank == 0 and conditions.reads_reports else None
         """The conditions that this rank checks; None once one is met."""
 
-        rule = job.divergence_rule
+        rule = divergence_rule(job.spec.run_config.failure_config)
         self._divergence: DivergenceWatch | None = None
         """Looks at each report; None if nothing counts as divergence."""
 
