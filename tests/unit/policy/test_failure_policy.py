@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Diverged
+from polytrain.events.notices import Rollback
 from polytrain.policy.failure import (
     FailedAttempt,
     FailurePolicy,
@@ -567,7 +569,11 @@ def node_loss(node: str, *, trained: bool) -> FailedAttempt:
     return dataclasses.replace(attempt, has_reported=trained, lasted_s=1.0)
 
 
-DIVERGED = attempt_of(failure(FailureKind.DIVERGED, message="training diverges", step=7))
+FOUND = Rollback(attempt=0, rank=0, step=7, good_step=6, reason="loss is nan")
+DIVERGED = attempt_of(
+    failure(FailureKind.DIVERGED, message="training diverges", step=7),
+    diverged=Diverged(attempt=0, found=FOUND),
+)
 
 
 @given(max_failures=st.integers(0, 3), rollbacks=st.integers(0, 3), count=st.integers(1, 8))
@@ -595,7 +601,12 @@ def test_the_last_rollback_names_all_that_were_before() -> None:
 def test_a_divergence_ends_the_run_where_there_is_no_way_back() -> None:
     assert not FailurePolicy(max_failures=-1, on_divergence="fail").decide([DIVERGED]).restart
     policy = FailurePolicy(on_divergence="rollback", max_rollbacks=4)
-    stuck = dataclasses.replace(DIVERGED, no_rollback="no batch can be left out")
+    no_batch = Diverged(attempt=0, found=FOUND, problem="no batch can be left out")
+    stuck = dataclasses.replace(DIVERGED, diverged=no_batch)
     assert policy.decide([stuck]).reason == "no batch can be left out"
-    gone_back = policy.decide([dataclasses.replace(DIVERGED, without="positions 1 to 2")])
-    assert gone_back.reason == "rollback 1 of max_rollbacks=4, without positions 1 to 2"
+    skipped = dataclasses.replace(FOUND, skipped={"train": ((0, 1, 3),)})
+    left_out = Diverged(attempt=0, found=skipped)
+    gone_back = policy.decide([dataclasses.replace(DIVERGED, diverged=left_out)])
+    assert gone_back.reason == (
+        "rollback 1 of max_rollbacks=4, without positions 1 to 2 of epoch 0 of 'train'"
+    )

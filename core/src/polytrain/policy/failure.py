@@ -7,12 +7,13 @@ a run's failed attempts, the latest last.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
 from typing import Any, Literal
 
 from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Diverged
 
 _START_FAILURES = 5
 """Consecutive attempts that may end before they train; then the run ends."""
@@ -126,14 +127,8 @@ class FailedAttempt:
     nodes: frozenset[str] = frozenset()
     """Nodes on which processes were lost."""
 
-    no_rollback: str = ""
-    """Why the run can't go back, if training has diverged; empty if it can."""
-
-    without: str = ""
-    """What is left out after that, for people."""
-
-    only_discards: bool = False
-    """Whether that only discards a survivor's state; see `FailurePolicy.only_discards`."""
+    diverged: Diverged | None = None
+    """What a rank's report has shown, if training has diverged."""
 
     @property
     def has_trained(self) -> bool:
@@ -186,17 +181,13 @@ class FailurePolicy:
     leaves_out: bool = False
     """Whether a rollback leaves batches out."""
 
-    def only_discards(self, skipped: Collection[str], problem: str) -> bool:
+    def only_discards(self, diverged: Diverged) -> bool:
         """Return whether after a divergence the run only discards a survivor's state.
 
         No report has shown that state to be good, so no batch is left out yet: the next attempt
         finds what diverges. That is no rollback.
-
-        Args:
-            skipped: the data sets of which something is left out.
-            problem: why nothing could be left out, if it was to be.
         """
-        return self.leaves_out and not skipped and not problem
+        return self.leaves_out and not diverged.found.skipped and not diverged.problem
 
     def decide(self, attempts: Attempts) -> Decision:
         """Decide about the latest failure.
@@ -220,14 +211,14 @@ class FailurePolicy:
 
     def _divergence_is_rolled_back(self, attempts: Attempts) -> Decision | None:
         """Go back, at most `max_rollbacks` times, unless the run is to end."""
-        latest = attempts[-1]
-        if latest.root.kind is not FailureKind.DIVERGED:
+        latest, diverged = attempts[-1], attempts[-1].diverged
+        if latest.root.kind is not FailureKind.DIVERGED or diverged is None:
             return None
         if self.on_divergence != "rollback":
             return Decision(restart=False, reason=f"on_divergence={self.on_divergence!r}")
-        if latest.no_rollback:
-            return Decision(restart=False, reason=latest.no_rollback)
-        if latest.only_discards:
+        if diverged.problem:
+            return Decision(restart=False, reason=diverged.problem)
+        if self.only_discards(diverged):
             return Decision(
                 restart=True,
                 reason="the state of a survivor, with which the attempt began, is discarded: no "
@@ -236,13 +227,16 @@ class FailurePolicy:
         own = [
             each.root
             for each in attempts
-            if each.root.kind is FailureKind.DIVERGED and not each.only_discards
+            if each.root.kind is FailureKind.DIVERGED
+            and each.diverged is not None
+            and not self.only_discards(each.diverged)
         ]
         known = [*self.rollbacks, *(f"step {each.step}: {each.message}" for each in own)]
         count = f"rollback {len(known)} of max_rollbacks={self.max_rollbacks}"
         if len(known) <= self.max_rollbacks:
-            without = f", without {latest.without}" if latest.without else ""
-            return Decision(restart=True, reason=f"{count}{without}")
+            without = diverged.found.without
+            also = f", without {without}" if without else ""
+            return Decision(restart=True, reason=f"{count}{also}")
         before = "; ".join(known[:-1])
         return Decision(
             restart=False, reason=f"{count}: none is left" + (f", after {before}" if before else "")

@@ -449,17 +449,14 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
 
 def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     """Decide the next phase after a failure."""
-    failures, diverged = tuple(ending.failures), ending.diverged
+    failures = tuple(ending.failures)
     failure_of_attempt = replace(
         failed_attempt(failures, world_size=state.world_size, nodes=state.nodes),
         has_reported=state.has_reported,
         lasted_s=ending.lasted_s,
         progress=state.progress,
         rescued=state.rescued,
-        no_rollback="" if diverged is None else diverged.problem,
-        without="" if diverged is None else diverged.found.without,
-        only_discards=diverged is not None
-        and state.policy.only_discards(diverged.found.skipped, diverged.problem),
+        diverged=ending.diverged,
     )
     root = failure_of_attempt.root
     attempts = (*state.attempts, failure_of_attempt)

@@ -282,7 +282,7 @@ def entries_of(event: Event | None, transition: Transition) -> Iterator[Entry]:
             good_step=found.good_step,
             reason=found.reason,
             skipped=found.skipped,
-            only_discards=transition.state.policy.only_discards(found.skipped, event.problem),
+            only_discards=transition.state.policy.only_discards(event),
         )
     if not transition.reason:
         return
