@@ -48,6 +48,7 @@ from polytrain.workers.agents.calls import (
     Kill,
     LaunchProcess,
     Leave,
+    RankAssignment,
     SendRoster,
     StoreRest,
 )
@@ -213,17 +214,18 @@ class SimulatedHosts:
     def starting(self) -> Starting:
         return Starting()
 
-    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
+    def call(
+        self, call: AgentCall, assignments: Mapping[AgentHandle, RankAssignment | None]
+    ) -> None:
         with self._simulated():
             hosts = set()
-            for handle, call in calls.items():
+            for handle, assignment in assignments.items():
                 agent = self._agents.get(handle.number)
                 if agent is not None:
                     hosts.add(agent.host)
                     self.calls[type(call).__name__] += 1
-                    self._carry_out(agent, call)
-            if calls:
-                self.messages[type(call).__name__] += len(hosts)
+                    self._carry_out(agent, call, assignment)
+            self.messages[type(call).__name__] += len(hosts)
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Nothing is held."""
@@ -326,10 +328,10 @@ class SimulatedHosts:
         self._is_over = True
         self._tell_each(lambda rank: Done(attempt=self.attempt, rank=rank))
 
-    def _carry_out(self, agent: _Agent, call: AgentCall) -> None:
+    def _carry_out(self, agent: _Agent, call: AgentCall, assignment: RankAssignment | None) -> None:
         rank = agent.rank
         match call:
-            case LaunchProcess(order=order, assignment=assignment):
+            case LaunchProcess(order=order):
                 if assignment is not None:
                     agent.rank = rank = assignment.rank
                 self._ranks[rank] = agent

@@ -95,7 +95,7 @@ def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(
     try:
         next_of(mailbox, Arrived)
         unreadable: Any = Unreadable()
-        launcher.call({agent_handle: SendRoster(attempt=0, offers=unreadable)})
+        launcher.call(SendRoster(attempt=0, offers=unreadable), {agent_handle: None})
         gone = next_of(mailbox, Gone)
         assert isinstance(gone, Gone)
         assert gone.agent_handle is agent_handle
@@ -116,7 +116,7 @@ def test_an_agent_whose_process_is_stopped_is_not_waited_for(tmp_path: Path) -> 
     [agent] = hosts()
     agent.suspend()
     try:
-        launcher.call({stopped: Kill(attempt=0)})
+        launcher.call(Kill(attempt=0), {stopped: None})
         gone = next_of(mailbox, Gone)
         assert isinstance(gone, Gone)
         assert gone.agent_handle is stopped

@@ -81,7 +81,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSpec:
     return agent_spec(tmp_path, kill_timeout_s=0.01)
 
 
-def launch_call(attempt: int = 0, *, data: Any = None) -> LaunchProcess:
+async def launch(agent: Agent, attempt: int = 0, *, data: Any = None) -> None:
     order = LaunchOrder(
         attempt_id=AttemptId(token=1, attempt=attempt),
         members=members([HERE], cpus=1, gpus=0),
@@ -89,7 +89,7 @@ def launch_call(attempt: int = 0, *, data: Any = None) -> LaunchProcess:
         first_checkpoint=0,
     )
     assignment = RankAssignment(rank=0, world_size=1, data=data) if attempt == 0 else None
-    return LaunchProcess(order=order, streams=(), assignment=assignment)
+    await agent.carry_out(LaunchProcess(order=order, streams=()), assignment)
 
 
 async def received(agent: Agent, kind: type[AgentEvent]) -> Any:
@@ -116,7 +116,7 @@ def test_a_process_that_does_not_die_is_given_up(spec: AgentSpec) -> None:
     """It waits in the kernel for a device, or for a file server that is gone."""
 
     async def test(agent: Agent) -> None:
-        await agent.carry_out(launch_call())
+        await launch(agent)
         await received(agent, Started)
         await agent.carry_out(Kill(attempt=0))
         given_up = await received(agent, Unkillable)
@@ -124,7 +124,7 @@ def test_a_process_that_does_not_die_is_given_up(spec: AgentSpec) -> None:
         exited = await received(agent, Exited)
         assert (exited.attempt, exited.rank, exited.killed) == (0, 0, True)
         # Its end comes after all: the next attempt's process isn't meant.
-        await agent.carry_out(launch_call(1))
+        await launch(agent, 1)
         agent.process_ended(0, "killed by SIGKILL", killed=True)
         agent.process_ended(1, "exited with code 3", killed=False)
         exited = await received(agent, Exited)
@@ -153,15 +153,15 @@ def test_an_attempt_ends_though_its_rows_are_still_read(
     monkeypatch.setattr("polytrain.workers.agents.shard_cache.hold", hold)
 
     async def test(agent: Agent) -> None:
-        launch = asyncio.create_task(agent.carry_out(launch_call(data=request)))
+        launching = asyncio.create_task(launch(agent, data=request))
         await asyncio.sleep(0)
         await agent.carry_out(Kill(attempt=0))
         exited = await received(agent, Exited)
         assert (exited.attempt, exited.how) == (0, "never started")
         hung.set()
-        await launch
+        await launching
         # No process is forked for an attempt that has ended.
-        await agent.carry_out(launch_call(1))
+        await launch(agent, 1)
         started = await received(agent, Started)
         assert started.attempt == 1
 
@@ -173,7 +173,7 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
     offers = (Offer(host="127.0.0.1", port=1, details={"long": "x" * (4 << 20)}),)
 
     async def test(agent: Agent) -> None:
-        await agent.carry_out(launch_call())
+        await launch(agent)
         await agent.carry_out(SendRoster(attempt=0, offers=offers))
         await agent.carry_out(ReadStacks(attempt=0, pausing=False))
         assert "it has not been forked yet" in (await received(agent, Stacks)).text
@@ -201,7 +201,7 @@ def test_a_refused_fork_leaves_no_descriptor_open(
     async def test(agent: Agent) -> None:
         before = os.listdir("/proc/self/fd")
         for attempt in range(3):
-            await agent.carry_out(launch_call(attempt))
+            await launch(agent, attempt)
             failed = await received(agent, Failed)
             assert "too many open files" in failed.failure.message
         assert os.listdir("/proc/self/fd") == before
@@ -228,7 +228,7 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
         before = os.listdir("/proc/self/fd")
         monkeypatch.setattr(os, "pipe", second_refused)
         for attempt in range(3):
-            await agent.carry_out(launch_call(attempt))
+            await launch(agent, attempt)
             await received(agent, Failed)
         assert os.listdir("/proc/self/fd") == before
 
@@ -244,7 +244,7 @@ def test_a_state_that_is_not_written_is_reported_once(
     limit_s = 0.0 if is_late else 0.05
 
     async def test(agent: Agent) -> None:
-        await agent.carry_out(launch_call())
+        await launch(agent)
         process = SocketChannel(FakeZygoteClient.theirs)
         process.send(keeps_message(0, 1, 0, 1))
         await received(agent, KeepsState)

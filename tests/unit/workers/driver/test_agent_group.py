@@ -69,8 +69,8 @@ def fetching(launcher: Mock) -> list[int]:
     return [
         agent_handle.number
         for sent in launcher.call.call_args_list
-        for agent_handle, call in sent.args[0].items()
-        if isinstance(call, FetchShared)
+        for agent_handle in sent.args[1]
+        if isinstance(sent.args[0], FetchShared)
     ]
 
 

@@ -19,7 +19,6 @@ from polytrain.workers.agents.calls import (
     LaunchProcess,
     RankAssignment,
     SendRoster,
-    assigned,
 )
 from polytrain.workers.ray import launcher as module
 from polytrain.workers.session.job import LaunchOrder
@@ -43,8 +42,8 @@ class Cluster:
         self.sent = 0
         """Bytes that the driver has pickled."""
 
-        self.got: dict[int, AgentCall] = {}
-        """Number of an agent → its last call."""
+        self.got: dict[int, tuple[AgentCall, RankAssignment | None]] = {}
+        """Number of an agent → its last call, and the rank that it gets with it."""
 
         monkeypatch.setattr(module, "ray", SimpleNamespace(put=self.put))
         monkeypatch.setattr(module, "AgentBundles", lambda **_: None)
@@ -75,7 +74,7 @@ class Cluster:
         call, assignments = pickle.loads(self._pickled((call, assignments)))
         if isinstance(call, Reference):
             call = self.held[call.key]
-        self.got |= {number: assigned(call, own) for number, own in assignments.items()}
+        self.got |= {number: (call, own) for number, own in assignments.items()}
 
     def _pickled(self, value: Any) -> bytes:
         pickled = pickle.dumps(value)
@@ -94,22 +93,17 @@ def restart(hosts: int, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         first_checkpoint=0,
     )
     world_size = len(cluster.agents)
-    launches = {
-        agent: LaunchProcess(
-            order=order,
-            streams=(),
-            assignment=(
-                None if rank == 1 else RankAssignment(rank=rank, world_size=world_size, data=None)
-            ),
-        )
+    launch = LaunchProcess(order=order, streams=())
+    assignments = {
+        agent: None if rank == 1 else RankAssignment(rank=rank, world_size=world_size, data=None)
         for rank, agent in enumerate(cluster.agents)
     }
-    cluster.launcher.call(launches)
-    assert cluster.got == {agent.number: launch for agent, launch in launches.items()}
+    cluster.launcher.call(launch, assignments)
+    assert cluster.got == {each.number: (launch, own) for each, own in assignments.items()}
     offers = tuple(Offer(host="10.0.0.1", port=20_000) for _ in cluster.agents)
     roster = SendRoster(attempt=0, offers=offers)
-    cluster.launcher.call(dict.fromkeys(cluster.agents, roster))
-    assert cluster.got == {agent.number: roster for agent in cluster.agents}
+    cluster.launcher.call(roster, dict.fromkeys(cluster.agents))
+    assert cluster.got == {agent.number: (roster, None) for agent in cluster.agents}
     return cluster
 
 

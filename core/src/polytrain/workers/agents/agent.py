@@ -195,13 +195,16 @@ class Agent:
         """Send an event to the controller."""
         self._events.put_nowait(event)
 
-    async def carry_out(self, call: AgentCall) -> None:
+    async def carry_out(self, call: AgentCall, assignment: RankAssignment | None = None) -> None:
         """Carry out a call. Calls may overlap and arrive in any order, because Ray reorders them.
 
         A call for another attempt than the current one has no effect.
+
+        Args:
+            assignment: the agent's rank if `LaunchProcess` gives it one; None if it keeps its own.
         """
         match call:
-            case LaunchProcess(order=order, streams=streams, assignment=assignment):
+            case LaunchProcess(order=order, streams=streams):
                 if assignment is not None:
                     self._assignment = assignment
                     self._data.request(assignment.data)

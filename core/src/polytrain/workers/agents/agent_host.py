@@ -19,7 +19,7 @@ from polytrain.policy.links import FailedLink
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent import Agent
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import AgentCall, AgentEvent
+from polytrain.workers.agents.calls import AgentCall, AgentEvent, RankAssignment
 from polytrain.workers.agents.kept_copies import Room
 from polytrain.workers.agents.node_checks import StorageCheck
 from polytrain.workers.agents.sent_copies import Neighbour, Piece, Whole
@@ -100,12 +100,16 @@ class AgentHost:
         serving = self._watched(number, self._serve(number, agent))
         self._serving[number] = asyncio.get_running_loop().create_task(serving)
 
-    async def call(self, calls: Mapping[int, AgentCall]) -> None:
-        """Have agents, by their numbers, carry out calls; skip agents that have ended."""
+    async def call(self, call: AgentCall, assignments: Mapping[int, RankAssignment | None]) -> None:
+        """Have agents carry out a call; skip agents that have ended.
+
+        Args:
+            assignments: number of each agent → its new rank; None if it keeps its own.
+        """
         await asyncio.gather(
             *(
-                self._watched(number, agent.carry_out(call))
-                for number, call in calls.items()
+                self._watched(number, agent.carry_out(call, assignment))
+                for number, assignment in assignments.items()
                 if (agent := self._agents.get(number)) is not None
             )
         )

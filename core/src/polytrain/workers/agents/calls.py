@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from polytrain.checkpoint.parts import CheckpointEvent, CheckpointsAsked, StateWritten
 from polytrain.events.attempt import (
@@ -97,8 +97,6 @@ class LaunchProcess:
 
     order: LaunchOrder
     streams: tuple[StreamOrder, ...]
-    assignment: RankAssignment | None
-    """The agent's new rank; None if it keeps its rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,33 +278,6 @@ Call = (
 """A call that concerns the worker process of an attempt."""
 
 AgentCall = Call | LaunchProcess | FetchShared
-
-Agent = TypeVar("Agent")
-
-
-def without_assignments(
-    calls: Mapping[Agent, AgentCall],
-) -> tuple[AgentCall, Mapping[Agent, RankAssignment]]:
-    """Divide calls into what all agents get alike, and the assignments of those that have one.
-
-    Args:
-        calls: agent → its call; not empty, and all alike but for their assignments.
-    """
-    first = next(iter(calls.values()))
-    if not isinstance(first, LaunchProcess):
-        return first, {}
-    assignments = {
-        agent: call.assignment
-        for agent, call in calls.items()
-        if isinstance(call, LaunchProcess) and call.assignment is not None
-    }
-    return replace(first, assignment=None), assignments
-
-
-def assigned(call: AgentCall, assignment: RankAssignment | None) -> AgentCall:
-    """Return one agent's call."""
-    return replace(call, assignment=assignment) if isinstance(call, LaunchProcess) else call
-
 
 AgentEvent = (
     Event

@@ -131,21 +131,17 @@ class AgentGroup:
                 }
             )
         self._launcher.call(
-            {
-                agent_handle: LaunchProcess(
-                    order=order, streams=streams, assignment=assignments.get(agent_handle)
-                )
-                for agent_handle in self._pool.ranked
-            }
+            LaunchProcess(order=order, streams=streams),
+            {each: assignments.get(each) for each in self._pool.ranked},
         )
         self._have_shared_fetched()
 
     def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
         ranked = self._pool.ranked
         if ranks is None:
-            self._launcher.call(dict.fromkeys(ranked, call))
+            self._launcher.call(call, dict.fromkeys(ranked))
         else:
-            self._launcher.call({ranked[rank]: call for rank in ranks if rank < len(ranked)})
+            self._launcher.call(call, {ranked[rank]: None for rank in ranks if rank < len(ranked)})
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._update_pool(handle):
@@ -262,7 +258,7 @@ class AgentGroup:
         for agent_handle in new:
             agent_handle.is_fetching = True
         if new:
-            self._launcher.call(dict.fromkeys(new, FetchShared(shared=self._data.shared)))
+            self._launcher.call(FetchShared(shared=self._data.shared), dict.fromkeys(new))
 
     def _wait_limit(self, timeout: float | None) -> float | None:
         if self._pool_deadline is None:

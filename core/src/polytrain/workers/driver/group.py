@@ -14,7 +14,14 @@ from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.scaling import Starting
 from polytrain.workers.agents.agent_host import AgentHandle, Delivery, PoolEvent
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import AgentCall, AgentEvent, Call, SharedStore, StreamOrder
+from polytrain.workers.agents.calls import (
+    AgentCall,
+    AgentEvent,
+    Call,
+    RankAssignment,
+    SharedStore,
+    StreamOrder,
+)
 from polytrain.workers.session.job import LaunchOrder
 from polytrain_plugins import Member
 
@@ -100,8 +107,14 @@ class AgentLauncher(Protocol):
             avoid: nodes to avoid if `bundle` is None.
         """
 
-    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
-        """Send a call to each of these agents, without waiting."""
+    def call(
+        self, call: AgentCall, assignments: Mapping[AgentHandle, RankAssignment | None]
+    ) -> None:
+        """Send a call to agents, without waiting.
+
+        Args:
+            assignments: agent → the rank that `LaunchProcess` gives it; None if it keeps its own.
+        """
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""

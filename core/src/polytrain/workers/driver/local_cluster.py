@@ -19,7 +19,7 @@ from polytrain.policy.placement import NodeAddress
 from polytrain.policy.scaling import worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import AgentCall, OpenedBytes, StreamOrder
+from polytrain.workers.agents.calls import AgentCall, OpenedBytes, RankAssignment, StreamOrder
 from polytrain.workers.driver.group import AgentLauncher, Mailbox
 from polytrain.workers.processes.loop_thread import LoopThread
 
@@ -160,10 +160,12 @@ class LocalAgentLauncher(AgentLauncher):
             self._start_those_with_room()
         return agent_handle
 
-    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
-        """Send a call to each of these agents, without waiting."""
-        by_number = {agent_handle.number: call for agent_handle, call in calls.items()}
-        self._loop.submit(self._host.call(by_number))
+    def call(
+        self, call: AgentCall, assignments: Mapping[AgentHandle, RankAssignment | None]
+    ) -> None:
+        """Send a call to agents; see `AgentLauncher.call`."""
+        by_number = {each.number: assignment for each, assignment in assignments.items()}
+        self._loop.submit(self._host.call(call, by_number))
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""

@@ -17,7 +17,7 @@ from polytrain.data.read.ray_data import allow_blocking_get
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_host import AgentHost, Mail
 from polytrain.workers.agents.agent_spec import AgentSpec
-from polytrain.workers.agents.calls import AgentCall, RankAssignment, assigned
+from polytrain.workers.agents.calls import AgentCall, RankAssignment
 from polytrain.workers.agents.node_checks import ipv4_interfaces, on_network
 from polytrain.workers.agents.sent_copies import Piece, Whole
 from polytrain.workers.ray.links import LinkEnd, Listening
@@ -88,14 +88,8 @@ class RayHost:
             self._host.start(number)
 
     async def call(self, call: AgentCall, assignments: Mapping[int, RankAssignment | None]) -> None:
-        """Have agents carry out a call; see `AgentHost.call`.
-
-        Args:
-            assignments: number of each agent → its new rank; None if it has none.
-        """
-        await self._host.call(
-            {number: assigned(call, assignment) for number, assignment in assignments.items()}
-        )
+        """Have agents carry out a call; see `AgentHost.call`."""
+        await self._host.call(call, assignments)
 
     async def meet(self, neighbours: Mapping[int, RayNeighbour | None]) -> None:
         """Say where agents send copies of states; see `AgentHost.meet`."""

@@ -44,9 +44,9 @@ from polytrain.workers.agents.calls import (
     Kill,
     LaunchProcess,
     Leave,
+    RankAssignment,
     SendRoster,
     StoreRest,
-    without_assignments,
 )
 from polytrain.workers.driver.group import Mailbox
 from polytrain.workers.processes.loop_thread import LoopThread
@@ -236,24 +236,23 @@ class RayAgentLauncher:
             setup=named(self.spec.runtime_env) if is_setting_up else None,
         )
 
-    def call(self, calls: Mapping[AgentHandle, AgentCall]) -> None:
-        """Send a call to each of these agents, with one message per host, without waiting."""
+    def call(
+        self, call: AgentCall, assignments: Mapping[AgentHandle, RankAssignment | None]
+    ) -> None:
+        """Send a call to agents, with one message per host; see `AgentLauncher.call`."""
         by_host: dict[_Host, dict[int, AgentHandle]] = defaultdict(dict)
-        for agent_handle in calls:
+        for agent_handle in assignments:
             host = self._hosts.get(agent_handle.number)
             if host is not None:
                 by_host[host][agent_handle.number] = agent_handle
-        if not by_host:
-            return
-        shared, assignments = without_assignments(calls)
-        argument: Any = shared
-        if isinstance(shared, _LISTS_RANKS) and len(by_host) > _FEW_HOSTS:
+        argument: Any = call
+        if isinstance(call, _LISTS_RANKS) and len(by_host) > _FEW_HOSTS:
             # Pickle it once. Nodes then copy it from each other.
-            argument = ray.put(shared)
+            argument = ray.put(call)
         for host, own in by_host.items():
-            given = {number: assignments.get(each) for number, each in own.items()}
+            given = {number: assignments[each] for number, each in own.items()}
             answer = host.actor.call.remote(argument, given)
-            self._loop.submit(self._await_answer(answer, host, shared, list(own.values())))
+            self._loop.submit(self._await_answer(answer, host, call, list(own.values())))
 
     def introduce(self, neighbours: Mapping[AgentHandle, AgentHandle | None]) -> None:
         """Say to which agent on another host each agent sends copies of its rank's state."""
