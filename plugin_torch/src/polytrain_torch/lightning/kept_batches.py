@@ -46,6 +46,7 @@ with needed("lightning"):
     from polytrain_torch.lightning.private import (
         Logged,
         accumulates,
+        complete_batch,
         end_of_batch,
         forget_restart,
         saved_last,
@@ -54,18 +55,18 @@ with needed("lightning"):
         validates_next,
         whole_checkpoint,
     )
-    from polytrain_torch.lightning.reports import CHECKPOINT_FILE, SEARCH, Reports
-
-_FILE = "end-of-batch.pt"
-"""File in a survivor's checkpoint: what was left of a batch, and what rank 0 has of its own."""
+    from polytrain_torch.lightning.reports import (
+        CHECKPOINT_FILE,
+        LEFT_FILE,
+        SEARCH,
+        VALIDATES,
+        Reports,
+    )
 
 _CALLBACKS = "callbacks"
 
 _SAVES = "saves"
 """What is left of a batch: its checkpoints, its validation, and what follows."""
-
-_VALIDATES = "validates"
-"""What is left of a batch: its validation, and what follows."""
 
 _ENDS = "ends"
 """Nothing is left of the batch: the next one comes, or the end of the epoch."""
@@ -74,9 +75,12 @@ _BETWEEN = "between"
 """Nothing is left of the epoch."""
 
 
-def is_of_survivor(checkpoint: Path) -> bool:
-    """Whether a survivor has written a checkpoint, and not Lightning."""
-    return (checkpoint / _FILE).exists()
+def leaves_something(checkpoint: Path) -> bool:
+    """Whether a checkpoint is from within a batch's end.
+
+    A survivor has written it, or Lightning before a validation.
+    """
+    return (checkpoint / LEFT_FILE).exists()
 
 
 class KeptBatches(Callback):
@@ -106,7 +110,7 @@ class KeptBatches(Callback):
         """How many reports there were when the state was last kept."""
 
         self._saved: State = {}
-        """What a survivor has left to do; empty if nothing."""
+        """What a checkpoint has left to do; empty if nothing."""
 
         self._directory = Path()
         self._limits: tuple[Any, ...] = ()
@@ -121,9 +125,15 @@ class KeptBatches(Callback):
     # After a restart
 
     def resume(self, checkpoint: Path) -> None:
-        """Continue from a survivor's checkpoint, in the `fit` that is about to begin."""
-        self._saved, self._directory = loaded(checkpoint / _FILE), checkpoint
-        self._reports.restore_parts = self._restore
+        """Continue from within a batch's end, in the `fit` that is about to begin."""
+        self._saved, self._directory = loaded(checkpoint / LEFT_FILE), checkpoint
+        if self._is_of_survivor:
+            self._reports.restore_parts = self._restore
+
+    @property
+    def _is_of_survivor(self) -> bool:
+        """Whether a survivor has written the checkpoint, and not Lightning."""
+        return "own" in self._saved
 
     def lift_limits(self, trainer: Trainer) -> None:
         """Have a training that had reached its last step do what is left of it."""
@@ -131,6 +141,8 @@ class KeptBatches(Callback):
             loop = trainer.fit_loop
             self._limits = loop.max_epochs, loop.epoch_loop.max_steps
             loop.max_epochs = loop.epoch_loop.max_steps = -1
+            if not self._is_of_survivor:
+                complete_batch(trainer)
 
     def _restore(self, trainer: Any, checkpoint: Path) -> None:
         """Restore what differs by rank, after Lightning has loaded rank 0's."""
@@ -176,15 +188,17 @@ class KeptBatches(Callback):
                 if isinstance(each, Checkpoint):
                     each.on_train_batch_end(trainer, trainer.lightning_module, None, None, index)
             end_of_batch(trainer)
-        elif left == _VALIDATES:
+        elif left == VALIDATES:
             self._reports.drop_repeated_logs(steps_logged(trainer) + 1)
         if left != _ENDS:
             trainer.fit_loop.epoch_loop.on_advance_end(fetcher)
 
     def _restore_known(self, trainer: Trainer) -> None:
-        saved, own = self._saved, self._saved["own"]
+        saved = self._saved
+        own = saved["own"] if self._is_of_survivor else saved
         trainer.fit_loop.epoch_loop.max_steps = self._limits[1]
-        Logged(trainer).restore(own["logged"])
+        if self._is_of_survivor:
+            Logged(trainer).restore(own["logged"])
         trainer.should_stop = own["should_stop"]
         self._reports.steps = saved["reports"]
         for each in trainer.callbacks:
@@ -243,7 +257,7 @@ class KeptBatches(Callback):
         """Keep the state before a validation, if checkpoints have been saved since."""
         is_due = self._has_hook or survivor().place().step != self._kept_at
         if self._keeper is not None and is_due and not accumulates(trainer):
-            self._keep(trainer, _VALIDATES)
+            self._keep(trainer, VALIDATES)
 
     def after_end(self, trainer: Trainer) -> None:
         """Keep the state after a validation."""
@@ -273,7 +287,7 @@ class KeptBatches(Callback):
                 if isinstance(each, ModelCheckpoint)
             },
         }
-        is_sampled = left in (_SAVES, _VALIDATES) and validates_next(trainer)
+        is_sampled = left in (_SAVES, VALIDATES) and validates_next(trainer)
         own = self._own(trainer)
         if own is None:
             return
@@ -347,7 +361,7 @@ class KeptBatches(Callback):
             self._reports.write_beside(trainer, directory, known["files"], batches=batches)
             write_found(found, directory)
             left = {name: known[name] for name in ("left", "reports", "saved_last")}
-            save_safely({**left, "own": whole["own"]}, directory / _FILE)
+            save_safely({**left, "own": whole["own"]}, directory / LEFT_FILE)
             if not self._reports.loads_anything and is_first_save(self):
                 read_back(file, trainer)
 

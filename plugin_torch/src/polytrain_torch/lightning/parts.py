@@ -21,6 +21,7 @@ from polytrain_torch.checkpoints.parts import checkpoint_of, directory_of_all, p
 from polytrain_torch.collectives.node_group import gradient_group
 from polytrain_torch.devices import current_device
 from polytrain_torch.libraries import needed
+from polytrain_torch.lightning.buffers import SentBuffers
 from polytrain_torch.lightning.reports import logged_metrics
 from polytrain_torch.lightning.row_weights import StepWeights
 from polytrain_torch.lightning.trainer import Trainer, WorkerEnvironment
@@ -146,5 +147,5 @@ def prepare_trainer(trainer: lightning.Trainer) -> lightning.Trainer:
             f"plugins: {type(environment).__name__} doesn't know the run's workers. Pass "
             "plugins=[RayLightningEnvironment()]."
         )
-    trainer.callbacks.append(StepWeights())
+    trainer.callbacks += [StepWeights(), SentBuffers()]
     return trainer

@@ -112,6 +112,18 @@ def validates_next(trainer: Any) -> bool:
     return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
+def awaits_validation(trainer: Any) -> bool:
+    """Whether the current batch ends with a validation that hasn't begun; see `complete_batch`."""
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current
+    is_trained = batches.ready == batches.processed == batches.completed + 1
+    return is_trained and validates_next(trainer)
+
+
+def complete_batch(trainer: Any) -> None:
+    """Count a batch as completed, as Lightning does after the hooks at its end."""
+    trainer.fit_loop.epoch_loop.batch_progress.increment_completed()
+
+
 def whole_checkpoint(trainer: Any) -> dict[str, Any]:
     """Return all that a checkpoint holds; the public method writes a file, with all ranks."""
     content: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
@@ -167,6 +179,11 @@ class Logged:
         self._connector = trainer._logger_connector
         self._results = trainer.fit_loop.epoch_loop._results
 
+    @property
+    def are_of_epochs(self) -> bool:
+        """Whether any is a mean, or another reduction, over an epoch of the training."""
+        return any(each.meta.on_epoch for each in self._results.values())
+
     def kept(self) -> dict[str, Any]:
         """Return all of them, as plain values.
 
@@ -177,14 +194,7 @@ class Logged:
         is_in_epoch = connector._first_loop_iter is not None
         newest = connector.metrics if is_in_epoch else {"callback": {}, "log": {}, "pbar": {}}
         return {
-            **{
-                kind: {
-                    name: _number(value)
-                    for name, value in {**getattr(connector, attribute), **newest[kind]}.items()
-                }
-                for kind, attribute in self._SHOWN
-            },
-            "bar": {**connector._progress_bar_metrics, **newest["pbar"]},
+            **self._shown(newest),
             "is_first": connector._first_loop_iter,
             "function": connector._current_fx,
             "results": {key: self._kept_result(key, each) for key, each in self._results.items()}
@@ -195,12 +205,24 @@ class Logged:
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue what `kept` has returned."""
         connector = self._connector
-        for kind, attribute in self._SHOWN:
-            setattr(connector, attribute, {n: _tensor(each) for n, each in kept[kind].items()})
-        connector._progress_bar_metrics = dict(kept["bar"])
+        self.show(kept)
         connector._first_loop_iter, connector._current_fx = kept["is_first"], kept["function"]
         for key, saved in kept["results"].items():
             self._results[key] = self._result(saved)
+
+    def shown(self) -> dict[str, Any]:
+        """Return the newest values that callbacks and loggers see, as plain values.
+
+        All ranks call this: an epoch's values are averaged over them.
+        """
+        return self._shown(self._connector.metrics)
+
+    def show(self, shown: Mapping[str, Any]) -> None:
+        """Have callbacks and loggers see what `shown` has returned."""
+        connector = self._connector
+        for kind, attribute in self._SHOWN:
+            setattr(connector, attribute, {n: _tensor(each) for n, each in shown[kind].items()})
+        connector._progress_bar_metrics = dict(shown["bar"])
 
     def sums(self) -> dict[str, Any]:
         """Return what the epoch's means are made of, as plain values; metrics aren't among it."""
@@ -217,6 +239,19 @@ class Logged:
             self._connector._first_loop_iter = False
         for key, saved in sums.items():
             self._results[key] = self._result(saved)
+
+    def _shown(self, newest: Mapping[str, Any]) -> dict[str, Any]:
+        connector = self._connector
+        return {
+            **{
+                kind: {
+                    name: _number(value)
+                    for name, value in {**getattr(connector, attribute), **newest[kind]}.items()
+                }
+                for kind, attribute in self._SHOWN
+            },
+            "bar": {**connector._progress_bar_metrics, **newest["pbar"]},
+        }
 
     def _kept_result(self, key: str, result: Any) -> dict[str, Any]:
         meta = result.meta

@@ -25,14 +25,20 @@ from polytrain_torch.lightning.callbacks import (
 )
 from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
 from polytrain_torch.lightning.loggers import KeptLogs
-from polytrain_torch.lightning.private import Logged, steps_logged
+from polytrain_torch.lightning.private import Logged, awaits_validation, steps_logged
 from polytrain_torch.lightning.rank_parts import restore_rank_parts, save_rank_parts
 from polytrain_torch.randomness import restore_random_states
 
 CHECKPOINT_FILE = "lightning.ckpt"
 _FIT_FILE = "fit"
-_SUMS_FILE = "logged.pt"
-"""File in a checkpoint within an epoch: rank → what its means over the epoch are made of."""
+_LOGGED_FILE = "logged.pt"
+"""File in a checkpoint: rank → what it has logged; and what a running epoch's means are made of."""
+
+LEFT_FILE = "end-of-batch.pt"
+"""File in a checkpoint from within a batch's end: what was left of it, and what rank 0 knows."""
+
+VALIDATES = "validates"
+"""What is left of a batch: its validation, and what follows."""
 
 _BATCHES_FILE = "batches"
 """File in a checkpoint: how many batches of its epoch were taken."""
@@ -42,17 +48,26 @@ SEARCH = 0
 
 fits = Calls("fit()")
 
+_Moment = tuple[int, bool]
+"""A step; and whether a checkpoint is from after its validation, or a report from its epoch's end.
+"""
+
+_NEVER: _Moment = (-1, False)
+
 
 class Reports(Callback):
     """Reports the epochs and the checkpoints of a trainer's calls of `fit`."""
 
     def __init__(self) -> None:
-        self._saved_step = self._reported_step = -1
+        self._saved = self._reported = _NEVER
         self.is_training = False
         self.fit = 0
         """Number of the call of `fit` in the training function."""
         self.has_validated = False
         """Whether the model has been validated since the last batch."""
+        self._is_epoch_over = False
+        self._step_before = -1
+        """The step before the current batch."""
         self.loads_anything = False
         """Whether the user trusts checkpoints that hold more than plain data."""
         self._search_again: Callable[[], None] = lambda: None
@@ -75,24 +90,34 @@ class Reports(Callback):
         if resumed is not None and (resumed / _FIT_FILE).exists():
             self._files.restore(trainer, checkpoint["callbacks"], resumed)
 
+    def on_fit_start(self, trainer: Any, module: Any) -> None:
+        # Lightning has just dropped them, and callbacks and schedulers may monitor them.
+        checkpoint = checkpoint_of_fit(self.fit)
+        logged = {} if checkpoint is None else _own_logged(checkpoint)
+        if logged:
+            Logged(trainer).show(logged["shown"])
+        self._sums = logged.get("sums", {})
+
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
-        self._saved_step = self._reported_step = -1
+        self._saved = self._reported = _NEVER
         # Not earlier: the validation sanity check draws random numbers too.
         checkpoint = checkpoint_of_fit(self.fit)
         if checkpoint is not None:
             self.restore_parts(trainer, checkpoint)
             restore_random_states(checkpoint)
-            self._sums = _own_sums(checkpoint)
-            self._saved_step = self._reported_step = trainer.global_step
+            self._saved = self._reported = (trainer.global_step, True)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        self._is_epoch_over = self.has_validated = False
+        self._step_before = trainer.global_step
         self.drop_repeated_logs(steps_logged(trainer))
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         self.has_validated = True
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        self._is_epoch_over = True
         trainer.end_epoch()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
@@ -108,11 +133,14 @@ class Reports(Callback):
         self._search_again()
 
     def saved(self, trainer: Any, saved: Path) -> None:
-        """Report a checkpoint, if it is the first one of its step."""
+        """Report a checkpoint, if it is the first one of its step, or of its step's validation."""
         self._files.add(saved, trainer.global_step)
-        if self._saved_step == trainer.global_step:
+        step = trainer.global_step
+        # While gradients are added up, an earlier checkpoint of the step lacks none of them.
+        at = (step, self.has_validated and step > self._step_before)
+        if self._saved in (at, (step, True)):
             return
-        self._saved_step = self._reported_step = trainer.global_step
+        self._saved, self._reported = at, (step, self._is_epoch_over)
         # Only rank 0 has surely written these files: others don't wait for its thread.
         if not self.loads_anything and is_first_save(self) and dist.get_rank() == 0:
             refuse_unsafe(saved)
@@ -120,12 +148,19 @@ class Reports(Callback):
         with part_of(saved, name=CHECKPOINT_FILE) as part:
             save_rank_states(part)
             save_rank_parts(trainer, part)
-            sums = gathered(Logged(trainer).sums())
+            logged = Logged(trainer)
+            awaits = awaits_validation(trainer)
+            is_over = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and not awaits
+            sums = {} if is_over else logged.sums()
+            ranks = gathered({"shown": logged.shown(), "sums": sums})
             if part is not None and dist.get_rank() == 0:
                 self._files.forget_unused(trainer)
-                if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-                    save_safely({"ranks": sums}, part / _SUMS_FILE)
+                save_safely({"ranks": ranks}, part / _LOGGED_FILE)
                 self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
+                if awaits:
+                    left = {"left": VALIDATES, "reports": self.steps, "saved_last": {}}
+                    stops = {"should_stop": bool(trainer.should_stop)}
+                    save_safely({**left, **stops}, part / LEFT_FILE)
             report(logged_metrics(trainer), checkpoint_of(part))
 
     @property
@@ -134,13 +169,13 @@ class Reports(Callback):
         return dict(self._files.steps)
 
     @property
-    def steps(self) -> tuple[int, int]:
-        """The step of the last checkpoint, and that of the last report; -1 if there is none."""
-        return self._saved_step, self._reported_step
+    def steps(self) -> tuple[_Moment, _Moment, bool]:
+        """When the last checkpoint and report were made, and whether a validation has followed."""
+        return self._saved, self._reported, self.has_validated
 
     @steps.setter
-    def steps(self, steps: tuple[int, int]) -> None:
-        self._saved_step, self._reported_step = steps
+    def steps(self, steps: tuple[_Moment, _Moment, bool]) -> None:
+        self._saved, self._reported, self.has_validated = steps
 
     def continue_means(self, trainer: Any) -> None:
         """Continue the means over a resumed epoch, which is about to continue."""
@@ -175,9 +210,14 @@ class Reports(Callback):
             logs.drop_from(step)
 
     def report_epoch(self, trainer: Any) -> None:
-        """Report the last epoch, unless a checkpoint at its end has reported it."""
-        if self._reported_step != trainer.global_step > 0:
-            self._reported_step = trainer.global_step
+        """Report the last epoch, unless a checkpoint at its end has reported it.
+
+        One that is saved within its last batch lacks its means and its validation.
+        """
+        step, (reported, is_whole) = trainer.global_step, self._reported
+        lacks_none = is_whole or not (self.has_validated or Logged(trainer).are_of_epochs)
+        if step > 0 and not (reported == step and lacks_none):
+            self._reported = step, True
             report(logged_metrics(trainer))
 
 
@@ -187,11 +227,16 @@ def logged_metrics(trainer: Any) -> dict[str, Any]:
     return {**logged, "epoch": trainer.current_epoch, "step": trainer.global_step}
 
 
-def _own_sums(checkpoint: Path) -> Mapping[str, Any]:
-    """Return this rank's sums; empty if there are none, or other ranks have made them."""
-    file = checkpoint / _SUMS_FILE
+def _own_logged(checkpoint: Path) -> Mapping[str, Any]:
+    """Return what this rank has logged; empty if the checkpoint doesn't know.
+
+    On another number of ranks it is what rank 0 has, and means over an epoch begin anew.
+    """
+    file = checkpoint / _LOGGED_FILE
     ranks: list[Mapping[str, Any]] = loaded(file)["ranks"] if file.exists() else []
-    return ranks[dist.get_rank()] if len(ranks) == dist.get_world_size() else {}
+    if ranks and len(ranks) != dist.get_world_size():
+        return {**ranks[0], "sums": {}}
+    return ranks[dist.get_rank()] if ranks else {}
 
 
 def batches_of(trainer: Any) -> int:

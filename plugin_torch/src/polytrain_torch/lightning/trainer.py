@@ -32,8 +32,9 @@ with needed("lightning"):
     from lightning.pytorch.plugins.io import AsyncCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
+    from polytrain_torch.lightning.buffers import SentBuffers
     from polytrain_torch.lightning.callbacks import is_search, resume_epoch
-    from polytrain_torch.lightning.kept_batches import KeptBatches, is_of_survivor
+    from polytrain_torch.lightning.kept_batches import KeptBatches, leaves_something
     from polytrain_torch.lightning.loaders import CountingLoader, PlacedLoader
     from polytrain_torch.lightning.loggers import KeptLogs, keep_version
     from polytrain_torch.lightning.private import (
@@ -109,7 +110,7 @@ class Trainer(lightning.Trainer):
             "num_nodes": workers,
             "use_distributed_sampler": False,
             "plugins": [*_as_list(options.pop("plugins", None)), WorkerEnvironment()],
-            "callbacks": [self._reports, StepWeights(), *callbacks, self._kept],
+            "callbacks": [self._reports, StepWeights(), SentBuffers(), *callbacks, self._kept],
         }
         super().__init__(**{**defaults, **options, **own})
         if workers > 1:
@@ -152,7 +153,7 @@ class Trainer(lightning.Trainer):
         checkpoint = checkpoint_of_fit(number)
         if checkpoint is not None:
             options["ckpt_path"] = str(checkpoint / CHECKPOINT_FILE)
-            if is_of_survivor(checkpoint):
+            if leaves_something(checkpoint):
                 self._kept.resume(checkpoint)
         self._reports.loads_anything = options.get("weights_only") is False
         if checkpoint is not None or get_context().get_attempt():

@@ -1,0 +1,161 @@
+"""What Lightning has logged, and BatchNorm's running means, where all workers of a run are lost.
+
+No survivor hands on its state then: a restart has what the last checkpoint has.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.e2e import torch_runs
+from tests.e2e.torch_runs import equal
+
+from polytrain import FailureConfig, Result, RunConfig
+
+fit_with_library = partial(torch_runs.fit, libraries=("lightning", "polytrain_torch.lightning"))
+
+
+def train(config: dict[str, Any]) -> None:
+    """Both ranks die at a place of the batches of `dies_at`, from 1, one in each attempt."""
+    import json
+    import os
+    import signal
+
+    import lightning
+    import torch
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch.lightning import Trainer
+
+    context = polytrain.get_context()
+    dies_at = dict(enumerate(config["dies_at"]))
+
+    def at(place: str) -> None:
+        batch = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        if (place, batch) == (config["place"], dies_at.get(context.get_attempt())):
+            if context.get_world_rank() == 0:
+                polytrain.get_checkpoint()  # It waits for the commit.
+            torch.distributed.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Regression(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
+            )
+            self.automatic_optimization = not config["is_manual"]
+
+        def loss(self, batch: Any) -> torch.Tensor:
+            x, y = batch
+            return (self.layers(x)[:, 0] - y).square().mean()
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            at("training")
+            loss = self.loss(batch)
+            self.log("alone", loss.detach(), on_step=True, on_epoch=True, prog_bar=True)
+            if self.current_epoch == 0:
+                self.log("first", loss.detach(), sync_dist=True)
+            if not config["is_manual"]:
+                return loss
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            return None
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            if not trainer.sanity_checking:
+                at("validation")
+            self.log("error", self.loss(batch), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+            if not config["has_plateau"]:
+                return optimizer
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, patience=1, threshold=10.0
+            )
+            by_step = {"scheduler": plateau, "monitor": "error", "interval": "step", "frequency": 5}
+            return [optimizer], [by_step]
+
+    lightning.seed_everything(1, verbose=False)
+    x = torch.randn(48, 3)
+    rows = TensorDataset(x, x.sum(1))
+    module = Regression()
+    trainer = Trainer(
+        default_root_dir=config["output"],
+        callbacks=[
+            ModelCheckpoint(every_n_train_steps=2),
+            *(EarlyStopping("error", **options) for options in config["stops"]),
+        ],
+        logger=False,
+        enable_model_summary=False,
+        max_epochs=3,
+        **config["options"],
+    )
+    trainer.fit(
+        module, DataLoader(rows, batch_size=4, shuffle=True), DataLoader(rows, batch_size=8)
+    )
+    if trainer.global_rank == 0:
+        torch.save(module.state_dict(), Path(config["output"], "weights.pt"))
+        logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        Path(config["output"], "logged.json").write_text(json.dumps(logged))
+
+
+def fit(quiet: RunConfig, output: Path, *dies_at: int, **config: Any) -> tuple[Result, Any]:
+    output.mkdir()
+    defaults = {"is_manual": False, "has_plateau": False, "stops": [], "options": {}}
+    config = {"place": "training", **defaults, **config}
+    config |= {"output": str(output), "dies_at": dies_at}
+    allowed = FailureConfig(max_failures=len(dies_at))
+    result = fit_with_library(quiet, train, config, failure_config=allowed)
+    assert result.restarts == len(dies_at)
+    return result, torch.load(output / "weights.pt", weights_only=True)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "validates in every other epoch": {"options": {"check_val_every_n_epoch": 2}},
+    "validates within epochs": {"options": {"val_check_interval": 5}},
+    "lowers its rate by the error": {"has_plateau": True, "options": {"val_check_interval": 5}},
+    "optimizes manually": {"is_manual": True, "options": {"val_check_interval": 5}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_restarts_report_what_a_run_without_them_reports(
+    quiet: RunConfig, tmp_path: Path, case: str
+) -> None:
+    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", **CASES[case])
+    killed, weights = fit(quiet, tmp_path / "killed", 5, 9, 15, **CASES[case])
+    assert equal(weights, expected)
+    assert killed.history == undisturbed.history
+    # Also the last validation, and the means of the last epoch.
+    logged = json.loads((tmp_path / "killed" / "logged.json").read_text())
+    assert logged.items() <= killed.metrics.items()
+
+
+BEFORE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "validates within epochs": ((4, 10), {"options": {"val_check_interval": 2}}),
+    "stops early": ((6, 12), {"stops": [{"patience": 1, "min_delta": 10.0}]}),
+    "is at its end": ((18,), {"is_manual": True}),
+}
+"""Cases whose workers die in a validation, after the checkpoint of the step before it."""
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_a_validation_that_is_lost_is_made_up_for(
+    quiet: RunConfig, tmp_path: Path, case: str
+) -> None:
+    dies_at, config = BEFORE[case]
+    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", **config)
+    killed, weights = fit(quiet, tmp_path / "killed", *dies_at, place="validation", **config)
+    assert equal(weights, expected)
+    assert killed.history == undisturbed.history
