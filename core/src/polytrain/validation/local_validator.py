@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 from polytrain.events.output import Output
-from polytrain.linux.processes import describe_exit
 from polytrain.validation.validator import (
     NotValidated,
     Validated,
@@ -24,8 +22,6 @@ _ENTRY = "polytrain.validation.validator"
 
 _KILL_TIMEOUT_S = 60.0
 """Seconds that a killed process may take to end, and to free its memory."""
-
-_SIGKILLED = describe_exit(signal.SIGKILL)
 
 
 class LocalValidator:
@@ -123,8 +119,7 @@ class LocalValidator:
 
 def _death(ended: Ended) -> NotValidated:
     """Return the outcome for a process that has sent none."""
-    is_lack_of_memory = ended.how == _SIGKILLED and ended.memory_ran_out
-    memory = ", as the kernel was out of memory," if is_lack_of_memory else ""
+    memory = ", as the kernel was out of memory," if ended.lacked_memory else ""
     how = f"was {ended.how}" if ended.how.startswith("killed") else ended.how
     return NotValidated(
         reason=f"its process {how}{memory} before it returned", output=ended.last_words

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -34,7 +33,7 @@ from polytrain.events.attempt import (
     Unkillable,
 )
 from polytrain.linux.nvidia_gpus import GpuMeter
-from polytrain.linux.processes import describe_exit, kill_session
+from polytrain.linux.processes import kill_session
 from polytrain.policy.placement import NodeAddress
 from polytrain.workers.agents.agent_spec import AgentSpec, node_zygote
 from polytrain.workers.agents.calls import (
@@ -81,8 +80,6 @@ if TYPE_CHECKING:
 
 
 _ENTRY = "polytrain.workers.session.worker_process"
-
-_SIGKILLED = describe_exit(signal.SIGKILL)
 
 
 class Agent:
@@ -518,7 +515,7 @@ class Agent:
                 rank=self._rank,
                 how=how,
                 killed=killed,
-                out_of_memory=not killed and how == _SIGKILLED and worker.child.memory_ran_out,
+                out_of_memory=not killed and worker.child.lacked_memory(how),
                 output=worker.child.last_words,
                 since_s=0.0 if killed else now - ended_at,
             )

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from polytrain.linux.processes import OwnDescriptor, keep_from_children, oom_kills
+from polytrain.linux.processes import (
+    OwnDescriptor,
+    describe_exit,
+    keep_from_children,
+    oom_kills,
+)
 from polytrain.linux.progress_page import Page
 from polytrain.workers.processes.channel import FrameBuffer, Message, pack
 from polytrain.workers.processes.output_pipe import BOTH, READ_SIZE, OutputPipe
+
+_SIGKILLED = describe_exit(signal.SIGKILL)
 
 
 class Child:
@@ -86,10 +94,12 @@ class Child:
         pipe = self._pipes.get("stderr") or self._pipes.get(BOTH)
         return "" if pipe is None else pipe.last_words
 
-    @property
-    def memory_ran_out(self) -> bool:
-        """Whether the kernel has killed any process for lack of memory since the start."""
-        return oom_kills() > self._oom_kills
+    def lacked_memory(self, how: str) -> bool:
+        """Return whether it has ended because the kernel was out of memory, by how it has ended.
+
+        Of several processes that are killed at the same time, all seem to have.
+        """
+        return how == _SIGKILLED and oom_kills() > self._oom_kills
 
     def begin(self, message: Message) -> None:
         """Send the first message, and listen. This closes the process's ends here."""

@@ -59,8 +59,8 @@ class Ended:
     last_words: str
     """The end of its standard error, if that is captured."""
 
-    memory_ran_out: bool
-    """Whether the kernel has killed any process for lack of memory since its start."""
+    lacked_memory: bool
+    """Whether the kernel has ended it because it was out of memory."""
 
 
 class ProcessPool:
@@ -211,7 +211,7 @@ class ProcessPool:
             number=number,
             how=how,
             last_words=child.last_words,
-            memory_ran_out=child.memory_ran_out,
+            lacked_memory=child.lacked_memory(how),
         )
         self._events.put(ended)
 
