@@ -10,6 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.utils import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 
 from polytrain import get_checkpoint, get_context
@@ -115,6 +117,8 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
                 reports.resumes_from, resume_from_checkpoint = directory, str(files)
                 reports.best = restore_best(files, trainer.args, files_in=reports.CHECKPOINT_NAME)
                 is_resumed = made_by(files) is not None
+                if is_resumed:
+                    _restore_callbacks(trainer, files)
                 events.are_repeated = True
         if reports.is_whole:
             if trainer.args.ddp_broadcast_buffers is not False:
@@ -262,6 +266,26 @@ class RayTrainReportCallback(ReportCallback):
         for logged in state.log_history:
             self._held |= logged
         super().on_save(args, state, control, **options)
+
+
+def _restore_callbacks(trainer: Trainer, files: Path) -> None:
+    """Restore what callbacks count, such as evaluations without progress before an early stop.
+
+    Transformers does so only with `restore_callback_states_from_checkpoint`.
+    """
+    file = files / TRAINER_STATE_NAME
+    saved = TrainerState.load_from_json(str(file)).stateful_callbacks if file.exists() else {}
+    by_class: dict[str, list[Any]] = {}
+    for each in trainer.callback_handler.callbacks:
+        if isinstance(each, ExportableState):
+            by_class.setdefault(type(each).__name__, []).append(each)
+    for name, callbacks in by_class.items():
+        states = saved.get(name, [])
+        # A single one's state is no list.
+        states = states if isinstance(states, list) else [states]
+        for each, state in zip(callbacks, states, strict=False):
+            for attribute, value in state["attributes"].items():
+                setattr(each, attribute, value)
 
 
 def _reports(callback: Any) -> bool:
