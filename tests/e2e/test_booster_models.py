@@ -288,6 +288,22 @@ def test_early_stopping_begins_where_an_earlier_run_had_none(
 
 
 @both
+def test_a_run_that_had_rounds_left_to_wait_goes_on_with_more_rounds(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    """Its rounds were over, and not its patience."""
+    options: dict[str, Any] = {
+        "backend": backend,
+        "datasets": {"valid": table[3000:]},
+        "early_stopping_rounds": 3,
+    }
+    first = fit(quiet, table[:3000], 2, num_boost_round=4, **options)
+    more = fit(quiet, table[:3000], 0, num_boost_round=7, restore_from=first.checkpoint, **options)
+    assert len(more.history) == 3
+    assert model_of(more) == model_of(fit(quiet, table[:3000], 0, num_boost_round=7, **options))
+
+
+@both
 def test_a_model_of_other_features(quiet: RunConfig, table: pa.Table, backend: str) -> None:
     given = fit(quiet, table, 1, backend=backend, num_boost_round=1).load_model()
     with pytest.raises(TrainingFailedError, match=r"has the features x0, x1.* are x1, x2"):

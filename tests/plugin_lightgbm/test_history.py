@@ -25,6 +25,7 @@ histories = st.builds(
     History,
     rounds=st.lists(st.lists(evaluations, max_size=3), max_size=5),
     best_iteration=st.none() | st.integers(1, 10**6),
+    is_over=st.booleans(),
     given_iterations=st.integers(0, 10**6),
 )
 
@@ -91,3 +92,20 @@ def test_early_stopping_heeds_lightgbms_own_parameters(
         "fast": [1.0, 0.99, 0.98, 0.97, *[2.0] * 8],
     }
     assert stopped(values, 3, **params) == best
+
+
+@pytest.mark.parametrize(("losses", "is_exhausted"), [([3, 2, 1, 1], False), ([3, 1, 2, 2], True)])
+def test_rounds_that_are_over_are_no_early_stop(losses: list[float], is_exhausted: bool) -> None:
+    """After the last round the best one is known in any case."""
+    env = CallbackEnv(
+        model=None,  # type: ignore[arg-type]  # as above
+        params={},
+        iteration=3,
+        begin_iteration=0,
+        end_iteration=4,
+        evaluation_result_list=None,
+    )
+    history = History(rounds=[[EvalResult("valid", "l2", loss, False)] for loss in losses])
+    rule = StoppingRule(2, total_rounds=4, params={})
+    assert rule.best_if_over(env, history) == 1 + losses.index(1)
+    assert rule.is_exhausted == is_exhausted

@@ -161,17 +161,22 @@ class Boosting:
             )
             history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
             after = replace(before, model=model, evaluation_result_list=evaluations)
-            best = None if rule is None else rule.best_if_over(after, history)
+            best, is_over = None, False
+            if rule is not None:
+                best = rule.best_if_over(after, history)
+                is_over = rule.is_exhausted
             if round_ == first:
                 _begin_records(options.callbacks, after)
             try:
                 _call(options.callbacks, after, before_iteration=False)
             except EarlyStopException as stop:
-                best = stop.best_iteration + 1 - given
+                best, is_over = stop.best_iteration + 1 - given, True
             if self.calls_back:
-                found = [each for each in self.collective.all_gather(best) if each is not None]
-                best = found[0] if found else None
+                by_rank = self.collective.all_gather((best, is_over))
+                best = next((each for each, _ in by_rank if each is not None), None)
+                is_over = any(each for _, each in by_rank)
             history.best_iteration = None if best is None else given + best
+            history.is_over = is_over
             # Report after the decision to stop, so that this round's checkpoint holds it.
             metrics = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
             report(round_ + 1, metrics, model)

@@ -94,13 +94,10 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         model = self._begun(session.checkpoint)
         # A run from another run's checkpoint may lack the option or callback that ended that run.
         may_stop = options.early_stopping_rounds is not None or bool(options.callbacks)
-        done, over = (
-            len(self._history.rounds),
-            may_stop and self._history.best_iteration is not None,
-        )
+        done, over = len(self._history.rounds), may_stop and self._history.is_over
         if model is not None and (done >= options.num_boost_round or over):
             return model
-        self._history.best_iteration = None
+        self._history.best_iteration, self._history.is_over = None, False
         if options.needs_all_rounds:
             self._history = History()
             model = self._begun(None)

@@ -21,7 +21,10 @@ class History:
     are left out: their last bits depend on the number of workers."""
 
     best_iteration: int | None = None
-    """Number of the model's best iteration, from 1, once early stopping has ended training."""
+    """Number of the model's best iteration, from 1, once training has ended."""
+
+    is_over: bool = False
+    """Whether early stopping or a callback has ended training, and not the number of rounds."""
 
     given_iterations: int = 0
     """Iterations of the user's model that the run continues; 0 without one."""
@@ -33,6 +36,7 @@ class History:
                 # Only cross-validation has a deviation over folds, which is missing here.
                 "rounds": [[list(result) for result in round_] for round_ in self.rounds],
                 "best_iteration": self.best_iteration,
+                "is_over": self.is_over,
                 "given_iterations": self.given_iterations,
             }
         )
@@ -56,14 +60,19 @@ class StoppingRule:
             params: LightGBM's parameters; the rule uses `first_metric_only` and
                 `early_stopping_min_delta`.
         """
-        self._rule = lightgbm.early_stopping(
-            patience,
-            first_metric_only=bool(params.get("first_metric_only", False)),
-            min_delta=params.get("early_stopping_min_delta", 0.0),
-            verbose=False,
+        self._rule, self._endless = (
+            lightgbm.early_stopping(
+                patience,
+                first_metric_only=bool(params.get("first_metric_only", False)),
+                min_delta=params.get("early_stopping_min_delta", 0.0),
+                verbose=False,
+            )
+            for _ in range(2)
         )
         self._total_rounds = total_rounds
         self._seen = 0
+        self.is_exhausted = False
+        """Whether the rule would have ended a run of more rounds, too."""
 
     def best_if_over(self, env: CallbackEnv, history: History) -> int | None:
         """Return the best round's number, from 1, if LightGBM would stop now; None otherwise.
@@ -74,16 +83,26 @@ class StoppingRule:
         """
         for round_ in range(self._seen, len(history.rounds)):
             self._seen += 1
-            try:
-                self._rule(
-                    replace(
-                        env,
-                        iteration=round_,
-                        begin_iteration=0,
-                        end_iteration=self._total_rounds,
-                        evaluation_result_list=history.rounds[round_],
-                    )
-                )
-            except EarlyStopException as stop:
-                return int(stop.best_iteration) + 1
+            now = replace(
+                env,
+                iteration=round_,
+                begin_iteration=0,
+                end_iteration=self._total_rounds,
+                evaluation_result_list=history.rounds[round_],
+            )
+            # After the last round LightGBM stops in any case.
+            later = replace(now, end_iteration=self._total_rounds + 1)
+            self.is_exhausted = _best(self._endless, later) is not None
+            best = _best(self._rule, now)
+            if best is not None:
+                return best
         return None
+
+
+def _best(rule: Any, env: CallbackEnv) -> int | None:
+    """Return the best round's number, from 1, if a rule stops after this round."""
+    try:
+        rule(env)
+    except EarlyStopException as stop:
+        return int(stop.best_iteration) + 1
+    return None

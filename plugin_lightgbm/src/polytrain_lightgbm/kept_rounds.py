@@ -31,6 +31,7 @@ class KeptRounds:
             "rounds": self.rounds(model),
             "evaluations": [list(result) for result in self.history.rounds[-1]],
             "best_iteration": self.history.best_iteration,
+            "is_over": self.history.is_over,
         }
 
     def rounds(self, model: lightgbm.Booster) -> int:
@@ -47,6 +48,7 @@ class KeptRounds:
                 [EvalResult(*result) for result in note["evaluations"]],
             ],
             best_iteration=note["best_iteration"],
+            is_over=note["is_over"],
             given_iterations=self.history.given_iterations,
         )
         self.save(model, note["rounds"], history, directory)
