@@ -13,7 +13,13 @@ import tensorflow as tf
 
 from polytrain.extension import KeptState, KeptStates, NotCleanError, Place, Survivor
 from polytrain_tf import kept_for_peers
-from polytrain_tf.kept_for_peers import FitPoint, KeptForPeers, read_own, write_own
+from polytrain_tf.kept_for_peers import (
+    FitPoint,
+    KeptForPeers,
+    own_variables,
+    read_own,
+    write_own,
+)
 from polytrain_tf.saved import Progress, load_into
 
 FILE = "own.npz"
@@ -97,7 +103,8 @@ def test_the_newest_step_that_all_ranks_have_ended_is_written(
     load_into(loaded, tmp_path)
     assert values(loaded) == trained.after[lost_after]
     for rank in (0, 1):
-        own = read_own(tmp_path / FILE, rank)[-len(trained.metrics[lost_after]) :]
+        own = read_own(tmp_path / FILE, rank, 2, own_variables(trained.model))
+        own = own[-len(trained.metrics[lost_after]) :]
         assert all(map(np.array_equal, own, trained.metrics[lost_after]))
 
 
@@ -286,11 +293,32 @@ def test_nothing_is_written_once_an_optimizer_was_replaced(tmp_path: Path) -> No
         peers.write({0: memory.states()}, peers.hold(0, lambda: True), tmp_path)
 
 
-def test_more_ranks_than_before_get_values_of_those_before(tmp_path: Path) -> None:
-    write_own(tmp_path / FILE, {0: [np.array(1.0)], 1: [np.array(2.0)]})
-    assert [read_own(tmp_path / FILE, rank) for rank in range(3)] == [[1.0], [2.0], [1.0]]
+def variables(*ways: str) -> list[Any]:
+    return [
+        keras.Variable(0.0, aggregation=way, synchronization="on_read" if way == "sum" else "auto")
+        for way in ways
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "statistics", "sums"),
+    [(1, [1.0], [30.0]), (2, [1.0, 2.0], [10.0, 20.0]), (3, [1.0, 2.0, 1.0], [30.0, 0.0, 0.0])],
+)
+def test_all_ranks_together_have_the_sums_of_those_before(
+    tmp_path: Path, ranks: int, statistics: list[float], sums: list[float]
+) -> None:
+    """TensorFlow adds metrics up on reading: a sum may be counted once only."""
+    own = {0: [np.array(1.0), np.array(10.0)], 1: [np.array(2.0), np.array(20.0)]}
+    write_own(tmp_path / FILE, own)
+    found = [
+        read_own(tmp_path / FILE, rank, ranks, variables("none", "sum")) for rank in range(ranks)
+    ]
+    assert [[float(each) for each in some] for some in zip(*found, strict=True)] == [
+        statistics,
+        sums,
+    ]
 
 
 def test_a_model_may_have_no_values_that_differ_by_rank(tmp_path: Path) -> None:
     write_own(tmp_path / FILE, {0: [], 1: []})
-    assert read_own(tmp_path / FILE, 1) == []
+    assert read_own(tmp_path / FILE, 1, 2, []) == []

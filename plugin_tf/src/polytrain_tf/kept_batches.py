@@ -273,8 +273,10 @@ def _restore(model: Any, directory: Path, batches: Any) -> None:
             # Keras makes the metrics' variables in the first step.
             private.build_from(model, batches)
         load_into(model, directory)
-        own = read_own(directory / _FILE, polytrain.get_context().get_world_rank())
-        for variable, value in zip(own_variables(model), own, strict=True):
+        context, variables = polytrain.get_context(), own_variables(model)
+        rank, ranks = context.get_world_rank(), context.get_world_size()
+        own = read_own(directory / _FILE, rank, ranks, variables)
+        for variable, value in zip(variables, own, strict=True):
             local_part(model.distribute_strategy, variable).assign(value)
 
 

@@ -323,9 +323,33 @@ def write_own(file: Path, own: Mapping[int, Sequence[Any]]) -> None:
     )
 
 
-def read_own(file: Path, rank: int) -> list[Any]:
-    """Return the own values of a rank; on another number of workers, of one of those before."""
+def read_own(file: Path, rank: int, ranks: int, variables: Sequence[Any]) -> list[Any]:
+    """Return the own values of a rank.
+
+    On another number of workers, rank 0 has the sum of what TensorFlow adds up over the ranks on
+    reading, such as metrics, and the others have nothing of it. Other values are those of one of
+    the ranks before.
+
+    Args:
+        file: what `write_own` has written.
+        rank: the rank now.
+        ranks: the number of ranks now.
+        variables: the model's own variables.
+    """
     with np.load(file) as saved:
         names = [tuple(map(int, name.split("/"))) for name in saved.files]
-        ranks = 1 + max((of for of, _ in names), default=0)
-        return [saved[f"{of}/{number}"] for of, number in names if of == rank % ranks]
+        before = 1 + max((of for of, _ in names), default=0)
+
+        def of_rank(number: int, variable: Any) -> Any:
+            if ranks == before or not _is_summed(variable):
+                return saved[f"{rank % before}/{number}"]
+            if rank > 0:
+                return np.zeros_like(saved[f"0/{number}"])
+            parts = [saved[f"{of}/{number}"] for of in range(before)]
+            return np.sum(parts, axis=0, dtype=parts[0].dtype)
+
+        return [of_rank(number, variable) for number, variable in enumerate(variables)]
+
+
+def _is_summed(variable: Any) -> bool:
+    return bool(variable.synchronization == "on_read" and variable.aggregation == "sum")
