@@ -43,7 +43,28 @@ def read_after(
         is_over: whether the `for` gets none.
         never_empty: the offsets in `functions_of_loops` of those that always get an item.
     """
-    instructions = list(dis.get_instructions(code))
+    instructions = _instructions(code)
+    number_of, following, live = _flow(code, never_empty)
+    number = max(number for offset, number in number_of.items() if offset <= at)
+    nexts = following[number]
+    if instructions[number].opname == "FOR_ITER":
+        exit_ = number_of[instructions[number].argval]
+        nexts = {exit_} if is_over else nexts - {exit_}
+    # Closures may read theirs at any time.
+    return frozenset[str]().union(code.co_cellvars, code.co_freevars, *(live[n] for n in nexts))
+
+
+@functools.cache
+def _flow(
+    code: CodeType, never_empty: frozenset[int]
+) -> tuple[Mapping[int, int], Sequence[set[int]], Sequence[frozenset[str]]]:
+    """Return how a function's instructions follow each other, and what is read from each on.
+
+    Returns:
+        offset → number of the instruction; the numbers of those that may follow each; and the
+        local variables that are read from each on, before they are set.
+    """
+    instructions = _instructions(code)
     number_of = {each.offset: number for number, each in enumerate(instructions)}
     following = [_following(each, number, number_of) for number, each in enumerate(instructions)]
     names = " ".join(code.co_names + code.co_varnames + code.co_freevars).lower()
@@ -60,23 +81,18 @@ def read_after(
         for offset in range(begin, end, 2):
             if offset in number_of:
                 following[number_of[offset]].add(number_of[handler])
+    uses = [_uses(each) for each in instructions]
     live: list[frozenset[str]] = [frozenset()] * len(instructions)
     has_changed = True
     while has_changed:
         has_changed = False
         for number in reversed(range(len(instructions))):
             after = frozenset[str]().union(*(live[each] for each in following[number]))
-            reads, writes = _uses(instructions[number])
+            reads, writes = uses[number]
             now = reads | (after - writes)
             if now != live[number]:
                 live[number], has_changed = now, True
-    number = max(number for offset, number in number_of.items() if offset <= at)
-    nexts = following[number]
-    if instructions[number].opname == "FOR_ITER":
-        exit_ = number_of[instructions[number].argval]
-        nexts = {exit_} if is_over else nexts - {exit_}
-    # Closures may read theirs at any time.
-    return frozenset[str]().union(code.co_cellvars, code.co_freevars, *(live[n] for n in nexts))
+    return number_of, following, live
 
 
 def _ends_after_suppression(instructions: Sequence[dis.Instruction]) -> Iterator[int]:
@@ -98,7 +114,7 @@ def functions_of_loops(code: CodeType) -> Mapping[int, tuple[str, ...]]:
     """
     found = {}
     before: list[dis.Instruction] = []
-    for each in dis.get_instructions(code):
+    for each in _instructions(code):
         if each.opname == "FOR_ITER" and len(before) > 1 and before[-1].opname == "GET_ITER":
             names = _called(before[:-1])
             if names:
@@ -130,7 +146,7 @@ def body_after(code: CodeType, at: int) -> range | None:
 
     It is None if the instruction is another one.
     """
-    each = [each for each in dis.get_instructions(code) if each.offset <= at][-1]
+    each = [each for each in _instructions(code) if each.offset <= at][-1]
     return range(each.offset, each.argval) if each.opname == "FOR_ITER" else None
 
 
@@ -139,7 +155,7 @@ def loops_of(code: CodeType) -> tuple[range, ...]:
     """Return the offsets of each `for` and `while` loop, from its begin to a jump back there."""
     return tuple(
         range(each.argval, each.offset + 1)
-        for each in dis.get_instructions(code)
+        for each in _instructions(code)
         if "JUMP" in each.opname and "BACKWARD" in each.opname
     )
 
@@ -150,7 +166,7 @@ def targets_around(code: CodeType, at: int) -> tuple[frozenset[str], ...]:
 
     The innermost loop is the first.
     """
-    instructions = list(dis.get_instructions(code))
+    instructions = _instructions(code)
     read = frozenset[str]().union(*(_uses(each)[0] for each in instructions))
     loops: list[frozenset[str]] = []
     for number, each in enumerate(instructions):
@@ -190,8 +206,16 @@ def _uses(each: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(names), frozenset()
 
 
-def globals_of(code: CodeType) -> Iterator[str]:
-    """Return the global variables that code reads or sets."""
-    for each in dis.get_instructions(code):
-        if each.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"):
-            yield each.argval
+@functools.cache
+def globals_of(code: CodeType) -> tuple[str, ...]:
+    """Return the global variables that code reads or sets, each once."""
+    if not code.co_names:
+        return ()
+    uses = (each for each in _instructions(code) if each.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"))
+    return tuple(dict.fromkeys(each.argval for each in uses))
+
+
+@functools.cache
+def _instructions(code: CodeType) -> tuple[dis.Instruction, ...]:
+    """Return a function's instructions. It takes milliseconds, in each attempt's first steps."""
+    return tuple(dis.get_instructions(code))

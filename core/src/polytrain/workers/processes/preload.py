@@ -173,14 +173,19 @@ class ImportRecorder(SocketChannel):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._modules: frozenset[str] | None = frozenset(sys.modules)
+        self._last_module: str | None = next(reversed(sys.modules))
+        """That which was there last before the function's; None once these are reported.
+
+        All names would have to be touched to know them: that copies a fork's memory.
+        """
+
         self._path = list(sys.path)
         self._before = dict(os.environ)
         self._variables: dict[str, str | None] = {}
 
     def send(self, *messages: Message) -> None:
         super().send(*messages)
-        if self._modules is None:
+        if self._last_module is None:
             return
         match messages[0][0]:
             case "offer":
@@ -189,23 +194,31 @@ class ImportRecorder(SocketChannel):
             case "joined":
                 self._before = dict(os.environ)
             case "report":
-                modules = [name for name in _installed_modules() if name not in self._modules]
-                self._modules = None
+                modules = _installed_modules(after=self._last_module)
+                self._last_module = None
                 if len(modules) >= _WORTH_IT and sys.path == self._path:
                     variables = {**self._variables, **changed(self._before, os.environ)}
                     super().send(["imported", list(modules), dict(variables)])
 
 
-def _installed_modules() -> list[str]:
+def _installed_modules(*, after: str) -> list[str]:
+    """Return the names of installed modules that were imported after another one."""
     found = []
-    for name, module in list(sys.modules.items()):
+    for name in reversed(_names_after(after)):
         # Read `__dict__` directly: some modules import others on attribute access.
         with contextlib.suppress(AttributeError):
-            spec = object.__getattribute__(module, "__dict__").get("__spec__")
+            spec = object.__getattribute__(sys.modules.get(name), "__dict__").get("__spec__")
             # Ray has its own threads and connections: each worker process imports it itself.
             if spec.name == name and is_installed(spec.origin or "") and not _is_ray(name):
                 found.append(name)
     return found
+
+
+def _names_after(last: str) -> list[str]:
+    """Return the names of modules that were imported after another one, newest first."""
+    while True:
+        with contextlib.suppress(RuntimeError):  # another thread imports one meanwhile
+            return list(itertools.takewhile(lambda name: name != last, reversed(sys.modules)))
 
 
 def _is_ray(name: str) -> bool:
