@@ -60,6 +60,7 @@ XGBOOST: list[Case] = [
     ("positive", {"objective": "reg:tweedie", "tweedie_variance_power": 1.3}),
     ("any", {"objective": "reg:quantileerror", "quantile_alpha": 0.3}),
     ("classes", {"objective": "multi:softprob", "num_class": 4}),
+    ("classes", {"objective": "multi:softprob", "num_class": 4, "base_score": 0.3}),
     (
         "classes, no categories",
         {"objective": "multi:softmax", "num_class": 4, "multi_strategy": "multi_output_tree"},

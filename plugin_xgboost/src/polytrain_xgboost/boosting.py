@@ -62,6 +62,9 @@ class Boosting:
             directory=self.directory,
         )
         params = {**self.params, "max_bin": data.max_bin, **self._first_score(data, model)}
+        if self.history.rounds:
+            # The model has it for each class, and the parameter would replace it by one number.
+            params.pop("base_score", None)
         matrices = [data.train, *data.evaluated.values()]
         several = self.ranks.size > 1
         if several and self.ranks.me == 0 and self.options.averages_leaves:
