@@ -131,6 +131,26 @@ def test_a_model_to_go_on_from_is_there(tmp_path: Path) -> None:
     assert problems(init_model=str(tmp_path / "model.txt")) == {}
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"weight": "w"},
+        {"params": {"bagging_fraction": 0.5, "bagging_freq": 1}},
+        {"params": {"subsample": 0.5, "subsample_freq": 2}},
+    ],
+)
+def test_weights_that_lightgbm_would_take_from_one_row_are_refused(given: dict[str, Any]) -> None:
+    """It would find bad splits, or none if the first row of a worker weighs nothing."""
+    params = given.get("params", {})
+    for name in ("mape", "mean_absolute_percentage_error"):
+        [problem] = problems(**{**given, "params": {**params, "objective": name}}).values()
+        assert problem.field == "params['objective']"
+        assert "'l1'" in problem.remedy
+    assert problems(**{**given, "params": {**params, "objective": "l1"}}) == {}
+    for harmless in ({}, {"bagging_fraction": 1.0, "bagging_freq": 1}, {"bagging_fraction": 0.5}):
+        assert problems(params={"objective": "mape", **harmless}) == {}
+
+
 def test_what_lightgbm_would_do_by_chance_is_refused() -> None:
     dart = {"boosting": "dart", "objective": lambda scores, data: (scores, scores)}
     assert "other trees in every run" in problems(params=dart)["params['boosting']"].what

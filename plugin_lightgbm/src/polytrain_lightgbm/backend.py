@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from polytrain import get_context
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.problems import COLUMN, score_problems
+from polytrain.boosting.problems import COLUMN, parameter_problem, score_problems
 from polytrain_lightgbm.names import FORBIDDEN, name_problems
 from polytrain_lightgbm.objectives import (
     PERCENTILES,
@@ -188,6 +189,7 @@ class LightGBM(Booster):
         if isinstance(self.params, Mapping):
             several = has_several_outputs(self.params)
             yield from score_problems("init_score", self.init_score, has_several=several)
+            yield from self._weight_problems()
         if self.init_model is not None and self._boosting == "rf":
             yield Problem(
                 field="init_model",
@@ -201,6 +203,24 @@ class LightGBM(Booster):
                     what="lightgbm.early_stopping loses its state when a run restarts",
                     remedy="Use the option early_stopping_rounds",
                 )
+
+    def _weight_problems(self) -> Iterator[Problem]:
+        """Yield a problem if rows differ in weight, and the objective takes one for all."""
+        if objective_of(self.params) != "mape":
+            return
+        differing = "the option weight" if self.weight is not None else None
+        # What is no number has a problem of its own.
+        with suppress(TypeError, ValueError):
+            if differing is None and self.draws_rows:
+                differing = "bagging, by which rows that aren't drawn weigh nothing"
+        if differing is not None:
+            yield parameter_problem(
+                "objective",
+                "with 'mape', LightGBM takes the weight of a worker's first row for that of all "
+                f"its rows when it chooses splits, and with {differing}, rows differ",
+                "Use 'l1' with weight=…, a column with each row's weight divided by "
+                "max(1, abs(label)): that is the same loss",
+            )
 
     def demand(self, job: Job) -> Demand:
         # One rank that trains by itself is two machines of a network, and needs as many ports.
