@@ -23,7 +23,6 @@ from polytrain.boosting.columns import (
     floats,
     plainly_typed,
     selected,
-    with_columns,
     with_numbers,
 )
 from polytrain.boosting.sampling import Mask, agreed_numbers, agreed_sample
@@ -111,7 +110,7 @@ def training_data(
     numbers = agreed_numbers(rows=len(mine), queries=queries, rank=ranks.me, gather=ranks.gathered)
     if options.qid is not None:
         facts["qid"] += numbers.first_query
-    sample = agreed_sample(binning.rows(mine), numbers, options, gather=ranks.gathered)
+    sample = agreed_sample(mine, numbers, options, gather=ranks.gathered)
     own_bins = outside(binning.reference, sample)
     reference = own_bins
     if model is not None:
@@ -144,8 +143,8 @@ def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     table = encoded(tables["train"], categories)
     params = {"nthread": 0, **options.params}
     numbers = agreed_numbers(rows=len(table), queries=0, rank=ranks.me, gather=ranks.gathered)
+    sample = agreed_sample(table, numbers, options, gather=ranks.gathered)
     binning = _Binning(options=options, params=params)
-    sample = agreed_sample(binning.rows(table), numbers, options, gather=ranks.gathered)
     own_bins = binning.reference(sample)
     if model is None:
         return own_bins
@@ -259,16 +258,10 @@ class _Binning:
                 facts["weight"] = facts["weight"][np.cumsum(sizes) - sizes]
         return {name: values for name, values in facts.items() if values is not None}
 
-    def rows(self, table: pa.Table) -> pa.Table:
-        """Return the columns that bins are made from: features, and weights as float64."""
-        features, weight = self._features(table), self._weight
-        if weight is None:
-            return features
-        return with_columns(features, {weight: floats(table.column(weight))})
-
     def reference(self, sample: pa.Table) -> xgboost.QuantileDMatrix:
-        """Return the matrix whose bins all others use."""
-        return self._quantiles(sample, weight=_numbers(sample, self._weight))
+        """Return the matrix whose bins all others use; weights count if there are no queries."""
+        weight = None if self.options.qid else _numbers(sample, self.options.weight)
+        return self._quantiles(sample, weight=weight)
 
     def reference_for(
         self,
@@ -303,11 +296,6 @@ class _Binning:
         others = self.options.columns_besides_features
         names = set(table.column_names)
         return table.drop_columns([column for column in others if column in names])
-
-    @property
-    def _weight(self) -> str | None:
-        """The column whose weights bins depend on: none with queries, whose weights they are."""
-        return None if self.options.qid else self.options.weight
 
     @property
     def _how(self) -> dict[str, Any]:

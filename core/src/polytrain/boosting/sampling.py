@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polytrain.boosting.booster import Booster
-from polytrain.boosting.columns import Gather
+from polytrain.boosting.columns import Gather, plainly_typed
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Rates = np.ndarray[Any, np.dtype[np.float64]]
@@ -124,8 +124,9 @@ def agreed_sample(
 
 def _order(table: pa.Table) -> pa.Array:
     """Return the order of rows by their values, the last column first."""
+    plain = plainly_typed(table, table.column_names)
     keys = pa.Table.from_arrays(
-        [_sortable(column) for column in reversed(table.columns)],
+        [_sortable(column) for column in reversed(plain.columns)],
         names=[str(number) for number in range(table.num_columns)],
     )
     return pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
