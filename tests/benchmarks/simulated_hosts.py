@@ -52,6 +52,7 @@ from polytrain.workers.agents.calls import (
     SendRoster,
     StoreRest,
 )
+from polytrain.workers.driver.group import Bundles
 from polytrain.workers.driver.local_cluster import Nothing
 from polytrain_plugins import Offer
 
@@ -103,7 +104,7 @@ class _Agent:
 
 
 @dataclass
-class SimulatedHosts:
+class SimulatedHosts(Bundles):
     """A cluster of hosts and its launcher, and what happens to them."""
 
     workers: int
@@ -132,6 +133,7 @@ class SimulatedHosts:
     """Called when a part of the story begins."""
 
     def __post_init__(self) -> None:
+        self.bundles = self
         self._agents: dict[int, _Agent] = {}
         self._numbers = itertools.count()
         hosts = -(-self.workers // PER_HOST) + _SPARE_HOSTS

@@ -13,10 +13,11 @@ from polytrain.policy.autoscaling import Outlook
 from polytrain.policy.placement import NodeAddress
 from polytrain.policy.scaling import Starting
 from polytrain.workers.agents.agent_host import AgentHandle, Gone
+from polytrain.workers.driver.group import Bundles
 from polytrain.workers.driver.worker_pool import WorkerPool
 
 
-class FakeCluster:
+class FakeCluster(Bundles):
     """Nodes with CPUs, agents of one CPU each that were asked for, and a clock."""
 
     def __init__(self, **nodes: int) -> None:
@@ -24,6 +25,7 @@ class FakeCluster:
         Args:
             nodes: name → CPUs.
         """
+        self.bundles = self
         self.nodes = dict(nodes)
         self.now = 0.0
         self.waiting: dict[AgentHandle, frozenset[str]] = {}

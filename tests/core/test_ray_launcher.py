@@ -137,7 +137,7 @@ def test_one_actor_serves_the_workers_of_a_node(tmp_path: Path) -> None:
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     spec = agent_spec(tmp_path)
     launcher = launcher_of(spec, {"CPU": 1}, mailbox)
-    launcher.reserve(2, "PACK")
+    launcher.bundles.reserve(2, "PACK")
     try:
         first, second = launcher.ask(bundle=0), launcher.ask(bundle=1)
         assert arrivals(mailbox, 2) == {first, second}
@@ -225,7 +225,7 @@ def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
     launcher = launcher_of(agent_spec(tmp_path), resources, mailbox)
     bundle = 0 if reserved else None
     if reserved:
-        launcher.reserve(1, "PACK")
+        launcher.bundles.reserve(1, "PACK")
     try:
         agent_handle = launcher.ask(bundle=bundle)
         assert eventually(lambda: launcher.starting().hosts)
@@ -240,7 +240,7 @@ def test_agents_that_have_their_room_and_start_are_known_with_their_nodes(
         nowhere = frozenset({arrived.place.node_id})
         launcher.dismiss(agent_handle)
         if reserved:
-            launcher.move([0], "PACK", nowhere)
+            launcher.bundles.move([0], "PACK", nowhere)
         launcher.ask(bundle=bundle, avoid=nowhere)
         assert launcher.starting().hosts == ()
     finally:
@@ -264,8 +264,8 @@ def test_a_lost_node_gets_no_agent_until_it_is_back(tmp_path: Path, kind: str) -
     with contextlib.ExitStack() as stack:
         for each in (launcher, other):
             stack.callback(each.close, 10)
-        launcher.reserve(1, "PACK")
-        launcher.shun(here)
+        launcher.bundles.reserve(1, "PACK")
+        launcher.bundles.shun(here)
         asked = launcher.ask(bundle=0 if kind == "bundle of the run" else None)
         other.ask()
         assert arrivals(mailboxes[1], 1)
@@ -284,24 +284,24 @@ def test_room_moves_to_other_nodes_and_back_and_none_is_held_twice(tmp_path: Pat
     here = ray.get_runtime_context().get_node_id()
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     launcher = launcher_of(agent_spec(tmp_path), {"CPU": 1}, mailbox)
-    launcher.reserve(1, "PACK")
+    launcher.bundles.reserve(1, "PACK")
     try:
         first = launcher.ask(bundle=0)
         assert arrivals(mailbox, 1) == {first}
         launcher.dismiss(first)
         # There is no other node.
-        launcher.move([0], "PACK", frozenset({here}))
-        assert launcher.move_back([0]) == {0}
+        launcher.bundles.move([0], "PACK", frozenset({here}))
+        assert launcher.bundles.move_back([0]) == {0}
         second = launcher.ask(bundle=0)
         assert arrivals(mailbox, 1) == {second}
         launcher.dismiss(second)
         # Here there is.
-        launcher.move([0], "PACK", frozenset())
+        launcher.bundles.move([0], "PACK", frozenset())
         third = launcher.ask(bundle=0)
         assert arrivals(mailbox, 1) == {third}
-        assert launcher.move_back([0]) == frozenset()
+        assert launcher.bundles.move_back([0]) == frozenset()
         assert eventually(lambda: free_cpus() == 0)
-        launcher.free_unused()
+        launcher.bundles.free_unused()
         assert eventually(lambda: free_cpus() == 1)
     finally:
         launcher.close(10)
@@ -314,18 +314,18 @@ def test_room_that_a_move_has_left_is_used_by_the_next(tmp_path: Path) -> None:
     total = 2
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     launcher = launcher_of(agent_spec(tmp_path), {"CPU": 0.5}, mailbox)
-    launcher.reserve(2, "PACK")
+    launcher.bundles.reserve(2, "PACK")
     try:
         asked = {launcher.ask(bundle=0), launcher.ask(bundle=1)}
         assert arrivals(mailbox, 2) == asked
         for each in asked:
             launcher.dismiss(each)
         for _ in range(3):
-            launcher.move([1], "PACK", frozenset())
+            launcher.bundles.move([1], "PACK", frozenset())
             again = launcher.ask(bundle=1)
             assert arrivals(mailbox, 1) == {again}
             launcher.dismiss(again)
-            launcher.free_unused()
+            launcher.bundles.free_unused()
         assert eventually(lambda: free_cpus() == total - 3 * 0.5)
     finally:
         launcher.close(10)
@@ -343,7 +343,7 @@ def test_workers_with_devices_have_actors_of_their_own(tmp_path: Path) -> None:
     resources = {"CPU": 1, "device": 1}
     before = threading.enumerate()
     launcher = launcher_of(spec, resources, mailbox)
-    launcher.reserve(2, "PACK")
+    launcher.bundles.reserve(2, "PACK")
     try:
         asked = {launcher.ask(bundle=0), launcher.ask(bundle=1)}
         assert arrivals(mailbox, 2) == asked

@@ -121,7 +121,7 @@ def of_kind(mailbox: queue.SimpleQueue[Delivery], kind: type[Any]) -> Any:
 def test_the_group_of_an_agent_with_devices_is_requested_anew_when_a_node_is_back(
     agents: RayAgentLauncher, hosts: list[Host]
 ) -> None:
-    agents.shun("c")
+    agents.bundles.shun("c")
     agents.ask()
     agents.readmit("c")
     assert len(hosts) == 2
@@ -133,7 +133,7 @@ def test_a_host_that_was_replaced_announces_no_agent(
     agents: RayAgentLauncher, hosts: list[Host], mailbox: queue.SimpleQueue[Delivery]
 ) -> None:
     """Ray had started it, just before: it ends, and the agent is where its other host is."""
-    agents.shun("c")
+    agents.bundles.shun("c")
     agents.ask()
     agents.readmit("c")
     replaced, its = hosts
@@ -147,7 +147,7 @@ def test_a_host_that_was_replaced_announces_no_agent(
 
 
 def test_nothing_is_requested_anew_at_the_end(agents: RayAgentLauncher, hosts: list[Host]) -> None:
-    agents.shun("c")
+    agents.bundles.shun("c")
     agents.ask()
     agents.close(0.0)
     agents.readmit("c")

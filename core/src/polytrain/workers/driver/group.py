@@ -96,8 +96,36 @@ class WorkerGroup(Protocol):
         """Release everything."""
 
 
+class Bundles:
+    """What a run has reserved for its agents. On one machine there is nothing to reserve."""
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        """Reserve room for this number of agents, all or nothing."""
+        return
+
+    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
+        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
+        return
+
+    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
+        """Undo the move of those of these bundles that aren't placed yet.
+
+        Returns:
+            the bundles for which to request agents anew: these, and others that moved with them.
+        """
+        return frozenset()
+
+    def free_unused(self) -> None:
+        """Free the room that no bundle needs after a move."""
+        return
+
+
 class AgentLauncher(Protocol):
-    """Requests agents, calls them, and ends them. On one machine there is nothing to reserve."""
+    """Requests agents, calls them, and ends them."""
+
+    @property
+    def bundles(self) -> Bundles:
+        """What is reserved for its agents."""
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
         """Request an agent, which later arrives or is lost.
@@ -121,26 +149,6 @@ class AgentLauncher(Protocol):
 
     def close(self, timeout_s: float) -> None:
         """End all agents, and release their resources, within this time."""
-
-    def reserve(self, bundles: int, strategy: str) -> None:
-        """Reserve room for this number of agents, all or nothing."""
-        return
-
-    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
-        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
-        return
-
-    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
-        """Undo the move of those of these bundles that aren't placed yet.
-
-        Returns:
-            the bundles for which to request agents anew: these, and others that moved with them.
-        """
-        return frozenset()
-
-    def free_unused(self) -> None:
-        """Free the room that no bundle needs after a move."""
-        return
 
     def try_links(self, agent_handles: Sequence[AgentHandle]) -> None:
         """Have the nodes of these agents connect to each other; leads to `LinksTried`."""

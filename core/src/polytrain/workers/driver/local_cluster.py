@@ -20,7 +20,7 @@ from polytrain.policy.scaling import worker_capacity
 from polytrain.workers.agents.agent_host import AgentHandle, AgentHost, Mail, delivery
 from polytrain.workers.agents.agent_spec import AgentSpec
 from polytrain.workers.agents.calls import AgentCall, OpenedBytes, RankAssignment, StreamOrder
-from polytrain.workers.driver.group import AgentLauncher, Mailbox
+from polytrain.workers.driver.group import AgentLauncher, Bundles, Mailbox
 from polytrain.workers.processes.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class LocalCluster:
             spec,
             job,
             place=NodeAddress(node_id=self.node_id, host=THIS_MACHINE),
-            room=worker_capacity([self._resources], scaling.resources).workers,
+            most=worker_capacity([self._resources], scaling.resources).workers,
             gpus=visible_gpus(os.environ),
             gpus_per_agent=scaling.gpus_per_worker,
             mailbox=mailbox,
@@ -116,13 +116,15 @@ class LocalMemory:
 class LocalAgentLauncher(AgentLauncher):
     """Starts agents, as many as the machine has room for, and ends them."""
 
+    bundles = Bundles()
+
     def __init__(
         self,
         spec: AgentSpec,
         job: bytes,
         *,
         place: NodeAddress,
-        room: int,
+        most: int,
         gpus: Sequence[str] = (),
         gpus_per_agent: int = 0,
         mailbox: Mailbox,
@@ -131,13 +133,13 @@ class LocalAgentLauncher(AgentLauncher):
         Args:
             job: the pickled job of their worker processes.
             place: the node's address.
-            room: maximum number of agents; further ones wait until others end.
+            most: maximum number of agents; further ones wait until others end.
             gpus: names of this machine's GPUs.
             gpus_per_agent: number of GPUs for each agent's worker processes.
             mailbox: receives the agents' events.
         """
         self._place = place
-        self._room = room
+        self._most = most
         self._mailbox = mailbox
         self._host = AgentHost(spec, job, place, {}, tell=self._deliver, is_driver=True)
         self._numbers = itertools.count()
@@ -186,7 +188,7 @@ class LocalAgentLauncher(AgentLauncher):
         self._loop.close()
 
     def _start_those_with_room(self) -> None:
-        while self._waiting and len(self._handles) < self._room:
+        while self._waiting and len(self._handles) < self._most:
             agent_handle = self._waiting.popleft()
             self._handles[agent_handle.number] = agent_handle
             gpus = [self._free_gpus.popleft() for _ in range(self._gpus_per_agent)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from polytrain.policy.placement import NodeAddress, Nodes, PlacementPolicy
-from polytrain.workers.driver.group import AgentLauncher
+from polytrain.workers.driver.group import Bundles
 
 _DOUBTED_S = 120.0
 """Seconds for which a lost node gets no agents though the cluster takes it for alive. By default
@@ -75,9 +75,9 @@ class LostNodes:
 class RunBundles:
     """The bundles of one run; none if it is elastic."""
 
-    def __init__(self, policy: PlacementPolicy, launcher: AgentLauncher) -> None:
+    def __init__(self, policy: PlacementPolicy, bundles: Bundles) -> None:
         self._policy = policy
-        self._launcher = launcher
+        self._reserved = bundles
         self._nodes: dict[int, str] = {}
         """The node of each bundle that has had an agent since it has moved."""
 
@@ -93,7 +93,7 @@ class RunBundles:
         """Reserve them."""
         scaling = self._policy.scaling
         if not scaling.is_elastic:
-            self._launcher.reserve(scaling.max_workers, scaling.placement_strategy)
+            self._reserved.reserve(scaling.max_workers, scaling.placement_strategy)
 
     def arrived(self, bundle: int, node: str) -> None:
         """Note that the agent of a bundle has arrived on a node."""
@@ -144,12 +144,12 @@ class RunBundles:
         avoid = self._policy.nodes_for_moved(
             len(moved), unusable=lost | avoided, ranked_on={*ranked_on, *others}, free=free
         )
-        self._launcher.move(moved, self._policy.scaling.placement_strategy, avoid)
+        self._reserved.move(moved, self._policy.scaling.placement_strategy, avoid)
         for bundle in moved:
             self._moved[bundle] = self._nodes.pop(bundle)
         if (lost - {*may_return}).issuperset(self._moved.values()):
             # If all have moved, nothing can return to the dead nodes.
-            self._launcher.free_unused()
+            self._reserved.free_unused()
         return moved
 
     def move_back(self, living: Mapping[str, object] | None = None) -> frozenset[int]:
@@ -174,7 +174,7 @@ class RunBundles:
         return moved if back else back
 
     def _move_back(self, left: Collection[int]) -> frozenset[int]:
-        back = self._launcher.move_back(left) if left else frozenset[int]()
+        back = self._reserved.move_back(left) if left else frozenset[int]()
         for bundle in left:
             del self._moved[bundle]
         return back
@@ -182,4 +182,4 @@ class RunBundles:
     def settle(self) -> None:
         """End the moves: all agents that an attempt needs have arrived."""
         self._moved.clear()
-        self._launcher.free_unused()
+        self._reserved.free_unused()

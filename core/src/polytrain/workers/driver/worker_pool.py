@@ -133,7 +133,7 @@ class WorkerPool:
 
         self._avoided: frozenset[str] = frozenset()
         self._lost_nodes = LostNodes(living=cluster.living_nodes, clock=clock)
-        self._bundles = RunBundles(self._policy, launcher)
+        self._bundles = RunBundles(self._policy, launcher.bundles)
         self._compared: set[str] = set()
         """Addresses of nodes whose versions were compared with the driver's."""
 

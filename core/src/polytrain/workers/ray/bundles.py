@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polytrain.policy.labels import without
 from polytrain.ray_api.state import living_nodes
+from polytrain.workers.driver.group import Bundles
 from polytrain.workers.ray.reservation import Guard, Reservation
 
 
@@ -39,7 +40,7 @@ class _Bundle:
 
 
 @dataclass(slots=True, kw_only=True)
-class AgentBundles:
+class AgentBundles(Bundles):
     """The bundles of a run's agents. Its methods may be called from any thread."""
 
     resources: Mapping[str, float]
@@ -78,11 +79,11 @@ class AgentBundles:
     def __post_init__(self) -> None:
         self._guard = Guard(self._name)
 
-    def reserve(self, count: int, strategy: str) -> None:
+    def reserve(self, bundles: int, strategy: str) -> None:
         """Reserve the bundles of a run of a fixed size, all or nothing."""
-        self._run = self._group_of(range(count), self._name, strategy, ())
+        self._run = self._group_of(range(bundles), self._name, strategy, ())
 
-    def move(self, bundles: Collection[int], strategy: str, avoid: Collection[str]) -> None:
+    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
         """Reserve other room for bundles of the run, all or nothing.
 
         Args:
@@ -101,7 +102,7 @@ class AgentBundles:
             self._moved_from.update(before)
             self._left = [each for each in self._left if each not in idle] + [*before.values()]
 
-    def move_back(self, bundles: Iterable[int]) -> frozenset[int]:
+    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
         """Undo the move of those of these bundles whose new room Ray hasn't found.
 
         Returns:

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -130,7 +130,7 @@ class RayAgentLauncher:
     _job: Any = field(init=False)
     """Reference to the job, which Ray copies once to each node."""
 
-    _bundles: AgentBundles = field(init=False)
+    bundles: AgentBundles = field(init=False)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _hosts: dict[int, _Host] = field(default_factory=dict)
@@ -153,23 +153,7 @@ class RayAgentLauncher:
 
     def __post_init__(self, job: bytes) -> None:
         self._job = ray.put(job)
-        self._bundles = AgentBundles(resources=self.resources, labels=self.labels)
-
-    def reserve(self, bundles: int, strategy: str) -> None:
-        """Reserve room for this number of agents, all or nothing."""
-        self._bundles.reserve(bundles, strategy)
-
-    def move(self, bundles: Collection[int], strategy: str, avoid: frozenset[str]) -> None:
-        """Reserve other room for bundles without agents, all or nothing, not on these nodes."""
-        self._bundles.move(bundles, strategy, avoid)
-
-    def move_back(self, bundles: Collection[int]) -> frozenset[int]:
-        """Undo the move of those of these bundles that Ray hasn't placed; see `AgentBundles`."""
-        return self._bundles.move_back(bundles)
-
-    def free_unused(self) -> None:
-        """Free the room that no bundle needs after a move."""
-        self._bundles.free_unused()
+        self.bundles = AgentBundles(resources=self.resources, labels=self.labels)
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
         """Request an agent, which later arrives or is lost.
@@ -183,7 +167,7 @@ class RayAgentLauncher:
         # The placer also adds hosts.
         with self._lock:
             if bundle is not None or not self.spread:
-                self._bundles.request(number, bundle=bundle, avoid=avoid)
+                self.bundles.request(number, bundle=bundle, avoid=avoid)
             if self._is_served_by_host(bundle):
                 self._unplaced[number] = agent_handle
                 self._have_placer()
@@ -203,8 +187,8 @@ class RayAgentLauncher:
                 if host.node is None and host.place is None and not host.is_gone
             ]
         demand = AutoscalerDemand(
-            groups=self._bundles.sizes(),
-            actors=sum(self._bundles.strategy_of(number) is None for number in late),
+            groups=self.bundles.sizes(),
+            actors=sum(self.bundles.strategy_of(number) is None for number in late),
             resources=self.resources,
         )
         return outlook(autoscaler_report(), demand)
@@ -228,7 +212,7 @@ class RayAgentLauncher:
             for (agent_handle, _), node in zip(late, nodes, strict=True)
             if node is None
         ]
-        nodes += self._bundles.placed(own).values() if own else []
+        nodes += self.bundles.placed(own).values() if own else []
         addresses = node_addresses() if any(nodes) else {}
         is_setting_up = bool(self.spec.runtime_env) and any(host.place is None for _, host in late)
         return Starting(
@@ -295,18 +279,18 @@ class RayAgentLauncher:
         number = agent_handle.number
         with self._lock:
             if self._unplaced.pop(number, None) is not None:
-                self._bundles.release(number)
+                self.bundles.release(number)
             host = self._hosts.pop(number, None)
             if host is None:
                 return
             del host.agents[number]
             if host.is_gone and host.node is not None:
                 ray.kill(host.actor)
-                self._bundles.keep(number, host.node)
+                self.bundles.keep(number, host.node)
             elif host.is_gone or not host.agents:
                 host.is_gone = True
                 ray.kill(host.actor)
-                self._bundles.release(number)
+                self.bundles.release(number)
             else:
                 ended = host.actor.end.remote(number)
                 self._loop.submit(self._release_after(ended, number))
@@ -331,7 +315,7 @@ class RayAgentLauncher:
         # If its host ends first, the agent has released everything.
         with contextlib.suppress(RayError):
             await ended
-        await asyncio.to_thread(self._bundles.release, number)
+        await asyncio.to_thread(self.bundles.release, number)
 
     def close(self, timeout_s: float) -> None:
         """End all agents, and release their resources.
@@ -356,7 +340,7 @@ class RayAgentLauncher:
         # Killed actors hold their resources until their streams end.
         listening = wait([*self._listeners], max(0.0, deadline - time.monotonic())).not_done
         self._loop.close()
-        self._bundles.free()
+        self.bundles.free()
         if listening:
             logger.warning("Ray has not confirmed the end of all agents; they were killed.")
 
@@ -420,7 +404,7 @@ class RayAgentLauncher:
         self, number: int, agent_handle: AgentHandle, avoid: frozenset[str]
     ) -> None:
         """Start an actor that holds the resources of its only agent."""
-        silent = self._bundles.excluded(number)
+        silent = self.bundles.excluded(number)
         options = self._own_options(number, avoid | silent)
         self._start_host(options, {number: agent_handle}, avoid=avoid, silent=silent)
 
@@ -433,9 +417,9 @@ class RayAgentLauncher:
             "memory": resources.pop("memory", None),
             "resources": resources,
         }
-        in_bundle = self._bundles.strategy_of(number)
+        in_bundle = self.bundles.strategy_of(number)
         options["scheduling_strategy"] = in_bundle or "SPREAD"
-        labels = self._bundles.not_on(avoid)
+        labels = self.bundles.not_on(avoid)
         if in_bundle is None and labels:
             options["label_selector"] = labels
         return options
@@ -455,8 +439,8 @@ class RayAgentLauncher:
         while not self._is_closed:
             with self._lock:
                 requested = list(self._unplaced)
-            self._bundles.renew(requested)
-            nodes = self._bundles.placed(requested)
+            self.bundles.renew(requested)
+            nodes = self.bundles.placed(requested)
             with self._lock:
                 by_node: dict[str, dict[int, AgentHandle]] = defaultdict(dict)
                 for number, node in nodes.items():
@@ -535,7 +519,8 @@ class RayAgentLauncher:
         may_return = False
         if is_early and host.place is not None:
             node = host.place.node_id
-            self.shun(node)
+            # Ray would still start agents there: it doesn't know of the loss.
+            self.bundles.shun(node)
             # A raylet that has ended doesn't return: its node only seems to live until Ray knows.
             may_return = not await asyncio.to_thread(is_refused, node)
             if may_return:
@@ -584,13 +569,9 @@ class RayAgentLauncher:
         ray.kill(host.actor)
         self.readmit(node)
 
-    def shun(self, node: str) -> None:
-        """Start no agents on a lost node, where Ray still would: it doesn't know of the loss."""
-        self._bundles.shun(node)
-
     def readmit(self, node: str) -> None:
         """Use a lost node again, for the agents that wait for room too."""
-        self._bundles.readmit(node)
+        self.bundles.readmit(node)
         self._is_requested.set()
         self.mailbox.put([NodeReturned(node_id=node)])
         with self._lock:
@@ -602,11 +583,11 @@ class RayAgentLauncher:
                 if node in host.silent and host.place is None and not host.is_gone
             ]
             # Those that have their room elsewhere are starting.
-            placed = self._bundles.placed([number for number, _ in waiting]) if waiting else {}
+            placed = self.bundles.placed([number for number, _ in waiting]) if waiting else {}
             for number, host in waiting:
                 if number in placed:
                     continue
                 host.is_replaced = True
                 ray.kill(host.actor)
-                self._bundles.renew([number])
+                self.bundles.renew([number])
                 self._start_own_host(number, host.agents[number], host.avoid)
