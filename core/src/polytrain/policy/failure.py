@@ -196,10 +196,8 @@ class FailurePolicy:
             attempts: every failed attempt of the run, the latest last; not empty.
         """
         rules: tuple[Rule, ...] = (
-            lost_leases_end_the_run,
-            failed_validations_end_the_run,
+            some_kinds_decide,
             self._divergence_is_rolled_back,
-            preemptions_are_free,
             self._user_errors_are_retried,
             self._repeated_errors_end_the_run,
             failed_starts_are_limited,
@@ -315,25 +313,22 @@ class FailurePolicy:
         return Decision(restart=False, reason=f"{count}: no restart is left")
 
 
-def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
-    """End the run: a driver without the lease would disturb the driver that holds it."""
-    if attempts[-1].root.kind is not FailureKind.LEASE_LOST:
-        return None
-    return Decision(restart=False, reason="this driver has lost its lease on the run")
+ENDS_BY = {
+    FailureKind.LEASE_LOST: "this driver has lost its lease on the run",
+    FailureKind.VALIDATION: "ValidationConfig(on_failure='fail') ends the run",
+}
+"""Failures that no other attempt could undo, and how they end a run: without the lease it would
+disturb the driver that holds it, and a validated checkpoint stays as it is."""
 
 
-def failed_validations_end_the_run(attempts: Attempts) -> Decision | None:
-    """End the run: another attempt wouldn't change the validated checkpoint."""
-    if attempts[-1].root.kind is not FailureKind.VALIDATION:
-        return None
-    return Decision(restart=False, reason="ValidationConfig(on_failure='fail') ends the run")
-
-
-def preemptions_are_free(attempts: Attempts) -> Decision | None:
-    """Restart without a charge: the removal of a node with notice isn't a failure."""
-    if attempts[-1].root.kind is not FailureKind.PREEMPTED:
-        return None
-    return Decision(restart=True, reason="a preemption isn't counted as a failure")
+def some_kinds_decide(attempts: Attempts) -> Decision | None:
+    """Decide by the kind of the failure. A node that is removed with notice costs nothing."""
+    kind = attempts[-1].root.kind
+    if kind in ENDS_BY:
+        return Decision(restart=False, reason=ENDS_BY[kind])
+    if kind is FailureKind.PREEMPTED:
+        return Decision(restart=True, reason="a preemption isn't counted as a failure")
+    return None
 
 
 def _steps_of_one_cause(attempts: Attempts) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ from polytrain.checkpoint.manifest import AttemptId
 from polytrain.errors import FailureKind, RunOwnedError
 from polytrain.events.driver import LeaseLost, WorkEnded
 from polytrain.policy.divergence import WINDOW
+from polytrain.policy.failure import ENDS_BY
 from polytrain.record.entries import AttemptEnded, Launched
 from polytrain.run.checkpoint_coordinator import lease_lost
 from polytrain.run.config_changes import OnRollbackError
@@ -105,8 +106,7 @@ def last_reports(run: Controller) -> Sequence[Mapping[str, Any]]:
 def without_lease(lost: RunOwnedError, attempt: int) -> Conclude:
     """Return how a run ends whose driver has lost its lease."""
     failure = lease_lost(lost, attempt=attempt).failure
-    reason = "this driver has lost its lease on the run"
-    return Conclude(succeeded=False, reason=reason, failures=(failure,))
+    return Conclude(succeeded=False, reason=ENDS_BY[failure.kind], failures=(failure,))
 
 
 def end(run: Controller, action: EndAttempt) -> None:

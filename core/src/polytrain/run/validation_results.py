@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from polytrain.checkpoint.parts import CheckpointsAsked
+from polytrain.errors import FailureKind
 from polytrain.events.attempt import DrainWanted, stop_wanted
 from polytrain.events.driver import DriverEvent, WorkEnded
 from polytrain.events.output import Output
+from polytrain.policy.failure import ENDS_BY
 from polytrain.record.entries import StopConditionMet
 from polytrain.run.attached_work import AttachedWork
 from polytrain.run.attempts import without_lease
@@ -111,9 +113,8 @@ class ValidationResults:
                 if isinstance(event, Output | DriverEvent | DrainWanted):
                     run.take(event)
         if attached.failure is not None:
-            reason = "ValidationConfig(on_failure='fail') ends the run"
-            failures = (attached.failure,)
-            return Conclude(succeeded=False, reason=reason, failures=failures)
+            reason = ENDS_BY[FailureKind.VALIDATION]
+            return Conclude(succeeded=False, reason=reason, failures=(attached.failure,))
         attached.warn_if_unused()
         return replace(conclusion, validation_failure=attached.all_failed)
 
