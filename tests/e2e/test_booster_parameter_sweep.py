@@ -59,6 +59,7 @@ XGBOOST: list[Case] = [
     ("any", {"objective": "reg:pseudohubererror", "huber_slope": 0.5}),
     ("positive", {"objective": "reg:tweedie", "tweedie_variance_power": 1.3}),
     ("any", {"objective": "reg:quantileerror", "quantile_alpha": 0.3}),
+    ("any", {"objective": "reg:quantileerror", "quantile_alpha": [0.2, 0.8], "base_score": 0.4}),
     ("classes", {"objective": "multi:softprob", "num_class": 4}),
     ("classes", {"objective": "multi:softprob", "num_class": 4, "base_score": 0.3}),
     (

@@ -16,9 +16,10 @@ from polytrain_xgboost.callbacks import Callbacks, TunableBooster
 from polytrain_xgboost.collective import Outside, Ranks
 from polytrain_xgboost.evaluating import evaluated, is_exhausted
 from polytrain_xgboost.history import History
-from polytrain_xgboost.intercept import estimated_intercept
+from polytrain_xgboost.intercept import estimated_intercept, of_each_output
 from polytrain_xgboost.leaves import GrowingBooster, Leaves
 from polytrain_xgboost.matrices import TrainingData, training_data
+from polytrain_xgboost.parameters import number_of_outputs
 from polytrain_xgboost.rounds import boost
 
 logger = logging.getLogger(__name__)
@@ -62,9 +63,6 @@ class Boosting:
             directory=self.directory,
         )
         params = {**self.params, "max_bin": data.max_bin, **self._first_score(data, model)}
-        if self.history.rounds:
-            # The model has it for each class, and the parameter would replace it by one number.
-            params.pop("base_score", None)
         matrices = [data.train, *data.evaluated.values()]
         several = self.ranks.size > 1
         if several and self.ranks.me == 0 and self.options.averages_leaves:
@@ -141,7 +139,9 @@ class Boosting:
     def _first_score(self, data: TrainingData, model: xgboost.Booster | None) -> dict[str, str]:
         """Return the initial score as a parameter; {} if none is to be estimated."""
         options = self.options
-        if model is not None or options.obj is not None or "base_score" in options.params:
+        if (given := options.params.get("base_score")) is not None:
+            return {"base_score": of_each_output(given, number_of_outputs(self.params))}
+        if model is not None or options.obj is not None:
             return {}
         self.has_estimated = True
         estimate = estimated_intercept(

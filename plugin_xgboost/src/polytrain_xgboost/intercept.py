@@ -60,6 +60,23 @@ def _estimate(facts: Mapping[str, Any], params: Mapping[str, Any]) -> str:
     return intercept
 
 
+def of_each_output(given: Any, outputs: int) -> Any:
+    """Return the user's `base_score` with a number for each score of a row.
+
+    XGBoost refuses one number for several quantiles once it has loaded a model, and writes it
+    into a model of several classes in another way then.
+
+    Args:
+        given: the parameter's value.
+        outputs: how many scores each row has.
+    """
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        return given
+    return given if outputs == 1 else json.dumps([number] * outputs)
+
+
 def marked_as_estimated(model: bytes) -> bytes:
     """Mark the `base_score` in a saved model as estimated; XGBoost thinks that the user set it."""
     return model.replace(_FLAG + b"0", _FLAG + b"1", 1)
