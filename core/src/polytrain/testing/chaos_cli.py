@@ -3,7 +3,8 @@
     python -m polytrain.testing.chaos_cli tests/conformance --minutes 30 --seed 1 --backend torch
 
 Every case is injected into the training of every backend, and into a function that shows which
-rows were used.
+rows were used. That takes some minutes for each backend. If `--minutes` aren't over then, faults at
+random follow.
 A problem is printed at once, with the command that repeats it. A table comes last.
 """
 
@@ -51,8 +52,11 @@ def main() -> int:
         results = list(untouched)
         cases = [case for case in CASES if arguments.case in case.name]
         for reference in [] if arguments.only_chance else untouched:
+            subject = reference.run.subject
             for case, work in product(cases, _WORKS):
-                results.append(trials.run(reference.run.subject, case, work, reference))
+                results.append(trials.run(subject, case, work, reference))
+            seconds = time.monotonic() - began
+            print(f"{subject.name}: cases done, {seconds:.0f} s since the start", flush=True)
         end = began + 60 * arguments.minutes
         for seed in count(arguments.seed):
             if time.monotonic() > end:
@@ -134,9 +138,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--backend", action="append", default=[], help="only those of this backend")
     parser.add_argument("--case", default="", help="only the cases with this in their name")
-    parser.add_argument(
-        "--minutes", type=float, default=0, help="at least; by chance once all is done"
-    )
+    parser.add_argument("--minutes", type=float, default=0, help="in all, at least; see above")
     parser.add_argument("--seed", type=int, default=1, help="the first of those that choose")
     parser.add_argument("--only-chance", action="store_true", help="leave the list of cases out")
     return parser.parse_args()
