@@ -168,6 +168,22 @@ def test_leaves_of_xgboost_are_quantiles_of_all_rows(
     assert two.metrics == pytest.approx(inline.metrics)
 
 
+def test_a_tree_without_a_split_is_the_same_at_any_size_and_after_a_restart(
+    quiet: RunConfig,
+) -> None:
+    """LightGBM itself notes the rows of one machine there."""
+    table = a_table(lambda x: np.where(np.arange(ROWS) < 3, 2.0, np.arange(ROWS) % 2))
+    params = {**CLASSES, "num_leaves": 4, "min_sum_hessian_in_leaf": 10}
+    options: dict[str, Any] = {"backend": "lightgbm", "params": params}
+    two, three = (fit(quiet, table, size, num_boost_round=3, **options) for size in (0, 3))
+    first = fit(quiet, table, 0, num_boost_round=1, **options)
+    rest = fit(quiet, table, 0, num_boost_round=3, restore_from=first.checkpoint, **options)
+    assert b"num_leaves=1\n" in model_of(two)
+    assert f"leaf_count={ROWS}\n".encode() in model_of(two)
+    assert model_of(two) == model_of(three) == model_of(rest)
+    assert two.load_model().num_trees() == 9
+
+
 @pytest.mark.parametrize("objective", ["l1", "quantile", "mape"])
 def test_leaves_of_lightgbm_are_percentiles_of_all_rows(quiet: RunConfig, objective: str) -> None:
     """Rows are sorted; many are predicted exactly, where the last bit of a score decides."""

@@ -18,7 +18,7 @@ from polytrain.boosting.sampling import Objective
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, agreed
-from polytrain_lightgbm.first_score import FirstScore, estimated
+from polytrain_lightgbm.first_score import FirstScore, estimated, with_rows_of_unsplit
 from polytrain_lightgbm.history import History, StoppingRule
 from polytrain_lightgbm.leaves import Leaves
 from polytrain_lightgbm.network import by_itself
@@ -51,6 +51,9 @@ class Boosting:
     """Whether there are callbacks, which may end training on one machine only."""
 
     history: History = field(default_factory=History)
+    _rows: int = 0
+    """Number of rows of all machines."""
+
     _first_score: FirstScore | None = None
     _reported_params: str = ""
     """The parameters' part of the model's text, before a round changes some of them."""
@@ -72,6 +75,7 @@ class Boosting:
         agreement = agreed(
             tables, options=options, params=params, collective=self.collective, model=model
         )
+        self._rows = agreement.numbers.total_rows
         if model is None and options.begins_with_a_score:
             self._first_score = self._estimated(agreement, params)
             params["boost_from_average"] = False
@@ -104,7 +108,11 @@ class Boosting:
             text = booster.model_to_string(num_iteration=iterations)
         else:
             text = self._first_score.as_text(booster, iterations)
-        trees = text.partition(_PARAMETERS)[0]
+        trees = with_rows_of_unsplit(
+            text.partition(_PARAMETERS)[0],
+            first=self.history.given_iterations * booster.num_model_per_iteration(),
+            rows=self._rows,
+        )
         return (
             trees
             + _PARAMETERS

@@ -121,6 +121,36 @@ def with_tree(text: str, index: int, lines: Mapping[str, str]) -> str:
     return before + tree + after
 
 
+def with_rows_of_unsplit(text: str, *, first: int, rows: int) -> str:
+    """Return a model's text with the weight and the rows of the leaf of trees without a split.
+
+    LightGBM writes the rows of one machine, and no weight once it has read such a tree.
+
+    Args:
+        text: the model's text.
+        first: number of the first tree that the run has grown, from 0.
+        rows: number of rows on all machines.
+    """
+    longer: dict[int, int] = {}
+
+    def completed(tree: re.Match[str]) -> str:
+        if int(tree[1]) < first:
+            return tree[0]
+        new = re.sub(r"(?m)^leaf_weight=.*$", "leaf_weight=0", tree[0])
+        new = re.sub(r"(?m)^leaf_count=[1-9].*$", f"leaf_count={rows}", new)
+        longer[int(tree[1])] = len(new) - len(tree[0])
+        return new
+
+    def corrected(sizes: re.Match[str]) -> str:
+        numbers = [int(size) for size in sizes[1].split()]
+        for index, more in longer.items():
+            numbers[index] += more
+        return "tree_sizes=" + " ".join(map(str, numbers))
+
+    text = re.sub(r"(?m)^Tree=(\d+)\nnum_leaves=1\n(?:.+\n)+", completed, text)
+    return re.sub(r"(?m)^tree_sizes=(.*)$", corrected, text, count=1)
+
+
 def _first_trees(booster: lightgbm.Booster) -> list[Mapping[str, Any]]:
     trees: list[Mapping[str, Any]] = booster.dump_model(num_iteration=1)["tree_info"]
     return trees
