@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import inspect
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -148,12 +149,18 @@ _CPUS = 4
 
 
 class LocalRay:
-    """A Ray with several nodes on this machine, for the duration of a block."""
+    """A Ray with several nodes on this machine, for the duration of a block.
+
+    Its address is in a directory of its own: other programs that look for a Ray don't join it.
+    """
 
     def __enter__(self) -> LocalRay:
         from ray.cluster_utils import Cluster
 
         mark_processes()
+        # Short: the paths of Ray's sockets are in it, which have 107 characters at most.
+        self._directory = tempfile.TemporaryDirectory(prefix="pt-", ignore_cleanup_errors=True)
+        os.environ["RAY_TMPDIR"] = self._directory.name
         head = {"num_cpus": _CPUS, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -162,6 +169,7 @@ class LocalRay:
     def __exit__(self, *_: object) -> None:
         ray.shutdown()
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        self._directory.cleanup()
 
     @contextmanager
     def second_node(self) -> Iterator[None]:
