@@ -29,7 +29,7 @@ def train(config: dict[str, Any]) -> None:
     import lightning
     import torch
     from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
     import polytrain
     from polytrain_torch.lightning import Trainer
@@ -78,13 +78,33 @@ def train(config: dict[str, Any]) -> None:
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-            if not config["has_plateau"]:
+            if not config["plateau"]:
                 return optimizer
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
                 optimizer, patience=1, threshold=10.0
             )
-            by_step = {"scheduler": plateau, "monitor": "error", "interval": "step", "frequency": 5}
-            return [optimizer], [by_step]
+            return [optimizer], [{"scheduler": plateau, "monitor": "error", **config["plateau"]}]
+
+    class Stream(IterableDataset[Any]):
+        """The rows in their order, with a place."""
+
+        def __init__(self) -> None:
+            self.start = self.given = 0
+
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __iter__(self) -> Any:
+            self.given, self.start = self.start, 0
+            while self.given < len(rows):
+                self.given += 1
+                yield rows[self.given - 1]
+
+        def state_dict(self) -> dict[str, int]:
+            return {"given": self.given}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.start = state["given"]
 
     lightning.seed_everything(1, verbose=False)
     x = torch.randn(48, 3)
@@ -93,7 +113,7 @@ def train(config: dict[str, Any]) -> None:
     trainer = Trainer(
         default_root_dir=config["output"],
         callbacks=[
-            ModelCheckpoint(every_n_train_steps=2),
+            ModelCheckpoint(every_n_train_steps=config["saves_every"]),
             *(EarlyStopping("error", **options) for options in config["stops"]),
         ],
         logger=False,
@@ -101,9 +121,10 @@ def train(config: dict[str, Any]) -> None:
         max_epochs=3,
         **config["options"],
     )
-    trainer.fit(
-        module, DataLoader(rows, batch_size=4, shuffle=True), DataLoader(rows, batch_size=8)
-    )
+    loader = DataLoader(rows, batch_size=4, shuffle=True)
+    if config["is_stream"]:
+        loader = DataLoader(Stream(), batch_size=4)
+    trainer.fit(module, loader, DataLoader(rows, batch_size=8))
     if trainer.global_rank == 0:
         torch.save(module.state_dict(), Path(config["output"], "weights.pt"))
         logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
@@ -112,8 +133,8 @@ def train(config: dict[str, Any]) -> None:
 
 def fit(quiet: RunConfig, output: Path, *dies_at: int, **config: Any) -> tuple[Result, Any]:
     output.mkdir()
-    defaults = {"is_manual": False, "has_plateau": False, "stops": [], "options": {}}
-    config = {"place": "training", **defaults, **config}
+    defaults = {"is_manual": False, "is_stream": False, "plateau": {}, "stops": [], "options": {}}
+    config = {"place": "training", "saves_every": 2, **defaults, **config}
     config |= {"output": str(output), "dies_at": dies_at}
     allowed = FailureConfig(max_failures=len(dies_at))
     result = fit_with_library(quiet, train, config, failure_config=allowed)
@@ -121,20 +142,32 @@ def fit(quiet: RunConfig, output: Path, *dies_at: int, **config: Any) -> tuple[R
     return result, torch.load(output / "weights.pt", weights_only=True)
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "validates in every other epoch": {"options": {"check_val_every_n_epoch": 2}},
-    "validates within epochs": {"options": {"val_check_interval": 5}},
-    "lowers its rate by the error": {"has_plateau": True, "options": {"val_check_interval": 5}},
-    "optimizes manually": {"is_manual": True, "options": {"val_check_interval": 5}},
+BY_STEP = {"interval": "step", "frequency": 4}
+
+CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "validates in every other epoch": ((5, 9, 15), {"options": {"check_val_every_n_epoch": 2}}),
+    "saves and lowers its rate by epochs": (
+        (9, 15),
+        {"plateau": {"interval": "epoch"}, "saves_every": None},
+    ),
+    "lowers its rate by epochs": ((5, 9, 15), {"plateau": {"interval": "epoch"}}),
+    "lowers its rate by steps": (
+        (5, 11, 17),
+        {"plateau": BY_STEP, "options": {"val_check_interval": 3}},
+    ),
+    "optimizes manually": ((5, 9, 15), {"is_manual": True, "options": {"val_check_interval": 5}}),
+    "reads a stream": ((7, 13), {"is_stream": True}),
 }
+"""At which batches the workers die, and what a run has beside the above."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_restarts_report_what_a_run_without_them_reports(
     quiet: RunConfig, tmp_path: Path, case: str
 ) -> None:
-    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", **CASES[case])
-    killed, weights = fit(quiet, tmp_path / "killed", 5, 9, 15, **CASES[case])
+    dies_at, config = CASES[case]
+    undisturbed, expected = fit(quiet, tmp_path / "undisturbed", **config)
+    killed, weights = fit(quiet, tmp_path / "killed", *dies_at, **config)
     assert equal(weights, expected)
     assert killed.history == undisturbed.history
     # Also the last validation, and the means of the last epoch.

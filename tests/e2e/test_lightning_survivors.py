@@ -93,6 +93,12 @@ def train(config: dict[str, Any]) -> None:
                 case "step" | "epoch" as interval:
                     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
                     return [optimizer], [{"scheduler": scheduler, "interval": interval}]
+                case "all steps":
+                    steps = trainer.estimated_stepping_batches
+                    falling = torch.optim.lr_scheduler.LambdaLR(
+                        optimizer, lambda step: 1 - step / steps
+                    )
+                    return [optimizer], [{"scheduler": falling, "interval": "step"}]
                 case "plateau":
                     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
                         optimizer, patience=0, threshold=10.0
@@ -253,6 +259,7 @@ EXACT: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"options": {"callbacks": {"GradientAccumulationScheduler": {"scheduling": {0: 1, 1: 2}}}}},
     ),
     "scheduler by step": ("backward", 9, {"scheduler": "step"}),
+    "scheduler over all steps": ("backward", 9, {"scheduler": "all steps"}),
     "scheduler by epoch": ("backward", 9, {"scheduler": "epoch"}),
     "scheduler by error": ("validation", 12, {"scheduler": "plateau"}),
     "own buffers": ("backward", 9, {"variant": "own buffers"}),
@@ -305,13 +312,14 @@ EXACT: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 IN_TEST = {
+    "scheduler over all steps",
     "own buffers",
     "few steps",
     "no checkpoints, after a validation",
     "no checkpoints, after an epoch",
 }
-"""For `make test`: a state that differs by rank, an end within an epoch after a validation, and a
-loss of a rank that only the others have got past."""
+"""For `make test`: a schedule that asks for the number of steps, a state that differs by rank, an
+end within an epoch after a validation, and a loss of a rank that only the others have got past."""
 
 
 @pytest.mark.sweep

@@ -78,7 +78,7 @@ _BETWEEN = "between"
 def leaves_something(checkpoint: Path) -> bool:
     """Whether a checkpoint is from within a batch's end.
 
-    A survivor has written it, or Lightning before a validation.
+    A survivor has written it, or Lightning in a hook.
     """
     return (checkpoint / LEFT_FILE).exists()
 

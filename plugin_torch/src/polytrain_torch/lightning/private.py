@@ -112,11 +112,10 @@ def validates_next(trainer: Any) -> bool:
     return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
-def awaits_validation(trainer: Any) -> bool:
-    """Whether the current batch ends with a validation that hasn't begun; see `complete_batch`."""
+def is_ending_batch(trainer: Any) -> bool:
+    """Whether the hooks at a batch's end are called: what follows them is still to come."""
     batches = trainer.fit_loop.epoch_loop.batch_progress.current
-    is_trained = batches.ready == batches.processed == batches.completed + 1
-    return is_trained and validates_next(trainer)
+    return bool(batches.ready == batches.processed == batches.completed + 1)
 
 
 def complete_batch(trainer: Any) -> None:
@@ -153,6 +152,21 @@ def forget_restart(trainer: Any) -> None:
     loop._restarting = loop.epoch_loop.restarting = False
     loop.reset_restart_stage()
     loop.epoch_loop.reset_restart_stage()
+
+
+def end_as_any_epoch(trainer: Any) -> None:
+    """Have a resumed epoch end as any other.
+
+    Lightning wouldn't update schedulers that monitor a metric, as its checkpoints lack metrics.
+    """
+    trainer.fit_loop._restarting = False
+
+
+def update_by_metrics(trainer: Any) -> None:
+    """Update the schedulers that monitor a metric, as Lightning does after an epoch's hooks."""
+    batches = trainer.fit_loop.epoch_loop
+    if batches._num_ready_batches_reached():
+        batches.update_lr_schedulers("epoch", update_plateau_schedulers=True)
 
 
 def end_of_batch(trainer: Any) -> None:

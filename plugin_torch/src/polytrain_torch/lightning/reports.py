@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,20 @@ from polytrain_torch.lightning.callbacks import (
 )
 from polytrain_torch.lightning.first_save import read_back, refuse_unsafe
 from polytrain_torch.lightning.loggers import KeptLogs
-from polytrain_torch.lightning.private import Logged, awaits_validation, steps_logged
+from polytrain_torch.lightning.private import (
+    Logged,
+    is_ending_batch,
+    steps_logged,
+    update_by_metrics,
+)
 from polytrain_torch.lightning.rank_parts import restore_rank_parts, save_rank_parts
 from polytrain_torch.randomness import restore_random_states
 
 CHECKPOINT_FILE = "lightning.ckpt"
 _FIT_FILE = "fit"
 _LOGGED_FILE = "logged.pt"
-"""File in a checkpoint: rank → what it has logged; and what a running epoch's means are made of."""
+"""File in a checkpoint: what each rank has logged, with what a running epoch's means are made of;
+when reports were made; and whether the epoch's last hooks were called."""
 
 LEFT_FILE = "end-of-batch.pt"
 """File in a checkpoint from within a batch's end: what was left of it, and what rank 0 knows."""
@@ -75,6 +81,9 @@ class Reports(Callback):
         """Logs of earlier attempts, until the repeated steps are dropped from them."""
         self.restore_parts: Callable[[Any, Path], None] = restore_rank_parts
         """Restores what differs by rank in the checkpoint that a `fit` resumes from."""
+        self._resumed: Mapping[str, Any] = {}
+        """What is known of the checkpoint that a `fit` resumes from, beside Lightning's."""
+        self._has_resumed = False
         self._sums: Mapping[str, Any] = {}
         """What the means over a resumed epoch are made of, until it continues."""
         self._files = SavedFiles(file=CHECKPOINT_FILE, fit_file=_FIT_FILE)
@@ -91,12 +100,10 @@ class Reports(Callback):
             self._files.restore(trainer, checkpoint["callbacks"], resumed)
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
-        # Lightning has just dropped them, and callbacks and schedulers may monitor them.
         checkpoint = checkpoint_of_fit(self.fit)
-        logged = {} if checkpoint is None else _own_logged(checkpoint)
-        if logged:
-            Logged(trainer).show(logged["shown"])
-        self._sums = logged.get("sums", {})
+        file = None if checkpoint is None else checkpoint / _LOGGED_FILE
+        self._resumed = loaded(file) if file is not None and file.exists() else {}
+        self._has_resumed = False
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
@@ -107,6 +114,8 @@ class Reports(Callback):
             self.restore_parts(trainer, checkpoint)
             restore_random_states(checkpoint)
             self._saved = self._reported = (trainer.global_step, True)
+            if self._resumed:
+                self.steps = self._resumed["reports"]
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
         self._is_epoch_over = self.has_validated = False
@@ -149,19 +158,32 @@ class Reports(Callback):
             save_rank_states(part)
             save_rank_parts(trainer, part)
             logged = Logged(trainer)
-            awaits = awaits_validation(trainer)
-            is_over = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and not awaits
-            sums = {} if is_over else logged.sums()
+            sums = {} if self._is_epoch_over else logged.sums()
             ranks = gathered({"shown": logged.shown(), "sums": sums})
             if part is not None and dist.get_rank() == 0:
                 self._files.forget_unused(trainer)
-                save_safely({"ranks": ranks}, part / _LOGGED_FILE)
+                known = {"reports": self.steps, "is_epoch_over": self._is_epoch_over}
+                save_safely({"ranks": ranks, **known}, part / _LOGGED_FILE)
                 self.write_beside(trainer, part, self.files_saved, batches=batches_of(trainer))
-                if awaits:
+                if is_ending_batch(trainer):
                     left = {"left": VALIDATES, "reports": self.steps, "saved_last": {}}
                     stops = {"should_stop": bool(trainer.should_stop)}
                     save_safely({**left, **stops}, part / LEFT_FILE)
             report(logged_metrics(trainer), checkpoint_of(part))
+
+    def resume_logged(self, trainer: Any) -> None:
+        """Continue what was logged, once, after the sanity check, which drops it.
+
+        If a hook at the end of an epoch saved the checkpoint, do what follows these hooks.
+        """
+        if self._has_resumed or not self._resumed:
+            return
+        self._has_resumed = True
+        own = _own_of(self._resumed["ranks"])
+        Logged(trainer).show(own["shown"])
+        self._sums = own["sums"]
+        if self._resumed["is_epoch_over"]:
+            update_by_metrics(trainer)
 
     @property
     def files_saved(self) -> dict[str, int]:
@@ -227,16 +249,14 @@ def logged_metrics(trainer: Any) -> dict[str, Any]:
     return {**logged, "epoch": trainer.current_epoch, "step": trainer.global_step}
 
 
-def _own_logged(checkpoint: Path) -> Mapping[str, Any]:
-    """Return what this rank has logged; empty if the checkpoint doesn't know.
+def _own_of(ranks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return what this rank has logged.
 
     On another number of ranks it is what rank 0 has, and means over an epoch begin anew.
     """
-    file = checkpoint / _LOGGED_FILE
-    ranks: list[Mapping[str, Any]] = loaded(file)["ranks"] if file.exists() else []
-    if ranks and len(ranks) != dist.get_world_size():
+    if len(ranks) != dist.get_world_size():
         return {**ranks[0], "sums": {}}
-    return ranks[dist.get_rank()] if ranks else {}
+    return ranks[dist.get_rank()]
 
 
 def batches_of(trainer: Any) -> int:

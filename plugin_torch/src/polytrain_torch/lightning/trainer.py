@@ -39,6 +39,7 @@ with needed("lightning"):
     from polytrain_torch.lightning.loggers import KeptLogs, keep_version
     from polytrain_torch.lightning.private import (
         WrappingCheckpointIO,
+        end_as_any_epoch,
         forget_length,
         raise_failure,
         set_splitting,
@@ -260,6 +261,7 @@ class Trainer(lightning.Trainer):
 
     def _start_batches(self, own_start: Any, fetcher: Any) -> None:
         own_start(fetcher)
+        end_as_any_epoch(self)
         self._reports.continue_means(self)
         self._kept.continue_batches(self, fetcher)
 
@@ -287,7 +289,10 @@ class Trainer(lightning.Trainer):
         """Have the loaders that Lightning creates in this call replace the current ones."""
         self._is_replaced = True
         own_setup()
-        self._kept.lift_limits(self)
+        # Not where a schedule asks for the number of steps, before the loops have their states.
+        if self.fit_loop.is_resuming:
+            self._reports.resume_logged(self)
+            self._kept.lift_limits(self)
 
     def _set_up(self, own_setup: Any, trainer: Any) -> None:
         keep_frozen(

@@ -81,6 +81,9 @@ class PreparedDataLoader:
         self._stream = stream
         self._virtual = virtual
         self._name = name
+        self._epoch: Epoch | None = None
+        """The epoch that was begun last."""
+
         self.non_blocking = True
         """Whether copies from pinned memory run while the device computes."""
 
@@ -116,8 +119,8 @@ class PreparedDataLoader:
 
     def end_epoch(self) -> None:
         """Count the epoch as done: later checkpoints resume with the next epoch."""
-        if self._sampler is not None and self._sampler.epoch is not None:
-            self._sampler.epoch.end()
+        if self._epoch is not None:
+            self._epoch.end()
 
     def __iter__(self) -> Iterator[Any]:
         place = self._stream or self._sampler
@@ -125,6 +128,7 @@ class PreparedDataLoader:
             yield from map(self._on_device, self._split)
             return
         with place.cursor.epoch() as epoch:
+            self._epoch = epoch
             place.begin(epoch)
             next_batch()
             for batch in self._batches(epoch):
