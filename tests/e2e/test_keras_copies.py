@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,19 @@ def watched(model: Any, log: Path, deaths: Deaths) -> Any:
     return model
 
 
+def waiting_after(reset_metrics: Callable[[], None]) -> Callable[[], None]:
+    """Wait for ever after what all ranks do together first in an epoch, before any callback."""
+
+    def reset() -> None:
+        reset_metrics()
+        if threading.current_thread() is threading.main_thread():
+            threading.Event().wait()
+
+    return reset
+
+
 class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Is lost between steps."""
+    """Is lost between steps. If that is where the next epoch begins, the others don't get there."""
 
     def __init__(self, deaths: Deaths) -> None:
         super().__init__()
@@ -106,6 +118,11 @@ class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no type
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         die_at("epoch", taken(self.model), self.deaths)
+        context = polytrain.get_context()
+        for death in self.deaths[context.get_attempt() :][:1]:
+            is_other = death.rank != context.get_world_rank()
+            if is_other and (death.step, death.place) == (taken(self.model), "begin"):
+                self.model.reset_metrics = waiting_after(self.model.reset_metrics)
 
     def on_train_end(self, logs: Any = None) -> None:
         die_at("end", taken(self.model), self.deaths)
@@ -113,10 +130,15 @@ class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no type
 
 def callbacks(deaths: Deaths) -> list[Any]:
     """Each changes the training by a state, or when an epoch begins."""
+
+    def rate_of(epoch: int, rate: float) -> float:
+        die_at("begin", epoch * BATCHES, deaths)
+        return rate * 0.75
+
     return [
         Dies(deaths),
         keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=1, min_delta=1.0),
-        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.75),
+        keras.callbacks.LearningRateScheduler(rate_of),
         keras.callbacks.EarlyStopping(monitor="loss", patience=9, restore_best_weights=True),
     ]
 
@@ -231,6 +253,21 @@ def test_a_fit_continues_within_an_epoch(
     assert {step for _, step in steps} == {*range(1, STEPS + 1)}
     again = {step for _, step in steps if len([each for _, each in steps if each == step]) > 1}
     assert again <= ({each.step for each in deaths} if memory else set())
+    assert state(result) == state(expected)
+    assert result.history == expected.history
+
+
+def test_an_epoch_that_only_the_lost_rank_has_reported_is_reported_again(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    """The report has no checkpoint, and the other rank has the state before it."""
+    killed, undisturbed = tmp_path / "killed-steps", tmp_path / "steps"
+    result = fit(quiet, "killed", 2, **by_function(killed, (Death(0, 2 * BATCHES, "begin"),)))
+    expected = fit(quiet, "undisturbed", 2, **by_function(undisturbed, ()))
+    [asked] = journal(result.path, "SurvivorsAsked")
+    assert (asked["reason"], asked["rank"]) == ("", 1)
+    steps = [int(line.split()[1]) for line in killed.read_text().splitlines()]
+    assert sorted(steps) == [step for step in range(1, STEPS + 1) for _ in range(2)]
     assert state(result) == state(expected)
     assert result.history == expected.history
 

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +245,8 @@ class KeptForPeers:
         write_states(newest.point.callbacks, directory)
         if newest.point.is_within:
             write_own(directory / self._own_file, own)
-        return newest.point.place
+        # Every rank reports each epoch: what the lost one has reported since is reported again.
+        return replace(newest.point.place, is_earlier=newest.point.is_within)
 
     def _are_saved(self, values: Sequence[tf.Tensor], point: FitPoint, directory: Path) -> bool:
         """Save the model with these values; return whether nothing has changed them meanwhile."""

@@ -197,7 +197,7 @@ class StateWritten:
     """Whether steps were taken since the last report, which the positions don't show."""
 
     is_earlier: bool = False
-    """Whether its rank has made more reports since, which a restart makes again."""
+    """Whether there may have been more reports since, which a restart makes again."""
 
     is_copy: bool = False
     """Whether it was copied while the training continued: it may be older than the last report."""

@@ -62,7 +62,7 @@ class Place:
     """Whether steps were taken since the last report, which the positions don't show."""
 
     is_earlier: bool = False
-    """Whether the rank has made more reports since, which a restart makes again."""
+    """Whether there may have been more reports since, which a restart makes again."""
 
     def after_report(
         self, metrics: Mapping[str, Any], validation: bool | ValidationTaskConfig = False
